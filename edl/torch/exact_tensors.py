@@ -300,7 +300,11 @@ def _real(values: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(values: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as real numbers in one dimension; a copy if it is not row-major."""
+    """Return all elements of ``values`` in one dimension, complex ones as pairs of real numbers.
+
+    They are in row-major order. The result shares the memory of ``values`` if that is row-major,
+    and else is a copy.
+    """
     return _real(values).reshape(-1)
 
 

@@ -69,7 +69,12 @@ class ScriptAverages:
         return {"states": [*states, *self._waiting]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the job's averages: ``state`` is a result of :meth:`state_dict`.
+        """Load the job's averages, each into the script's ``AveragedModel`` with the same number.
+
+        The states of averages that the script has yet to make wait for :meth:`add`.
+
+        Args:
+            state: a result of :meth:`state_dict`, perhaps of another process.
 
         Raises:
             UsageError: an average has other tensors than its state in the job.

@@ -107,16 +107,16 @@ def without_shard(dataset: Any) -> Any:
 
 
 def undivided(dataset: Any, steps: int | None) -> tuple[Any, int | None]:
-    """Return a data set to evaluate, and its steps, with the samples of all ranks.
+    """Replace one rank's part of an evaluation, as the script gives it, by that of all ranks.
 
     Args:
-        dataset: the data that the script evaluates on each rank, any object.
-        steps: the number of batches that each rank takes of it; None: all.
+        dataset: what the script gives to ``evaluate`` or as ``validation_data``: any object.
+        steps: how many batches of it the script lets each rank evaluate; None: all.
 
     Returns:
-        The arguments, unless the script has divided the data set among the ranks. Then they are the
-        data set with the samples of all ranks, and the number of batches that all ranks take
-        together, at most as many as there are.
+        (``dataset``, ``steps``) as they are, if ``dataset`` is no ``tf.data.Dataset`` or was not
+        divided by ``shard``. Otherwise the data set before the ``shard``, and the number of batches
+        of all ranks together, at most as many as it has.
     """
     whole = without_shard(dataset)
     if whole is dataset or steps is None:

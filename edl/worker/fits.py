@@ -65,7 +65,11 @@ class FitProgress:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the job has trained samples in the present fit, or after it, on any worker."""
+        """Whether any worker has trained a sample in the call of ``fit`` that this script is in.
+
+        It is True, too, if the job is in a later call already, which the script of this newcomer
+        has yet to reach.
+        """
         done = self._loader.progress.fits
         return self._loader.ledger.epochs_begun > (done[-1].until if done else 0)
 

@@ -107,9 +107,11 @@ class IncidentLog(Record):
         return replace(self, step=step, trained=max(self.trained, switched))
 
     def is_past(self, event: Event) -> bool:
-        """Return whether ``event`` tells of a step that is complete, or of a ring of the past.
+        """Return whether the job went on since what ``event`` tells of, by the events before it.
 
-        The next step may be complete: workers end a step one after the other.
+        It did if the event is about a generation before the newest one that has trained, or if a
+        later step than the one after ``event.step`` is complete. (Workers end a step one after the
+        other, so the next one may be complete on some of them.)
         """
         return event.generation < self.trained or event.step + 1 < self.step
 

@@ -39,7 +39,15 @@ class LogPlaces:
         return self.agents / f"{job}-{run}.log"
 
     def has_log(self, job: str, run: str) -> bool:
-        """Return whether a run has had an agent here, by its log; False if that cannot be seen."""
+        """Return whether the log of a run's agents exists, so that one has run on this host.
+
+        Args:
+            job: the name of the job.
+            run: the token of the run.
+
+        Returns:
+            False also if the directory cannot be read, which is no reason to end the host.
+        """
         try:
             return self.of_agent(job, run).exists()
         except OSError:  # such as a stale handle of a file server
