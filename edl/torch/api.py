@@ -22,7 +22,7 @@ from edl.torch.accumulation import in_microbatches
 from edl.torch.collectives import TorchCollectives
 from edl.torch.last_step import LastStep
 from edl.torch.learning import watch_losses
-from edl.torch.logical import arithmetic
+from edl.torch.logical import NO_STEP, arithmetic
 from edl.torch.loss import LossLook
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction
@@ -32,6 +32,16 @@ from edl.torch.scalers import see_scalers
 from edl.torch.schedulers import watch_schedulers
 from edl.torch.sync_batch_norm import synchronise_batch_norm
 
+NO_OPTIMIZER = (
+    "this script trains without an edl.Optimizer, so nobody knows when a step is made; write "
+    "optimizer = edl.Optimizer(optimizer, model) before the loop"
+)
+UNFINISHED = (
+    "the loop body took a batch without calling optimizer.step(); every worker must call it for "
+    "each batch, without backward() for one that only this worker leaves out; for one that all "
+    "leave out call edl.notify_batch_end(); to accumulate gradients over several batches, use "
+    "edl.no_sync()"
+)
 AFTER_REDUCTION = (
     "workers exchange numbers before backward() or after optimizer.step(), and not between the two"
 )
@@ -236,9 +246,14 @@ def reduce_as_horovod(never_none: Iterable[torch.nn.Parameter]) -> None:
         optimizers.wait_for_step, optimizers.never_none = True, tuple(never_none)
 
 
-def has_optimizer() -> bool:
-    """Return whether the script has made an ``edl.Optimizer`` in the current job."""
-    return _of_this_job() is not None
+def unfinished() -> str:
+    """Return the text of the error for a batch that the script has taken and not trained.
+
+    Without an ``edl.Optimizer`` the text says to make one.
+    """
+    if _of_this_job() is None:
+        return NO_OPTIMIZER
+    return NO_STEP if current_worker().logical else UNFINISHED
 
 
 def attach_optimizer(

@@ -29,23 +29,12 @@ from edl.framework.source import (
     stream_of,
 )
 from edl.framework.steps import BatchSteps, asked_length
-from edl.torch.api import begin_loop, begin_piece, end_batch, has_optimizer, track
+from edl.torch.api import begin_loop, begin_piece, end_batch, track, unfinished
 from edl.torch.loader_process import LoaderProcessInit, forks
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
 from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
 from edl.worker.worker import Worker
-
-NO_OPTIMIZER = (
-    "this script trains without an edl.Optimizer, so nobody knows when a step is made; write "
-    "optimizer = edl.Optimizer(optimizer, model) before the loop"
-)
-UNFINISHED = (
-    "the loop body took a batch without calling optimizer.step(); every worker must call it for "
-    "each batch, without backward() for one that only this worker leaves out; for one that all "
-    "leave out call edl.notify_batch_end(); to accumulate gradients over several batches, use "
-    "edl.no_sync()"
-)
 
 
 class DataLoader:
@@ -167,7 +156,7 @@ class DataLoader:
             keeps_processes,
         )
         self._numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
-        self._steps = BatchSteps(self._worker, self._feed, _unfinished, end_batch, self._numbers)
+        self._steps = BatchSteps(self._worker, self._feed, unfinished, end_batch, self._numbers)
         self.dataset = dataset
         self.batch_size = self._source.batch_size
 
@@ -314,14 +303,6 @@ class DataLoader:
         if not self._source.known_total:
             raise TypeError("a DataLoader of a stream has no length: it shows at its end")
         return self._worker.loader.iterations_of_epoch
-
-
-def _unfinished() -> str:
-    """Return the text of the error for a batch that the script has taken and not trained.
-
-    Without an ``edl.Optimizer`` the text says to make one.
-    """
-    return UNFINISHED if has_optimizer() else NO_OPTIMIZER
 
 
 _NONE = object()  # stands for "no batch"; None may be the result of a collate_fn

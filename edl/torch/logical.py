@@ -45,9 +45,10 @@ SET_BY_HAND = (
     "the gradient of {name} was set by the script and not by backward(), so it would not be "
     "added up over the logical workers; compute it by backward(), or leave out --logical"
 )
-ADDED_UP = (
-    "the script has called backward() for the batch of a logical worker, and no optimizer.step(): "
-    "call it for each batch; to train more samples in a step give more logical workers"
+NO_STEP = (
+    "the loop body took a batch without calling optimizer.step(): call it for each batch, since "
+    "gradients of several batches are not added up with --logical; to train more samples in an "
+    "update give the loader larger batches, or a larger --logical"
 )
 TOO_MANY_PASSES = (
     "the script has called backward() {count} times for the batch of a logical worker: call it "
@@ -140,7 +141,7 @@ class LogicalSums:
             UsageError: the script has not called ``optimizer.step()`` for the last logical worker.
         """
         if self.unstepped == step:
-            raise UsageError(ADDED_UP)
+            raise UsageError(NO_STEP)
         self._passed = 0
         self._seed = seed % 2**53  # float64 has it exactly
         if step != self._step:
@@ -170,10 +171,8 @@ class LogicalSums:
         for gradient in gradients:
             if (local := gradient.parameter.grad) is not None:
                 self._versions[gradient] = local, local._version
-        if self._passed == self._passes:
-            return False
         self.unstepped = self._step
-        return True
+        return self._passed < self._passes
 
     def end_batch(self, gradients: Sequence[Gradient]) -> None:
         """Note that the script has called ``optimizer.step()``, or what stands for it.

@@ -476,7 +476,6 @@ class GradientReduction:
         elif self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
             if self._worker.loader.engine.logical:
-                self._logical.unstepped = self._reduction.step.number
                 self._logical.end_piece(self._gradients)
             elif self.accumulation.is_between_microbatches:
                 for gradient in self._gradients:

@@ -136,7 +136,7 @@ def test_a_second_backward_and_a_changed_gradient_are_refused() -> None:
     with pytest.raises(UsageError, match=r"call optimizer\.synchronize\(\) before"):
         pieces.sums.end_piece([pieces.gradient])
     pieces.sums.unstepped = 1
-    with pytest.raises(UsageError, match=r"and no optimizer\.step\(\)"):
+    with pytest.raises(UsageError, match=r"a batch without calling optimizer\.step\(\): call it"):
         pieces.sums.begin_piece(1, 7)
 
 
