@@ -82,7 +82,7 @@ def test_the_page_tells_of_six_incidents_once_each(job: SpoiledJob) -> None:
 
     wrong = job.wrong_learning_rate()
     says(wrong, what="The loss ", why="the learning rate, which rose from 0.05 to 30 at about step")
-    says(wrong, advice=("`edl stop j`", "`edl checkpoint list`", "the learning rate that it had"))
+    says(wrong, advice=("`edl stop j`", "`edl checkpoint list`", "the learning rate of before"))
     assert job.page()["header"]["words"] == "training, with a wrong loss"
 
     shown = job.page()["incidents"]

@@ -167,7 +167,7 @@ class TestAFrozenHost:
         assert "all of host node1 was stopped" in one.why
         assert "no step completes for 6.2 s" in one.why
         assert "`ping`" in one.advice
-        assert "need not be woken: if it is (`kill -CONT`), it ends by itself." in one.advice
+        assert "if it runs again, as after `kill -CONT`, it ends by itself." in one.advice
         assert "The other worker went on" in one.since
 
     def test_a_frozen_process_that_its_agent_ends(self) -> None:
@@ -379,8 +379,8 @@ class TestAWrongLearningRate:
         )
         assert "rose from 0.05 to 20 at about step 502." in one.why
         assert "checkpoints after step 501 are spoiled, and only the newest are kept" in one.advice
-        assert "Copy one of before (`edl checkpoint list`)" in one.advice
-        assert "in both cases with the learning rate that it had (0.05)" in one.advice
+        assert "Copy one of before into a directory of its own (`edl checkpoint list`" in one.advice
+        assert "or start again if it is gone, with the learning rate of before (0.05)" in one.advice
         assert one.tone == "bad"
 
     def test_that_rose_with_the_workers(self) -> None:

@@ -101,11 +101,12 @@ class TestTheLastGoodCheckpoint:
         assert "is that of step 2,043, the one after it is spoiled, and only" in one.advice
         (one,) = told(*good, saved(39, 2080), self.ROSE, saved(50, 2120))
         assert one.advice == (
-            "Stop the job soon (`edl stop digits`): the last good checkpoint is that of step "
+            "Stop the job now (`edl stop digits`): the last good checkpoint is that of step "
             "2,043, the 2 after it are spoiled, and only the newest are kept (`keep` in the "
-            "script, 3 by default). Copy it (`edl checkpoint list`) into a directory of its own, "
-            "and go on from there (`edl run --resume-from DIRECTORY`); without one, start again: "
-            "in both cases with the learning rate that it had (0.05), or let it rise slowly."
+            "script, 3 by default). Copy it into a directory of its own (`edl checkpoint list` "
+            "shows the path), and go on from there (`edl run --resume-from DIRECTORY`), or start "
+            "again if it is gone, with the learning rate of before (0.05), or one that rises "
+            "slowly."
         )
 
     def test_is_the_one_that_was_written_after_a_resume(self) -> None:

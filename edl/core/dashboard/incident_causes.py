@@ -79,8 +79,8 @@ def of_a_silence(host: str, reason: str) -> Cause:
         f"Its process or all of {where} was stopped (suspended, swapping, out of power), or the "
         f"network to it was cut. What {tenses('is', 'was')} known: {reason}.",
         f"Look whether {where} answers: `ping`, then `ssh`. A replacement starts by itself as soon "
-        "as the agent of a host with a free slot answers. A process that is only stopped need not "
-        "be woken: if it is (`kill -CONT`), it ends by itself.",
+        "as the agent of a host with a free slot answers. Leave the "
+        "old process alone: if it runs again, as after `kill -CONT`, it ends by itself.",
     )
 
 
@@ -105,9 +105,9 @@ def of_a_loss(spike: LossSpike, saved: Sequence[int] = ()) -> Cause:
     rose = before is not None and spike.rate_step is not None
     good = (spike.rate_step or 0) - 1 if rose else spike.lowest_step
     back = (
-        f"Stop the job soon (`edl stop JOB`): {_good_checkpoint(good, saved)} (`edl checkpoint "
-        "list`) into a directory of its own, and go on from there (`edl run --resume-from "
-        "DIRECTORY`); without one, start again: in both cases"
+        f"Stop the job now (`edl stop JOB`): {_good_checkpoint(good, saved)} into a directory of "
+        "its own (`edl checkpoint list` shows the path), and go on from there (`edl run "
+        "--resume-from DIRECTORY`), or start again if it is gone,"
         if spike.lowest is not None and good > 1
         else "Stop the job (`edl stop JOB`) and start it again,"
     )
@@ -134,7 +134,7 @@ def of_a_loss(spike: LossSpike, saved: Sequence[int] = ()) -> Cause:
     return Cause(
         f"The likely cause is the learning rate, which rose from {short(before)} to {short(rate)} "
         f"at about step {spike.rate_step:,}.{scaled}",
-        f"{back} with the learning rate that it had ({short(before)}), or let it rise slowly.",
+        f"{back} with the learning rate of before ({short(before)}), or one that rises slowly.",
     )
 
 
