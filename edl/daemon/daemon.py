@@ -141,7 +141,7 @@ class Daemon:
         key = http_key(config.secret, config.job)
         self._authenticator = Authenticator(key)
         self._ending = JobEndEndpoint(key, shared.announce)
-        self._watch = ThreadWatch()
+        self._watch = ThreadWatch(ring)
         self._endpoints = WorkerEndpoints(
             config, shared, self._store, self._pending_writes, self._watch, ring
         )

@@ -135,6 +135,7 @@ class Ring:
             the same ring.
         is_open: whether the ring is built and not closed.
         exchanges: how many calls of :meth:`exchange` have begun in this ring.
+        records: how many step records this worker has sent in this ring.
     """
 
     def __init__(self, collectives: Collectives, connection: RingConnection) -> None:
@@ -144,7 +145,7 @@ class Ring:
         self.generation = 0
         self.place = WorkerTopology(0, 1, 0, 1, 0, 1, 0)
         self.is_open = False
-        self.exchanges = 0
+        self.exchanges = self.records = 0
 
     @property
     def alone(self) -> bool:
@@ -253,6 +254,7 @@ class Ring:
         """
         if self.alone:
             return record
+        self.records += 1
         return self._call(self._collectives.allgather_start, record.encode(), "edl.step_record")
 
     def finish_record(self, handle: Any) -> StepRecords:
@@ -353,7 +355,7 @@ class Ring:
             self._membership = (0, ())
             raise RendezvousFailed(number, str(error)) from error
         self.generation, self.place, self.is_open = number, where, True
-        self.exchanges = 0
+        self.exchanges = self.records = 0
         logger.info(
             "generation %d: rank %d of %d, ring built in %.3f s",
             number, where.rank, where.size, time.monotonic() - started,

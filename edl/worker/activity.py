@@ -131,9 +131,13 @@ class ThreadWatch:
 
     While another thread is inside of :func:`training_here`, that thread is observed instead. Any
     thread may ask by :meth:`look` what the observed thread does.
+
+    Args:
+        ring: the ring of this worker, whose sent step records are counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
         self._thread = 0
         self._passed = ("", 0.0)
 
@@ -155,9 +159,10 @@ class ThreadWatch:
 
         The result has what the thread waits for (or "in user code"), the innermost line of the
         user's code as "file:line" (empty if there is none), the name of a long activity there (or
-        an empty text), the last failpoint (:mod:`edl.failpoints`) that the thread has passed, and
-        the seconds since then. It does not say since when the thread does what it does. Before
-        :meth:`start` the thread counts as being in user code, in no line.
+        an empty text), the last failpoint (:mod:`edl.failpoints`) that the thread has passed, the
+        seconds since then, and how many step records this worker has sent in its ring. It does not
+        say since when the thread does what it does. Before :meth:`start` the thread counts as being
+        in user code, in no line.
         """
         point, at = self._passed
         frame = sys._current_frames().get(_acting or self._thread)
@@ -171,7 +176,8 @@ class ThreadWatch:
                 where = f"{_short(each.f_code.co_filename)}:{each.f_lineno}"
         if doing == IN_USER_CODE:
             doing = next((seen for look in _unseen if (seen := look())), IN_USER_CODE)
-        return Activity(doing, where, point, round(time.monotonic() - at, 3), work)
+        since_s = round(time.monotonic() - at, 3)
+        return Activity(doing, where, point, since_s, work, self._ring.records)
 
     def _pass(self, name: str) -> None:
         # The daemon's thread passes points, too.

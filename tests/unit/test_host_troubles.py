@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -20,6 +20,7 @@ from edl.http.client import ask_all
 from edl.launch.adoption import identity
 from edl.launch.workers import End, Workers, log_directory, script_end
 from edl.leader.fitting import Fitting
+from edl.ring.ring import Ring
 from edl.scheduler.host.run_processes import start_of
 from edl.worker.activity import ThreadWatch
 
@@ -66,7 +67,8 @@ def test_the_line_of_a_worker_whose_directory_was_removed(
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    watch = ThreadWatch()
+    nothing: Any = object()
+    watch = ThreadWatch(Ring(nothing, nothing))
     watch.start()
     gone.rmdir()
     assert watch.look().where.startswith(f"{Path(__file__).name}:")

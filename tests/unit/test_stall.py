@@ -27,14 +27,21 @@ from edl.core.job.stall import (
 from edl.core.records import Generation, RingMember
 from edl.ring import gloo
 from edl.ring.gloo import gloo_ring
+from edl.ring.ring import Ring
 from edl.worker.activity import ThreadWatch
 from edl.worker.newcomer import Newcomer
 from edl.worker.shared_state import SharedState
 
 
-def report(worker: int, doing: str | None, since_s: float = 12.0) -> Report:
-    activity = None if doing is None else Activity(doing, "train.py:33", "applied", since_s)
+def report(worker: int, doing: str | None, since_s: float = 12.0, records: int = 7) -> Report:
+    where = (doing or "", "train.py:33", "applied", since_s)
+    activity = None if doing is None else Activity(*where, records=records)
     return Report(worker, worker, "h", activity)
+
+
+def ring() -> Ring:
+    nothing: Any = object()
+    return Ring(nothing, nothing)
 
 
 def judge(reports: list[Report], quiet_s: float, step: int, limit_s: float | None) -> Stall:
@@ -108,8 +115,8 @@ def test_who_writes_the_last_checkpoint_has_a_limit_of_its_own() -> None:
 
 def test_who_left_in_the_midst_of_a_step_is_given_up() -> None:
     """It waits for the next step's records, and the others for its gradients of this one."""
-    reports = [report(0, FOR_GRADIENTS), report(1, WAITS), report(2, FOR_GRADIENTS)]
-    found = judge(reports, 12.0, 40, None)
+    left = report(1, WAITS, records=8)
+    found = judge([report(0, FOR_GRADIENTS), left, report(2, FOR_GRADIENTS)], 12.0, 40, None)
     assert found.reason.startswith(
         "stalled in step 41: w1 (rank 1, host h) left a loop in the midst of step 41"
     )
@@ -118,8 +125,15 @@ def test_who_left_in_the_midst_of_a_step_is_given_up() -> None:
     assert found.reason.endswith(found.evict[1])
 
 
+def test_a_worker_whose_records_are_lost_on_their_way_is_not_evicted() -> None:
+    """It has sent its gradients, and waits for the records of the same step."""
+    found = judge([report(0, FOR_GRADIENTS), report(1, WAITS), report(2, WAITS)], 12.0, 40, None)
+    assert "everybody waits" in found.reason
+    assert not found.evict
+
+
 def test_who_is_a_step_ahead_has_left_nothing() -> None:
-    ahead = replace(report(1, WAITS), step=41)
+    ahead = replace(report(1, WAITS, records=8), step=41)
     found = judge([replace(report(0, FOR_GRADIENTS), step=40), ahead], 12.0, 40, None)
     assert "everybody waits" in found.reason
     assert not found.evict
@@ -195,7 +209,7 @@ def seen(
     function: Callable[[threading.Event], object], arrived: Callable[[Activity], bool]
 ) -> Activity:
     """Return what is seen of a thread in ``function``, which returns when the event is set."""
-    watch, begun, end = ThreadWatch(), threading.Event(), threading.Event()
+    watch, begun, end = ThreadWatch(ring()), threading.Event(), threading.Event()
 
     def run() -> None:
         watch.start()

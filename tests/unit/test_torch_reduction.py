@@ -47,7 +47,7 @@ class Worker:
     """One of a ring of two. ``other``: what the other one sends, by name; zeros else."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ring = SimpleNamespace(alone=False, place=SimpleNamespace(rank=0))
+        self.ring: Any = SimpleNamespace(alone=False, place=SimpleNamespace(rank=0), records=0)
         self.timer = SimpleNamespace(wait=lambda: None)
         self.warming_up = self.has_state = False
         self.optimizers, self.generation, self.logical = 0, 1, 0
@@ -706,7 +706,7 @@ def test_a_wait_at_the_end_of_backward_is_found_in_any_thread(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU the end of backward may come in a thread of the engine's."""
-    watch = activity.ThreadWatch()
+    watch = activity.ThreadWatch(worker.ring)
     watch.start()
     waiting, go_on = threading.Event(), threading.Event()
 

@@ -68,6 +68,7 @@ class Activity(Record):
         since_s: how many seconds ago that call began or ended.
         work: in the user's code, an activity that is known to take long, as "torch.compile"; else
             empty.
+        records: how many step records this worker has sent in its ring.
     """
 
     doing: str
@@ -75,6 +76,7 @@ class Activity(Record):
     point: str
     since_s: float
     work: str = ""
+    records: int = 0
 
     @property
     def waits(self) -> bool:
@@ -119,6 +121,11 @@ class Report:
     def doing_s(self) -> float:
         """For how many seconds the thread has done what ``doing`` says; 0.0 without an answer."""
         return 0.0 if self.activity is None else self.activity.since_s
+
+    @property
+    def records(self) -> int:
+        """How many step records it has sent in its ring; 0 without an answer."""
+        return 0 if self.activity is None else self.activity.records
 
     @property
     def waits(self) -> bool:
@@ -289,13 +296,16 @@ def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
     """Return the reports of the workers that left a step for whose gradients other workers wait.
 
     Such a worker began the step, sent no gradients for it, and now waits for the step records of
-    the next step. The result is empty unless all workers wait.
+    the next step: it has sent one record more than the workers in the step. A worker that has sent
+    as many as they is in the step, too; a slow network keeps it waiting. The result is empty unless
+    all workers wait.
     """
     training = [r for r in reports if r.doing == FOR_GRADIENTS]
     if not training or not all(r.waits for r in reports):
         return []
-    first = min(r.step for r in training)
-    return [r for r in reports if r.doing == FOR_RECORDS and r.step <= first]
+    first, sent = min(r.step for r in training), min(r.records for r in training)
+    waiting = [r for r in reports if r.doing == FOR_RECORDS]
+    return [r for r in waiting if r.step <= first and r.records > sent]
 
 
 def _ids(reports: Sequence[Report]) -> tuple[int, ...]:
