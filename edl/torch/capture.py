@@ -29,7 +29,7 @@ class Copier:
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
         self._used = 0
-        self._from_device = False
+        self._gpus: set[torch.device] = set()  # that copies were started on
 
     def copy(self, state: Any) -> Any:
         """Copy a state, with each tensor replaced by a :class:`Blob` with a copy of its bytes.
@@ -46,11 +46,12 @@ class Copier:
         Raises:
             CheckpointError: a tensor is sparse or quantized, or has no data (a meta tensor).
         """
-        self._used, self._from_device = 0, False
+        self._used = 0
+        self._gpus.clear()
         copied = map_leaves(state, self._leaf)
         del self._buffers[self._used :]  # of a larger part of the state
-        if self._from_device:
-            torch.cuda.synchronize()  # those copies were only started
+        for gpu in self._gpus:  # a script may train on another one than the current device
+            torch.cuda.synchronize(gpu)
         return copied
 
     def _leaf(self, value: Any, where: str) -> Any:
@@ -67,7 +68,8 @@ class Copier:
             self._buffers[self._used : self._used + 1] = [copy]
         self._used += 1
         copy.copy_(source, non_blocking=source.is_cuda)
-        self._from_device |= source.is_cuda
+        if source.is_cuda:
+            self._gpus.add(source.device)
         data = copy.reshape(-1).view(torch.uint8).numpy().data
         dtype = str(copy.dtype).removeprefix("torch.")
         return Blob(KIND, dtype, tuple(copy.shape), data, source.device.type)

@@ -93,6 +93,38 @@ def test_a_copy_uses_the_memory_of_the_one_before() -> None:
     copier.copy([torch.zeros(4)])
 
 
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU, for a machine without one."""
+
+    gpu: int
+    is_cuda = True
+
+    @classmethod
+    def number(cls, gpu: int) -> OnGpu:
+        tensor = torch.ones(2).as_subclass(cls)
+        tensor.gpu = gpu
+        return tensor
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", self.gpu)
+
+    def detach(self) -> OnGpu:
+        return self
+
+
+def test_a_copy_waits_for_each_gpu_that_it_copies_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    monkeypatch.setattr(torch, "empty", lambda *given, pin_memory, **named: empty(*given, **named))
+    copier = Copier()
+    copier.copy([OnGpu.number(1), OnGpu.number(3), OnGpu.number(1), torch.ones(2)])
+    assert sorted(map(str, waited)) == ["cuda:1", "cuda:3"]  # whatever the current device is
+    copier.copy([torch.ones(2)])
+    assert len(waited) == 2
+
+
 def test_a_tensor_without_plain_bytes_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"state\['t'\] is a torch.sparse_coo tensor"):
         Copier().copy({"t": torch.eye(2).to_sparse()})
