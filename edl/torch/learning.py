@@ -70,12 +70,13 @@ def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | N
     if loss.device.type != "cuda":
         number, scale = loss.detach(), optimizers.loss_scale()
         return lambda: float(number) / scale
-    if torch.cuda.is_current_stream_capturing():
-        return None
-    scale = optimizers.loss_scale()
-    copied = loss.detach().to("cpu", non_blocking=True)
-    done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record()
+    with torch.cuda.device(loss.device):  # the script's current device may be another one
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        scale = optimizers.loss_scale()
+        copied = loss.detach().to("cpu", non_blocking=True)
+        done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
     return lambda: float(copied) / scale if done.query() else None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +60,34 @@ def test_a_loss_in_a_list() -> None:
     script = Script()
     torch.autograd.backward([script.weight.sum()])
     assert script.sampled() == [(7, 3.0, 0.25)]
+
+
+class LossOnGpu(torch.Tensor):
+    """A loss that says that it is on the GPU 1, for a machine without one."""
+
+    device = torch.device("cuda", 1)
+
+    def detach(self) -> torch.Tensor:
+        return torch.tensor(3.0)
+
+
+def test_a_loss_on_another_gpu_than_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [torch.device("cuda", 0)]
+    recorded: list[torch.device] = []
+
+    @contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    event = SimpleNamespace(record=lambda: recorded.append(current[-1]), query=lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", made_current)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    read = learning._reader(torch.tensor(0.0).as_subclass(LossOnGpu), Script().optimizers)
+    assert read is not None
+    assert (read(), recorded) == (3.0, [torch.device("cuda", 1)])  # behind the copy, not beside it
 
 
 def test_what_is_no_loss_is_left_out() -> None:
