@@ -35,14 +35,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, BinaryIO, TypeVar, cast
 
-import numpy as np
-
 from edl.checkpoint.location import Location, RemotePath
 from edl.checkpoint.safetensors import (
     LENGTH,
     LONGEST_HEADER,
     METADATA,
-    TYPES,
     Blob,
     Layout,
     nothing,
@@ -50,6 +47,7 @@ from edl.checkpoint.safetensors import (
     read_some,
     write_whole,
 )
+from edl.checkpoint.state_tree import from_tree, to_tree
 from edl.checkpoint.tensor_record import TensorRecord, check_is_there, named_files
 from edl.core.job.state_share import RankArray
 from edl.errors import CheckpointError
@@ -199,7 +197,7 @@ def pack_state(state: Any) -> PackedState:
             arrays; the message says where.
     """
     arrays: dict[str, Blob | RankArray] = {}
-    tree = _encode(state, (), arrays)
+    tree = to_tree(state, (), arrays)
     return PackedState(
         tree,
         {name: array for name, array in arrays.items() if isinstance(array, Blob)},
@@ -328,7 +326,7 @@ def read_checkpoint(path: Location) -> Checkpoint:
             name: Blob(one.kind, one.dtype, one.shape, data[name], one.device)
             for name, one in header.tensors.items()
         }
-        state = _decode(header.state, blobs)
+        state = from_tree(header.state, blobs)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r} in its header") from error
     for name, one in header.tensors.items():
@@ -386,51 +384,6 @@ def _serialized(
     checksum = hashlib.sha256(header).hexdigest()
     header = header.replace(_ZEROS.encode(), checksum.encode(), 1)
     return [header, *(blob.data for _, blob in layout.blobs)]
-
-
-def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob | RankArray]) -> Any:
-    """Return ``value`` as JSON values, with a name in place of each array.
-
-    Args:
-        value: the state, or a part of it.
-        path: the keys that lead from the top of the state to ``value``.
-        blobs: a dict to which the arrays are added, by a name made of the keys that lead to each.
-
-    Raises:
-        CheckpointError: if ``value`` holds something other than containers, plain values and
-            arrays.
-    """
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, dict):
-        items = [
-            [_encode(key, path, blobs), _encode(item, (*path, key), blobs)]
-            for key, item in value.items()
-        ]
-        return {"dict": items}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode(item, (*path, i), blobs) for i, item in enumerate(value)]}
-    if isinstance(value, bytes):
-        return {"bytes": value.hex()}
-    if isinstance(value, np.generic):
-        return _encode(value.item(), path, blobs)
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        plain = value.dtype.isbuiltin == 1 and value.dtype.name in TYPES  # in our byte order
-        dtype = value.dtype.name if plain else value.dtype.str
-        value = Blob("numpy", dtype, value.shape, flat.data)
-    if isinstance(value, Blob | RankArray):
-        name = wanted = ".".join(str(key) for key in path) or "state"
-        while name in blobs or name == METADATA:
-            name = f"{wanted}#{len(blobs)}"
-        blobs[name] = value
-        return {"tensor": name}
-    where = "state" + "".join(f"[{key!r}]" for key in path)
-    raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint "
-        "cannot hold; state_dict() must be made of dicts, lists, numbers, text and arrays"
-    )
 
 
 # --- reading
@@ -540,34 +493,3 @@ def _parsed(text: bytes) -> _CheckpointHeader:
         places=places_of(tensors),
         payload_sha256=metadata.get("payload_sha256", ""),
     )
-
-
-def _decode(value: Any, blobs: Mapping[str, Blob]) -> Any:
-    """Return a state, or a value in it, from its form in JSON: the inverse of :func:`_encode`.
-
-    Args:
-        value: the JSON values that :func:`_encode` returned.
-        blobs: the arrays by the names that stand in ``value`` in their place. Those of NumPy become
-            NumPy arrays with the same memory, the others stay as they are.
-
-    Raises:
-        ValueError: if ``value`` is of an unknown kind.
-        KeyError: if ``blobs`` lacks an array.
-    """
-    if not isinstance(value, dict):
-        return value
-    ((kind, inner),) = value.items()
-    if kind == "dict":
-        return {_decode(key, blobs): _decode(item, blobs) for key, item in inner}
-    if kind == "list":
-        return [_decode(item, blobs) for item in inner]
-    if kind == "tuple":
-        return tuple(_decode(item, blobs) for item in inner)
-    if kind == "bytes":
-        return bytes.fromhex(inner)
-    if kind != "tensor":
-        raise ValueError(f"a value of kind {kind!r}")
-    blob = blobs[inner]
-    if blob.kind != "numpy":
-        return blob
-    return np.ndarray(blob.shape, dtype=np.dtype(blob.dtype), buffer=blob.data)

@@ -1,0 +1,91 @@
+"""Express a state as JSON values and arrays, as a checkpoint file holds it, and read it again.
+
+:func:`to_tree` and :func:`from_tree` do it. No pickle is involved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edl.checkpoint.safetensors import METADATA, TYPES, Blob
+from edl.core.job.state_share import RankArray
+from edl.errors import CheckpointError
+
+
+def to_tree(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob | RankArray]) -> Any:
+    """Return ``value`` as JSON values, with a name in place of each array.
+
+    Args:
+        value: the state, or a part of it.
+        path: the keys that lead from the top of the state to ``value``.
+        blobs: a dict to which the arrays are added, by a name made of the keys that lead to each.
+
+    Raises:
+        CheckpointError: if ``value`` holds something other than containers, plain values and
+            arrays.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        items = [
+            [to_tree(key, path, blobs), to_tree(item, (*path, key), blobs)]
+            for key, item in value.items()
+        ]
+        return {"dict": items}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [to_tree(item, (*path, i), blobs) for i, item in enumerate(value)]}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, np.generic):
+        return to_tree(value.item(), path, blobs)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        plain = value.dtype.isbuiltin == 1 and value.dtype.name in TYPES  # in our byte order
+        dtype = value.dtype.name if plain else value.dtype.str
+        value = Blob("numpy", dtype, value.shape, flat.data)
+    if isinstance(value, Blob | RankArray):
+        name = wanted = ".".join(str(key) for key in path) or "state"
+        while name in blobs or name == METADATA:
+            name = f"{wanted}#{len(blobs)}"
+        blobs[name] = value
+        return {"tensor": name}
+    where = "state" + "".join(f"[{key!r}]" for key in path)
+    raise CheckpointError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint "
+        "cannot hold; state_dict() must be made of dicts, lists, numbers, text and arrays"
+    )
+
+
+def from_tree(value: Any, blobs: Mapping[str, Blob]) -> Any:
+    """Return a state, or a value in it, from its form in JSON: the inverse of :func:`to_tree`.
+
+    Args:
+        value: the JSON values that :func:`to_tree` returned.
+        blobs: the arrays by the names that stand in ``value`` in their place. Those of NumPy become
+            NumPy arrays with the same memory, the others stay as they are.
+
+    Raises:
+        ValueError: if ``value`` is of an unknown kind.
+        KeyError: if ``blobs`` lacks an array.
+    """
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "dict":
+        return {from_tree(key, blobs): from_tree(item, blobs) for key, item in inner}
+    if kind == "list":
+        return [from_tree(item, blobs) for item in inner]
+    if kind == "tuple":
+        return tuple(from_tree(item, blobs) for item in inner)
+    if kind == "bytes":
+        return bytes.fromhex(inner)
+    if kind != "tensor":
+        raise ValueError(f"a value of kind {kind!r}")
+    blob = blobs[inner]
+    if blob.kind != "numpy":
+        return blob
+    return np.ndarray(blob.shape, dtype=np.dtype(blob.dtype), buffer=blob.data)
