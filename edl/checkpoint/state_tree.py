@@ -40,13 +40,10 @@ def to_tree(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob | RankArray
         return {kind: [to_tree(item, (*path, i), blobs) for i, item in enumerate(value)]}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
-    if isinstance(value, np.generic):
-        return to_tree(value.item(), path, blobs)
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        plain = value.dtype.isbuiltin == 1 and value.dtype.name in TYPES  # in our byte order
-        dtype = value.dtype.name if plain else value.dtype.str
-        value = Blob("numpy", dtype, value.shape, flat.data)
+    if isinstance(value, np.generic) and (number := _number(value)) is not None:
+        return number
+    if isinstance(value, np.ndarray):
+        value = _blob(value) or value
     if isinstance(value, Blob | RankArray):
         name = wanted = ".".join(str(key) for key in path) or "state"
         while name in blobs or name == METADATA:
@@ -54,10 +51,45 @@ def to_tree(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob | RankArray
         blobs[name] = value
         return {"tensor": name}
     where = "state" + "".join(f"[{key!r}]" for key in path)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    kind += f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
     raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint "
-        "cannot hold; state_dict() must be made of dicts, lists, numbers, text and arrays"
+        f"{where} is a {kind}, which a checkpoint cannot hold; state_dict() must be made of dicts, "
+        "lists, numbers, text and arrays of them"
     )
+
+
+def can_hold(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether a NumPy array has the same type when a checkpoint that holds it is read.
+
+    A structured array has not, nor one of a type of another library, such as bfloat16 of ml_dtypes:
+    the text of such a type names bytes only. A masked array would lose its mask.
+    """
+    if array.dtype.hasobject or isinstance(array, np.ma.MaskedArray):
+        return False
+    return bool(np.dtype(array.dtype.str) == array.dtype)
+
+
+def _number(value: np.generic) -> int | float | None:
+    """Return a NumPy scalar as Python's number; None if that would be another value.
+
+    A date in nanoseconds, for example, would be an integer.
+    """
+    number = None if value.dtype.kind in "mM" else value.item()
+    return number if isinstance(number, int | float) else None
+
+
+def _blob(array: np.ndarray[Any, Any]) -> Blob | None:
+    """Return an array as a Blob with the same memory, if it is contiguous; None if it is refused.
+
+    :func:`can_hold` says which arrays are refused.
+    """
+    if not can_hold(array):
+        return None
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    plain = array.dtype.isbuiltin == 1 and array.dtype.name in TYPES  # in our byte order
+    dtype = array.dtype.name if plain else array.dtype.str
+    return Blob("numpy", dtype, array.shape, flat.data)
 
 
 def from_tree(value: Any, blobs: Mapping[str, Blob]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from edl.checkpoint.state_tree import can_hold
 from edl.framework.digest import PLAIN
 from edl.framework.state import map_leaves
 
@@ -75,7 +76,12 @@ def is_portable(value: Any) -> bool:
     These are numbers, text, bytes, arrays and tensors, in dicts, lists and tuples.
     """
     odd: list[Any] = []
-    map_leaves(value, lambda leaf, _: None if isinstance(leaf, _PORTABLE) else odd.append(leaf))
+
+    def note(leaf: Any, _where: str) -> None:
+        if not isinstance(leaf, _PORTABLE) or (isinstance(leaf, np.ndarray) and not can_hold(leaf)):
+            odd.append(leaf)
+
+    map_leaves(value, note)
     return not odd
 
 

@@ -8,6 +8,7 @@ import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,8 +219,49 @@ def test_a_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_data_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"state\['tracked'\]\[1\] is a builtins\.object"):
         pack_state({"tracked": [1, object()]})
-    with pytest.raises(CheckpointError, match=r"numpy.ndarray"):
-        pack_state({"tracked": np.array([object()])})
+
+
+DATES = np.array(["2020-01-01", "NaT"], "M8[ns]")
+ROWS = np.zeros(2, [("step", "i4"), ("loss", "f4")])
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        DATES,
+        DATES - DATES[0],
+        np.ones(2, np.longdouble),
+        np.array([b"a", b"bc"]),
+        np.zeros(2, "V3"),
+    ],
+    ids=str,
+)
+def test_an_array_keeps_its_type(tmp_path: Path, array: np.ndarray[Any, Any]) -> None:
+    path = files.path_of(tmp_path, 7)
+    files.write(path, MANIFEST, pack_state([array]))
+    (found,) = files.read_checkpoint(path).state
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (ROWS, r"numpy\.ndarray of \[\('step', '<i4'\), \('loss', '<f4'\)\]"),
+        (np.array([object()]), r"numpy\.ndarray of object"),
+        (np.ma.masked_array([1, 2], [0, 1]), r"numpy\.ma\S*MaskedArray of int64"),
+        (ROWS[0], r"numpy\.void"),
+        (np.longdouble(1), r"numpy\.longdouble"),
+        (np.complex64(1), r"numpy\.complex64"),
+        (DATES[0], r"numpy\.datetime64"),
+        (DATES[0] - DATES[0], r"numpy\.timedelta64"),
+    ],
+    ids=repr,
+)
+def test_a_type_that_would_be_lost_is_refused(value: Any, sentence: str) -> None:
+    sentence = rf"state\['rows'\] is a {sentence}\S*, which a checkpoint cannot hold"
+    with pytest.raises(CheckpointError, match=sentence):
+        pack_state({"rows": value})
 
 
 def test_the_newest_come_first_and_other_files_are_left_alone(tmp_path: Path) -> None:

@@ -153,6 +153,18 @@ def test_model_optimizer_and_tracked_objects_come_back(tmp_path: Path) -> None:
     assert tracked.state == np.random.default_rng(5).bit_generator.state
 
 
+class WithRows(torch.nn.Linear):
+    def get_extra_state(self) -> Any:
+        return np.zeros(2, [("step", "i4"), ("loss", "f4")])
+
+
+def test_an_extra_state_that_a_file_cannot_hold_is_left_out() -> None:
+    model = WithRows(2, 1)
+    captured = TorchReplica(model, torch.optim.SGD(model.parameters())).capture()
+    assert captured["extra"] == [{}]
+    files.pack_state(captured)
+
+
 def test_what_does_not_fit_is_refused_with_its_names(tmp_path: Path) -> None:
     replica = TorchReplica(*trained())
     state = through_a_file(tmp_path, replica.capture())
