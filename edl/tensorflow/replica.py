@@ -19,7 +19,7 @@ from edl.framework.replica import FrameworkReplica
 from edl.framework.state import Trackable, few, map_leaves
 from edl.tensorflow.digest import digests, size_of
 from edl.tensorflow.random_numbers import is_seed
-from edl.tensorflow.transfer import TensorFlowArrays, array_of, bytes_of, dtype_of
+from edl.tensorflow.transfer import TensorFlowArrays, bytes_of, dtype_of, tensor_array_of
 from edl.tensorflow.variables import (
     Array,
     EagerAccess,
@@ -277,17 +277,15 @@ class TensorFlowReplica(FrameworkReplica):
 
         A blob (:class:`edl.checkpoint.safetensors.Blob`) holds a copy of an array's bytes, its type
         and its shape. In place of a variable there is a blob of its value; all variables are read
-        at once. Values that are neither are not copied.
-
-        Raises:
-            CheckpointError: an array holds Python objects.
+        at once. Arrays of a type that TensorFlow lacks are copied as arrays. All other values are
+        not copied.
         """
         leaves: list[Any] = []
         map_leaves(state, lambda value, _: leaves.append(value))
         values = iter(self.access.read([leaf for leaf in leaves if isinstance(leaf, tf.Variable)]))
 
-        def blob(value: Any, where: str) -> Any:
-            return _to_blob(next(values) if isinstance(value, tf.Variable) else value, where)
+        def blob(value: Any, _where: str) -> Any:
+            return _to_blob(next(values) if isinstance(value, tf.Variable) else value)
 
         return map_leaves(state, blob)
 
@@ -325,23 +323,19 @@ class _Values:
         self._access.write(list(zip(self._variables, state, strict=True)))
 
 
-def _to_blob(value: Any, where: str) -> Any:
+def _to_blob(value: Any) -> Any:
     """Return ``value`` as a blob for a checkpoint, with a copy of its bytes, if it is an array.
 
-    Any other value is returned as it is. A blob holds the bytes, type and shape of an array.
+    A blob holds the bytes, type and shape of an array. An array of a type that TensorFlow lacks is
+    returned as a copy, which has its type in the file by NumPy's name, or is refused there. Any
+    other value is returned as it is.
 
     Args:
         value: one value of a state, no container.
-        where: the path of ``value`` in the state, for the error's message.
-
-    Raises:
-        CheckpointError: the array holds Python objects.
     """
-    array = array_of(value)
+    array = tensor_array_of(value)
     if array is None:
-        return value
-    if array.dtype.hasobject:
-        raise CheckpointError(f"{where} is an array of {array.dtype}, which is not supported")
+        return value.copy() if isinstance(value, np.ndarray) else value
     return Blob(KIND, array.dtype.name, array.shape, bytes_of(array.copy()).data)
 
 

@@ -33,9 +33,10 @@ class TensorFlowArrays:
 
         A reference (:class:`edl.framework.state.Reference`) has the array's shape, type and size in
         bytes, and ``index``, its number among the arrays of the state. None is returned if
-        ``value`` is no tensor, variable or array.
+        ``value`` is no tensor, variable or array, or if TensorFlow lacks its type: such an array is
+        pickled with the rest of the state.
         """
-        array = array_of(value)
+        array = tensor_array_of(value)
         if array is None:
             return None
         return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
@@ -98,6 +99,21 @@ def array_of(value: Any) -> Array | None:
     if isinstance(value, (tf.Tensor, tf.Variable)):
         value = value.numpy()
     return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
+
+
+def tensor_array_of(value: Any) -> Array | None:
+    """Return ``value`` as :func:`array_of` does; None also if TensorFlow lacks its type.
+
+    TensorFlow has no dates, texts of a fixed length, records, nor numbers in another byte order,
+    and a masked array would lose its mask.
+    """
+    array = None if isinstance(value, np.ma.MaskedArray) else array_of(value)
+    if array is None or array.dtype.hasobject:
+        return None
+    try:
+        return array if dtype_of(array.dtype.name) == array.dtype else None
+    except TypeError:
+        return None
 
 
 def bytes_of(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:

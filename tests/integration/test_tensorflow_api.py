@@ -2296,3 +2296,9 @@ def test_a_changed_value_is_in_the_digest_of_one_group(access: str) -> None:
     script = Path(__file__).parent / "scripts" / "tf_digests.py"
     done = forked.python("tensorflow", [script, access], 120.0)
     assert done.returncode == 0, done.stderr
+
+
+def test_values_of_numpy_keep_their_types() -> None:
+    script = Path(__file__).parent / "scripts" / "tf_state_types.py"
+    done = forked.python("tensorflow", [script], 120.0)
+    assert done.returncode == 0, done.stderr
