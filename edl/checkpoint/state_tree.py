@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edl.checkpoint.safetensors import METADATA, TYPES, Blob
+from edl.core.dict_kinds import dict_of_kind, kind_of_dict
 from edl.core.job.state_share import RankArray
 from edl.errors import CheckpointError
 
@@ -34,7 +35,7 @@ def to_tree(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob | RankArray
             [to_tree(key, path, blobs), to_tree(item, (*path, key), blobs)]
             for key, item in value.items()
         ]
-        return {"dict": items}
+        return {kind_of_dict(value): items}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [to_tree(item, (*path, i), blobs) for i, item in enumerate(value)]}
@@ -107,8 +108,6 @@ def from_tree(value: Any, blobs: Mapping[str, Blob]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
-    if kind == "dict":
-        return {from_tree(key, blobs): from_tree(item, blobs) for key, item in inner}
     if kind == "list":
         return [from_tree(item, blobs) for item in inner]
     if kind == "tuple":
@@ -116,7 +115,8 @@ def from_tree(value: Any, blobs: Mapping[str, Blob]) -> Any:
     if kind == "bytes":
         return bytes.fromhex(inner)
     if kind != "tensor":
-        raise ValueError(f"a value of kind {kind!r}")
+        items = {from_tree(key, blobs): from_tree(item, blobs) for key, item in inner}
+        return dict_of_kind(kind, items)
     blob = blobs[inner]
     if blob.kind != "numpy":
         return blob

@@ -360,7 +360,11 @@ class FrameworkReplica(ABC):
             raise UsageError(f"edl.track: only some workers track {', '.join(odd)}")
         given = self.compared_things() if receive is Receive.RESYNC else things
         for name in [name for name in states if name in given]:
-            load_into(things[name], states[name])
+            self.load_thing(things[name], states[name])
+
+    def load_thing(self, thing: Trackable, state: Any) -> None:
+        """Load ``state``, which is of the present job, into the tracked object ``thing``."""
+        load_into(thing, state)
 
 
 def _part_of(

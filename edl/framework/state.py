@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from edl.core.dict_kinds import dict_of_kind, kind_of_dict
 from edl.errors import RingBroken
 from edl.ring.ring import CollectiveFailed, Ring
 
@@ -149,7 +150,7 @@ def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state"
     """Return a copy of nested containers in which each leaf is replaced by ``leaf(value, place)``.
 
     Containers are dicts, lists and plain tuples; any other value is a leaf. Leaves are visited in
-    the order of the containers.
+    the order of the containers. A dict keeps its kind (:mod:`edl.core.dict_kinds`).
 
     Args:
         value: the containers, or a single leaf.
@@ -158,7 +159,8 @@ def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state"
             such as ``state['model'][0]``.
     """
     if isinstance(value, dict):
-        return {key: map_leaves(item, leaf, f"{where}[{key!r}]") for key, item in value.items()}
+        items = {key: map_leaves(item, leaf, f"{where}[{key!r}]") for key, item in value.items()}
+        return dict_of_kind(kind_of_dict(value), items)
     if isinstance(value, list):
         return [map_leaves(item, leaf, f"{where}[{i}]") for i, item in enumerate(value)]
     if type(value) is tuple:

@@ -22,6 +22,7 @@ from edl.torch.closures import Arguments, after_closure
 from edl.torch.optimizer_state import stepping
 from edl.torch.schedulers import (
     counts_samples,
+    load_scheduler,
     schedulers_of,
     step_count,
     steps_before_samples,
@@ -281,7 +282,7 @@ class InSamples:
         counts_samples(self.scheduler, before)
 
     def _load(self, state: dict[str, Any]) -> None:
-        self.scheduler.load_state_dict({n: value for n, value in state.items() if n != BEFORE})
+        load_scheduler(self.scheduler, {n: value for n, value in state.items() if n != BEFORE})
 
 
 def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:

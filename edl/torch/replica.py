@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from edl.core.plural import counted
 from edl.errors import UsageError
@@ -34,7 +35,7 @@ from edl.torch.optimizer_state import (
     with_own_options,
 )
 from edl.torch.scalers import Scalers
-from edl.torch.schedulers import Schedulers
+from edl.torch.schedulers import Schedulers, load_scheduler
 from edl.torch.transfer import TorchArrays
 from edl.worker.progress import Receive
 
@@ -319,6 +320,13 @@ class TorchReplica(FrameworkReplica):
                     "for an edl.Optimizer yet: make it before the loop, else it begins anew",
                     " and a ".join(odd),
                 )
+
+    def load_thing(self, thing: Trackable, state: Any) -> None:
+        """Load ``state``, which is of the present job, into the tracked object ``thing``."""
+        if isinstance(thing, LRScheduler):
+            load_scheduler(thing, state)
+        else:
+            super().load_thing(thing, state)
 
     def _put_back(
         self, weights: Mapping[str, torch.Tensor], state_again: Callable[[], None]

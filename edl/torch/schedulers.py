@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -25,12 +24,14 @@ from torch.optim.lr_scheduler import (
 )
 from torch.optim.swa_utils import AveragedModel
 
+from edl.core.dict_kinds import dict_of_kind, kind_of_dict
 from edl.framework.digest import PLAIN
 from edl.framework.state import map_leaves
 
 logger = logging.getLogger(__name__)
 
 STAYS = "edl: stays with each worker"  # takes the place of a value that cannot be sent
+_LISTS = (list, tuple)
 
 _made: list[weakref.ref[LRScheduler]] = []
 _warned_of: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
@@ -138,7 +139,7 @@ class Schedulers:
             fits = [one for one in mine if type(one).__name__ == theirs["kind"]]
             if fits:
                 mine.remove(fits[-1])
-                _load(fits[-1], theirs["state"])
+                load_scheduler(fits[-1], theirs["state"])
                 if fits[-1] in _counting_samples and "steps_before" in theirs:
                     counts_samples(fits[-1], theirs["steps_before"])
             else:
@@ -269,8 +270,8 @@ def _portable(state: dict[str, Any]) -> Any:
     return map_leaves(state, lambda leaf, _: leaf if isinstance(leaf, values) else STAYS)
 
 
-def _load(scheduler: LRScheduler, state: dict[str, Any]) -> None:
-    """Load ``state``, made by :func:`_portable` on another worker, into ``scheduler``.
+def load_scheduler(scheduler: LRScheduler, state: Any) -> None:
+    """Load ``state``, of a scheduler of the same class in the job, into ``scheduler``.
 
     Values for which ``state`` has a marker, because they could not be sent, stay as they are here.
     """
@@ -282,8 +283,8 @@ def _overlaid(mine: Any, theirs: Any) -> Any:
 
     Lists of different lengths are not mixed: the result is that of ``theirs``, or that of ``mine``
     if ``theirs`` has a marker. An entry of a dict that has a marker, and that ``mine`` lacks, is
-    left out. A Counter (MultiStepLR has one) has become a dict when it was sent, and becomes a
-    Counter again.
+    left out. A plain dict gets the kind of the one in ``mine``: in checkpoints of an earlier edl,
+    a Counter (MultiStepLR has one) is a plain dict.
 
     Args:
         mine: the state of this worker's scheduler, in nested dicts and lists.
@@ -295,8 +296,8 @@ def _overlaid(mine: Any, theirs: Any) -> Any:
             for name, value in theirs.items()
             if name in mine or not _has_marker(value)
         }
-        return Counter(values) if isinstance(mine, Counter) else values
-    lists = isinstance(mine, list | tuple) and isinstance(theirs, list | tuple)
+        return dict_of_kind(kind_of_dict(mine if type(theirs) is dict else theirs), values)
+    lists = type(mine) in _LISTS and type(theirs) in _LISTS
     if lists and len(mine) == len(theirs):
         return type(theirs)(map(_overlaid, mine, theirs))
     return mine if _has_marker(theirs) else theirs

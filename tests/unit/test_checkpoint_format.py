@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,10 @@ STATE = {
     "types": [np.arange(2).astype(dtype) for dtype in ("?", "u2", ">i4", "c8", "c16", "f2")],
     "text": np.array(["a", "łódź"]),
 }
+
+
+class Plain(dict[str, int]):
+    """A dict of the script's own."""
 
 
 def written(directory: Path, step: int = 7) -> Path:
@@ -219,6 +223,22 @@ def test_a_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_data_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"state\['tracked'\]\[1\] is a builtins\.object"):
         pack_state({"tracked": [1, object()]})
+
+
+def test_a_dict_keeps_its_kind(tmp_path: Path) -> None:
+    counts = Counter(cat=2)
+    state = {
+        "dicts": [counts, OrderedDict(x=counts, a=1), defaultdict(list, b=[1]), defaultdict(int)],
+        "names it cannot": [defaultdict(lambda: 3, c=4), Plain(d=5)],
+    }
+    path = files.path_of(tmp_path, 7)
+    files.write(path, MANIFEST, pack_state(state))
+    found = files.read_checkpoint(path).state
+    assert found == state
+    assert [type(one) for one in found["dicts"]] == [type(one) for one in state["dicts"]]
+    assert type(found["dicts"][1]["x"]) is Counter
+    assert [one.default_factory for one in found["dicts"][2:]] == [list, int]
+    assert [type(one) for one in found["names it cannot"]] == [dict, dict]
 
 
 DATES = np.array(["2020-01-01", "NaT"], "M8[ns]")

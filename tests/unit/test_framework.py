@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
+from collections import Counter, OrderedDict, defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +94,14 @@ def test_leaves_know_where_they_are() -> None:
         "a": [-1, (-2, {"b": -3})]
     }
     assert seen == ["state['a'][0]", "state['a'][1][0]", "state['a'][1][1]['b']"]
+
+
+def test_newcomers_get_dicts_of_the_same_kinds() -> None:
+    state = [Counter(a=2), OrderedDict(b=1), defaultdict(set, c={3}), defaultdict(lambda: 4, d=5)]
+    sent = pickle.loads(pickle.dumps(describe(state, [], lambda value, index: None)))
+    assert sent == state
+    assert [type(one) for one in sent] == [Counter, OrderedDict, defaultdict, dict]
+    assert sent[2]["new"] == set()
 
 
 def test_a_few_of_many() -> None:

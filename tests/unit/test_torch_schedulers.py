@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,49 @@ def test_newcomers_and_a_resumed_job_go_on_where_the_job_is(make: Make, tmp_path
     assert states[0] == states[1] == states[2]
     kinds = [_types(each.schedulers[0]) for each in (job, newcomer, resumed)]
     assert kinds[0] == kinds[1] == kinds[2], "as PyTorch's own methods expect them"
+
+
+class Counts:
+    """An object that a script tracks."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def with_plain_dicts(state: Any) -> Any:
+    if isinstance(state, list):
+        return [with_plain_dicts(one) for one in state]
+    if isinstance(state, dict):
+        return {name: with_plain_dicts(one) for name, one in state.items()}
+    return state
+
+
+@pytest.mark.parametrize("of_an_earlier_edl", [False, True])
+def test_tracked_ones_go_on_where_the_job_is(of_an_earlier_edl: bool, tmp_path: Path) -> None:
+    """An earlier edl has sent and saved a Counter, which MultiStepLR has, as a dict."""
+    scripts = [Script(KINDS["SequentialLR of MultiStepLR"]) for _ in range(3)]
+    things = [Counts() for _ in scripts]
+    for script, thing in zip(scripts, things, strict=True):
+        script.replica.track({"scheduler": script.schedulers[0], "thing": thing})
+    job, newcomer, resumed = scripts
+    job.steps(5)
+    things[0].seen["cat"] += 1
+    newcomer.replica.load(job.replica.state(), Receive.ALL)
+    if of_an_earlier_edl:
+        state = job.replica.capture()
+        resumed.replica.restore({**state, "tracked": with_plain_dicts(state["tracked"])})
+    else:
+        saved_and_resumed(job, resumed, tmp_path)
+        assert things[2].seen["dog"] == 0
+    expected = job.steps(8)
+    assert newcomer.steps(8) == expected
+    assert resumed.steps(8) == expected
 
 
 def test_one_that_differs_is_seen() -> None:
