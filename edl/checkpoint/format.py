@@ -226,6 +226,7 @@ def write(
             is passed on, and the file is not written.
 
     Raises:
+        CheckpointError: if the plain values of the state are too many to be read again.
         OSError: if it cannot be written: the disk is full, the directory gone, ...
     """
     if records is None:
@@ -367,6 +368,9 @@ def _serialized(
 
     The first piece is LENGTH and the header, each further one the bytes of an array (not a copy).
     The arrays whose record (``records``, by name) names another file are left out.
+
+    Raises:
+        CheckpointError: if the header is so long that reading would refuse it.
     """
     own = {name: blob for name, blob in state.blobs.items() if not records[name].file}
     layout = Layout.of(own)

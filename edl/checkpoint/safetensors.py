@@ -104,9 +104,18 @@ class Layout:
 
         Args:
             metadata: texts by name, which the header holds before the tensors.
+
+        Raises:
+            CheckpointError: if the header is so long that reading would refuse it.
         """
         text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
+        if len(text) > LONGEST_HEADER:
+            raise CheckpointError(
+                f"its header would have {len(text) / 1e6:.1f} MB, and may have "
+                f"{LONGEST_HEADER / 1e6:.1f} MB at most: state_dict() must return large bytes and "
+                "long lists as NumPy arrays, which are not in the header"
+            )
         return LENGTH.pack(len(text)) + text
 
 

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from edl.checkpoint import format as files
+from edl.checkpoint import safetensors
 from edl.checkpoint.format import Manifest, pack_state
 from edl.checkpoint.safetensors import Blob
 from edl.errors import CheckpointError
@@ -282,6 +283,18 @@ def test_a_type_that_would_be_lost_is_refused(value: Any, sentence: str) -> None
     sentence = rf"state\['rows'\] is a {sentence}\S*, which a checkpoint cannot hold"
     with pytest.raises(CheckpointError, match=sentence):
         pack_state({"rows": value})
+
+
+def test_a_header_that_no_edl_reads_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path)
+    before = path.read_bytes()
+    monkeypatch.setattr(safetensors, "LONGEST_HEADER", 1 << 16)
+    sentence = "its header would have 0.1 MB, and may have 0.1 MB at most: .* as NumPy arrays"
+    with pytest.raises(CheckpointError, match=sentence):
+        files.write(path, MANIFEST, pack_state({"tracked": bytes(40_000)}))  # two digits for each
+    assert (os.listdir(tmp_path), path.read_bytes()) == ([path.name], before)
 
 
 def test_the_newest_come_first_and_other_files_are_left_alone(tmp_path: Path) -> None:
