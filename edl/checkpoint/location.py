@@ -23,11 +23,12 @@ from importlib import import_module
 from os import PathLike, fspath
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from edl.errors import EdlError, UsageError
 
 _URL = re.compile(r"([a-zA-Z][\w+.-]*)((::[\w+.-]+)*)://")  # also chained: simplecache::s3://
+_SHORTENED = re.compile(r"[a-zA-Z][\w+.-]+(::[\w+.-]+)*:/(?!/)")  # what Path leaves of a URL
 _LOCAL = ("file", "local")
 _IN_MEMORY = "memory"
 INSTALL = "pip install 'edl-horovod[fsspec]'"
@@ -189,9 +190,14 @@ def location(path: str | PathLike[str]) -> Location:
 
     Raises:
         UsageError: the library fsspec, or what it needs for the scheme, is not installed; or fsspec
-            does not know the scheme.
+            does not know the scheme; or pathlib has taken slashes from a URL.
     """
     text = fspath(path)
+    if _SHORTENED.match(text):
+        raise UsageError(
+            f"{text}: pathlib has taken slashes from a URL: give the text of the URL, not a Path "
+            "(argparse: type=str); for a local directory of this name give its absolute path"
+        )
     found = _URL.match(text)
     if found is None:
         return Path(text)
@@ -233,9 +239,12 @@ def modified_s(path: Location) -> float:
 
 
 def _local_path(url: str) -> str:
-    """Return the local path of a URL such as ``file:///runs/17``, or ``file://runs/17``."""
-    parts = urlsplit(url)
-    return unquote(f"{parts.netloc}{parts.path}")
+    """Return the local path of a URL such as ``file:///runs/17``, or ``file://runs/17``.
+
+    The host ``localhost`` is left out. A ``#`` or ``?`` is a part of the path.
+    """
+    path = unquote(url.partition("://")[2])
+    return path.removeprefix("localhost") if path.startswith("localhost/") else path
 
 
 def _written(file: Any, chunk: bytes | memoryview) -> int:

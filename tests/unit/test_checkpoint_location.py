@@ -52,11 +52,22 @@ def contents(place: RemotePath) -> dict[str, Any]:
         ("/runs::17", "/runs::17"),
         ("file:///runs/a%20b", "/runs/a b"),
         ("local:///runs/17", "/runs/17"),
+        ("file://runs/17", "runs/17"),
+        ("file:///runs/a#1?b", "/runs/a#1?b"),
+        ("file://localhost/runs/17", "/runs/17"),
+        ("a:b/17", "a:b/17"),
     ],
 )
 def test_a_local_path(text: str, path: str) -> None:
     assert location(text) == Path(path)
     assert location(Path(path)) == Path(path)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/runs/17", "simplecache::gs://b/x", "file:///runs/17"])
+def test_a_url_that_pathlib_has_shortened_is_refused(url: str) -> None:
+    for shortened in (Path(url), str(Path(url))):
+        with pytest.raises(UsageError, match="pathlib has taken slashes from a URL: give the text"):
+            location(shortened)
 
 
 def test_a_url_is_taken_apart(remote: RemotePath) -> None:
