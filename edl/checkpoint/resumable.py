@@ -1,17 +1,22 @@
 """Check whether a checkpoint can be resumed: its data must be those of the script.
 
 :func:`check_source` compares them, and :func:`check_resumable` looks for a checkpoint at all.
+:func:`warn_of_another_job` compares the names of the jobs.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location
+from edl.core.names import is_given_name
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 _OTHER = {
     "total": "a dataset of other size",
@@ -49,6 +54,27 @@ def check_source(found: Checkpoint, source: Source) -> None:
                 f"{found.path} was trained with {what}: {theirs} there, {mine} in this script; "
                 "a checkpoint continues with the same samples in the same order only"
             )
+
+
+def warn_of_another_job(found: Checkpoint, job: str) -> None:
+    """Log a warning if a checkpoint is of a job of another name, and users have given both names.
+
+    It is for a job that goes on from any checkpoint in its directory (``--resume=auto``): the runs
+    of a sweep may have one directory by mistake. A user may also have renamed the job, or have
+    started it anew with its number in the name, as the recipe for Slurm does; so it is no error.
+
+    Args:
+        found: the checkpoint that the job goes on from.
+        job: the name of the job.
+    """
+    before = found.manifest.job
+    if job != before and is_given_name(job) and is_given_name(before):
+        logger.warning(
+            "job %s goes on from a checkpoint of job %s, %s, and saves there from now on "
+            "(--resume=auto), which job %s can no more: if these are two trainings, stop this one, "
+            "and give each a directory of its own",
+            *(job, before, found.path, before),
+        )
 
 
 def check_resumable(directory: Location) -> None:

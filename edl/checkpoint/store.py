@@ -27,7 +27,7 @@ from typing import Any
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location, RemotePath, modified_s
-from edl.checkpoint.resumable import check_source, nothing_to_resume
+from edl.checkpoint.resumable import check_source, nothing_to_resume, warn_of_another_job
 from edl.checkpoint.safetensors import nothing
 from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable, JobRecords
 from edl.checkpoint.writer import CheckpointWriter
@@ -131,6 +131,8 @@ class Checkpoints:
         check_source(found, source)
         if len(found.manifest.fits) != fits:
             return found
+        if self._config.or_begin:
+            warn_of_another_job(found, self._config.job)
         try:
             replica.restore(found.state)
             about = found.manifest

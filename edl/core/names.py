@@ -9,7 +9,11 @@ PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
 """The same as a regular expression, of Python and of JSON schema. Python's ``$`` alone would accept
 a line break at the end."""
 
+ALONE = "alone"
+"""The name of the job of a script without a launcher."""
+
 _NAME = re.compile(PATTERN)
+_MADE_UP = re.compile(r".+-[0-9a-f]{4}")  # what edl.client.submitting.made_up_name returns
 
 
 def is_name(name: str) -> bool:
@@ -19,3 +23,11 @@ def is_name(name: str) -> bool:
     digit.
     """
     return _NAME.match(name) is not None
+
+
+def is_given_name(job: str) -> bool:
+    """Return whether a user has certainly given a job its name ``job``, and edl has not made it up.
+
+    A user's name that ends as a made-up one does, like "run-2024", counts as made up.
+    """
+    return job != ALONE and _MADE_UP.fullmatch(job) is None

@@ -34,6 +34,7 @@ from edl.core.job.signature import Arithmetic
 from edl.core.job.stall import SAVING
 from edl.core.job.state_share import StateShare
 from edl.core.job_spec import RESUME_AUTO, RESUME_NO, JobSettings, resume_directory
+from edl.core.names import ALONE
 from edl.core.plural import counted
 from edl.core.records import Generation, JobState
 from edl.core.step.training_length import TrainingLength
@@ -55,7 +56,6 @@ UNCHECKED = (
     "edl.checkpoint(sharded=True): rank 0 saves alone, because this job does not compare its "
     "workers' states (EDL_STATE_CHECK_STEPS=0), so nothing would show that parts differ"
 )
-ALONE = "alone"  # the job name of a script without a launcher
 
 
 class Checkpointing:

@@ -66,6 +66,7 @@ class Start:
         source: Source = SOURCE,
         or_begin: bool = False,
         sharded: bool = False,
+        job: str = "digits",
     ) -> None:
         self.logged: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
@@ -76,7 +77,7 @@ class Start:
             directory,
             every_s=1000.0,
             keep=3,
-            job="digits",
+            job=job,
             run=run,
             resume_from=resume,
             or_begin=or_begin,
@@ -184,6 +185,27 @@ def test_resuming_if_there_is_a_checkpoint_else_beginning(tmp_path: Path) -> Non
     tear(tmp_path, 10)  # to begin afresh would write over what somebody may yet want
     with pytest.raises(CheckpointError, match=r"files in the way: .* is torn"):
         Start(tmp_path, run="r3", resume=tmp_path, or_begin=True).restore()
+
+
+@pytest.mark.parametrize(
+    ("before", "job", "or_begin", "warned"),
+    [
+        ("lr-0.1", "lr-0.01", True, True),
+        ("lr-0.1", "lr-0.01", False, False),  # a user has asked for it
+        ("lr-0.1", "lr-0.1", True, False),
+        ("train-3f9a", "train-07c1", True, False),  # edl has made them up
+        ("alone", "lr-0.1", True, False),
+    ],
+)
+def test_who_goes_on_from_a_job_of_another_name_is_told(
+    before: str, job: str, or_begin: bool, warned: bool, tmp_path: Path, caplog: Any
+) -> None:
+    Start(tmp_path, job=before).save(700)
+    again = Start(tmp_path, run="r2", resume=tmp_path, or_begin=or_begin, job=job)
+    assert again.restore() == 700
+    path = files.path_of(tmp_path, 700)
+    said = f"job {job} goes on from a checkpoint of job {before}, {path}, and saves there from now"
+    assert [text.startswith(said) for text in caplog.messages] == [True] * warned
 
 
 def test_resuming_from_another_directory_then_from_the_own_one(tmp_path: Path) -> None:

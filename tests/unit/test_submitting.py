@@ -16,6 +16,7 @@ from edl.coordination.secrets import announce, candidates, keep
 from edl.core.events import Event, NoTemplateDetails
 from edl.core.job.device_sets import DeviceSets
 from edl.core.job_spec import JobSettings, JobSpec
+from edl.core.names import is_given_name
 from edl.core.records import NO_POLICY, Job, JobPolicy
 from edl.core.sizes import Sizes
 from edl.errors import AccessDenied, ConfigError, CoordinationError, EdlError, JobExists, UsageError
@@ -146,6 +147,7 @@ def test_a_name_is_made_up_from_the_command() -> None:
         made = {made_up_name(command) for _ in range(5)}
         assert len(made) == 5
         assert {name[:-5] for name in made} == {stem}
+        assert not any(map(is_given_name, made))
 
 
 def test_a_new_job_gets_a_secret_of_its_own(state: Path) -> None:
