@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,6 +175,14 @@ def test_a_state_that_is_put_back_in_the_loop_is_gone_on_from(job: Job) -> None:
     assert rates == [1.0 - step / 16 for step in range(6)]
     scheduler.load_state_dict(state)
     assert job.train(sgd, 20)[0] == 1.0 - 3 / 16
+
+
+def test_the_state_of_an_earlier_edl_has_a_dict_in_place_of_a_counter(job: Job) -> None:
+    scheduler = in_samples(lr.MultiStepLR(elastic_sgd(rate=1.0), [2, 4, 4]), batch=20)
+    state = scheduler.state_dict()
+    scheduler.load_state_dict({**state, "milestones": {**state["milestones"]}})
+    assert scheduler.scheduler.milestones == Counter([2, 4, 4])  # type: ignore[attr-defined]
+    assert type(scheduler.scheduler.milestones) is Counter  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("is_of_old_edl", [False, True])
