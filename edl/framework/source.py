@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -203,8 +204,8 @@ def attach_stream(
     Raises:
         DataError: if the stream has no shards, or too many.
         UsageError: if the worker has training data already, if the script has an elastic state or
-            has trained to its end, if ``batches`` has a global batch or a micro-batch, or if a data
-            set without shards is to be shuffled.
+            has trained to its end, if ``batches`` has a global batch or a micro-batch, if a data
+            set without shards is to be shuffled, or if ``seed`` is no whole number.
     """
     if worker.logical:
         raise UsageError(
@@ -225,8 +226,8 @@ def attach_stream(
     source = StreamSource.of(
         stream.count,
         batches,
-        shuffle,
-        seed,
+        bool(shuffle),
+        _whole_seed(seed),
         prefetch_batches,
         stream.fingerprint,
         stream.shared,
@@ -264,14 +265,29 @@ def attach_source(
 
     Raises:
         DataError: if the data set is empty.
-        UsageError: if the worker has training data already, or if the script has an elastic state
-            or has trained to its end.
+        UsageError: if the worker has training data already, if the script has an elastic state or
+            has trained to its end, or if ``seed`` is no whole number.
     """
-    fingerprint = fingerprint_of(dataset)
-    data = total, batches, shuffle, seed, prefetch_batches, fingerprint, sampler
+    order = bool(shuffle), _whole_seed(seed)
+    data = total, batches, *order, prefetch_batches, fingerprint_of(dataset), sampler
     audits = worker.checkpointing.settings.exact_audit if worker.logical else 0
     source = AlignedSource(*data, audits) if batches.global_batch else Source(*data)
     worker.attach_source(source)
     for reason, details in skip_events(dataset):
         worker.log_event(DataSkippedDetails(**details), reason)
     return source
+
+
+def _whole_seed(given: Any) -> int:
+    """Return a user's seed as an ``int``, which messages and checkpoints can hold.
+
+    Args:
+        given: the seed; an integer of NumPy is one, too.
+
+    Raises:
+        UsageError: ``given`` is no integer (a boolean is none).
+    """
+    whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+    if not whole:
+        raise UsageError(f"seed is {given!r}; give a whole number, the same on all workers")
+    return int(given)

@@ -139,7 +139,7 @@ class DataLoader:
             options["collate_fn"] = SeededCollate(collate, in_thread=num_workers == 0)
 
         def as_sent(batch: Batch) -> Items:
-            epoch_seed = derived_seed(seed, self._worker.loader.epoch)
+            epoch_seed = derived_seed(self._source.seed, self._worker.loader.epoch)
             return Items.of(pack(batch.items), epoch_seed, batch.keys)
 
         self._feed = _LoaderBatchSource(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from tfrecords import framed
@@ -18,7 +20,9 @@ from edl.core.events import DataSkippedDetails, Details
 from edl.core.job_spec import JobSettings
 from edl.core.policy.file import PolicyFile
 from edl.core.step.aligned import AlignedSource
+from edl.core.step.batch import Batch
 from edl.core.step.batching import Batching
+from edl.core.step.seeds import derived_seed
 from edl.core.step.source import Source
 from edl.errors import UsageError
 from edl.framework.source import refuse_logical
@@ -40,7 +44,7 @@ class Listener:
         self.checkpointing = SimpleNamespace(settings=JobSettings())
         self.logged: list[Details] = []
 
-    def attach_source(self, source: Source) -> None:
+    def attach_source(self, source: Source, reader: Any = None) -> None:
         self.source = source
 
     def log_event(self, details: Details, reason: str) -> None:
@@ -104,6 +108,31 @@ def test_a_fixed_global_batch_is_that_of_all_workers() -> None:
 def test_a_fixed_global_batch_that_cannot_be(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         edl.torch.DataLoader([1.0], worker=cast(Worker, Listener()), **options)
+
+
+@pytest.mark.parametrize(
+    "dataset", [[1.0, 2.0], edl.data.stream([0, 1], lambda shard, offset: iter([shard]))]
+)
+def test_seed_and_shuffle_are_values_that_a_checkpoint_can_hold(dataset: Any) -> None:
+    worker = Listener()
+    options: dict[str, Any] = {"seed": np.int64(3), "shuffle": np.bool_(True)}
+    loader = edl.torch.DataLoader(dataset, worker=cast(Worker, worker), **options)
+    assert worker.source is not None
+    assert json.dumps([worker.source.seed, worker.source.shuffle]) == "[3, true]"
+    worker.loader.epoch = 1
+    items = loader._feed._as_sent(Batch(0, np.arange(1)))
+    assert items.epoch_seed == derived_seed(3, 1), "the same with each version of NumPy"
+
+
+@pytest.mark.parametrize("seed", [1.0, "7", True, torch.tensor(7)])
+@pytest.mark.parametrize(
+    "dataset", [[1.0, 2.0], edl.data.stream([0, 1], lambda shard, offset: iter([shard]))]
+)
+def test_a_seed_that_is_no_whole_number_is_refused(dataset: Any, seed: Any) -> None:
+    worker = Listener()
+    with pytest.raises(UsageError, match=r"^seed is .*; give a whole number, the same on all"):
+        edl.torch.DataLoader(dataset, seed=seed, worker=cast(Worker, worker))
+    assert worker.source is None
 
 
 def test_logical_workers_have_the_batch_that_the_script_gives() -> None:
