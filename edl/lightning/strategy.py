@@ -38,7 +38,7 @@ class ElasticStrategy(ParallelStrategy):
     an epoch. A Trainer trains once in a job.
 
     Args:
-        seed: the seed of the order of the samples.
+        seed: the seed of the order of the samples; the same on all workers.
         global_batch: the samples of all workers together in a step, in place of the loader's
             ``batch_size``, as for :class:`edl.torch.DataLoader`; None: the loader's ``batch_size``
             is that of each worker.

@@ -53,7 +53,8 @@ class DataLoader:
             the number of workers.
         shuffle: whether the order of the samples is random. The order of an epoch is a function of
             (seed, epoch) alone.
-        seed: the seed of that order, and of the random numbers drawn while samples are loaded.
+        seed: the seed of that order, and of the random numbers drawn while samples are loaded; the
+            same on all workers.
         num_workers: how many processes load samples, as in ``torch.utils.data.DataLoader``; 0: the
             training thread loads them.
         max_global_batch: the largest global batch, in samples; None: no limit. Where all workers

@@ -405,6 +405,8 @@ class LoaderProgress(TrainingProgress):
             "fit_stopped": self.fit_stopped,
             "seed": self.seed,
             "fingerprint": self.source.fingerprint,
+            "order_seed": self.source.seed,
+            "shuffle": self.source.shuffle,
             "batching": self.source.batching.to_json(),
             "prefetch_batches": self.source.prefetch_batches,
             **self.sampler.header(),
@@ -453,7 +455,7 @@ class LoaderProgress(TrainingProgress):
             receive: which part of the job's state this worker takes over.
 
         Raises:
-            DataError: the state source trains on other data.
+            DataError: the state source trains on other data, or in another order.
         """
         check_same_data(self.source, header, self._worker)
         self._upcoming = None  # it was of members that are no more

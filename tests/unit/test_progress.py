@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,16 +15,20 @@ from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.core.step.step_events import BatchStart, RingPlace
 from edl.core.step.step_record import StepRecord, StepRecords
+from edl.core.step.stream import StreamSource
 from edl.errors import DataError
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.progress import Receive
+
+SAMPLES = Source(100, Batching(4), True, 7, 0)
 
 
 def progress_of(
     worker: int, fingerprint: str = "", total: int = 100, prefetch: int = 0
 ) -> LoaderProgress:
     one = LoaderProgress()
-    one.attach(Source(total, Batching(4), True, 7, prefetch, fingerprint), worker)
+    data = replace(SAMPLES, total=total, prefetch_batches=prefetch, fingerprint=fingerprint)
+    one.attach(data, worker)
     return one
 
 
@@ -57,6 +63,28 @@ def test_other_data_are_refused_before_anything_moves(
 def test_without_fingerprints_the_size_must_do() -> None:
     with pytest.raises(DataError, match="the dataset of w3 has 99 samples and the job's 100"):
         progress_of(3, total=99).take_over(progress_of(0).header(), Receive.ALL)
+
+
+@pytest.mark.parametrize("receive", [Receive.ALL, Receive.NOTHING])
+@pytest.mark.parametrize("data", [SAMPLES, StreamSource.of(3, Batching(4), True, 7, 0)])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"seed": 8}, "loader of w3 is 8 and the job's 7; give all workers the same seed, without"),
+        ({"shuffle": False}, "w3 is False and the job's True; give all workers the same shuffle$"),
+    ],
+)
+def test_another_order_is_refused_before_anything_moves(
+    data: Source, receive: Receive, options: dict[str, Any], sentence: str
+) -> None:
+    """Or a sample would be trained twice, and another one not at all: each maps positions alone."""
+    root, other = LoaderProgress(), LoaderProgress()
+    root.attach(data, 0, Mock())
+    other.attach(replace(data, **options), 3, Mock())
+    root.step = 7
+    with pytest.raises(DataError, match=sentence):
+        other.take_over(json.loads(json.dumps(root.header())), receive)
+    assert (other.step, other.has_state) == (0, False)
 
 
 def test_workers_with_other_numbers_of_loader_processes_grant_the_same_leases() -> None:

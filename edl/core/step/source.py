@@ -170,16 +170,20 @@ class Source:
 
 
 def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> None:
-    """Refuse to take over the progress of a job that trains on other data than a worker.
+    """Refuse to take over the progress of a job that trains on other data, or in another order.
+
+    The ledger has positions only, and each worker finds the samples at them by its own order. A
+    ``sampler`` is not compared: its order may take long to compute.
 
     Args:
         mine: the data of the worker.
         header: the job's position, by name, as the state source sends it: its ``fingerprint``,
-            ``batching`` and ``ledger`` are compared.
+            ``batching``, ``ledger``, ``order_seed`` and ``shuffle`` are compared.
         worker: the id of the worker, for the message.
 
     Raises:
-        DataError: the data differ in fingerprint or size, or are divided into other batches.
+        DataError: the data differ in fingerprint or size, are divided into other batches, or are
+            ordered by another seed or ``shuffle``.
     """
     theirs = header["fingerprint"]
     if mine.fingerprint != theirs:
@@ -193,4 +197,15 @@ def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> Non
         raise DataError(
             f"the dataset of w{worker} has {mine.describe_total(total)} and the job's "
             f"{mine.describe_total(total_of_job)}; every worker must load the same data"
+        )
+    if mine.seed != header["order_seed"]:
+        raise DataError(
+            f"the seed of the data loader of w{worker} is {mine.seed} and the job's "
+            f"{header['order_seed']}; give all workers the same seed, without the rank or the time "
+            "in it"
+        )
+    if mine.shuffle != header["shuffle"]:
+        raise DataError(
+            f"shuffle of the data loader of w{worker} is {mine.shuffle} and the job's "
+            f"{header['shuffle']}; give all workers the same shuffle"
         )
