@@ -155,11 +155,27 @@ class InputPipelines:
         if self._trained is not None and not _alike(self._trained, (found, steps)):
             raise UsageError(TWICE)
         if self._elastic is None:
-            own = found.digest().encode()
-            if any(other != own for other in self._exchanges.known(own)):
-                raise UsageError(DIFFER)
-            self._trained, self._elastic = (found, steps), _elastic(found, steps)
+            seed = self._agreed_seed(found.digest())
+            self._trained, self._elastic = (found, steps), _elastic(found, steps, seed)
         return self._elastic
+
+    def _agreed_seed(self, digest: str) -> int:
+        """Return the seed of TensorFlow on rank 0, which becomes that of this process, too.
+
+        Args:
+            digest: the digest of this process's training data.
+
+        Raises:
+            UsageError: the processes have different training data.
+        """
+        answers = self._exchanges.known(f"{digest} {last_seed()}".encode())
+        found = [answer.decode().split() for answer in answers]
+        if any(other != digest for other, _ in found):
+            raise UsageError(DIFFER)
+        seed = int(found[0][1])
+        if seed != last_seed():  # each rank may draw numbers of its own: edl does so
+            tf.random.set_seed(seed)
+        return seed
 
     def is_trained(self, dataset: Any) -> bool:
         """Return whether ``dataset`` is the one that :meth:`elastic` was given."""
@@ -176,9 +192,17 @@ def _alike(one: tuple[Recorded, int | None], other: tuple[Recorded, int | None])
     return same and (first.source is second.source or first.whole is second.whole is not None)
 
 
-def _elastic(found: Recorded, steps: int | None) -> Any:
-    """Return edl's data set of what ``found`` describes, with ``steps`` steps in an epoch."""
-    seed = last_seed()  # of the script, the same on all workers
+def _elastic(found: Recorded, steps: int | None, seed: int) -> Any:
+    """Return edl's data set of what ``found`` describes.
+
+    Args:
+        found: the stages of the script's data set.
+        steps: the steps of an epoch; None: the length of the data set.
+        seed: the seed of orders for which the script gives none, the same in all processes.
+
+    Raises:
+        UsageError: edl does not know the samples of the data set.
+    """
     order = PipelineOrder(found.pipeline, ranks(), steps, seed)
     specs = tf.nest.flatten(found.source.element_spec)
     if not all(isinstance(spec, tf.TensorSpec) for spec in specs):

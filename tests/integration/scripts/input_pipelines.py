@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import edl.tensorflow
 from edl.core.step.pipeline_order import Batch, Repeat, Shard, Shuffle, Skip, Take
 from edl.errors import UsageError
 from edl.framework import process
+from edl.tensorflow.random_numbers import last_seed
 from edl.transparent import input_pipeline, keras_fit
 from edl.transparent.input_pipeline import InputPipelines, recorded, undivided, without_shard
 from edl.transparent.script_exchange import ScriptExchange
@@ -107,6 +109,26 @@ def data_that_differ_have_another_digest():
     assert digest(IMAGES) == digest(IMAGES.copy())
     assert len({digest(IMAGES[rank::4]) for rank in range(4)} | {digest(IMAGES)}) == 5
     assert digest(np.array(["a", "b"])) != digest(np.array(["a", "c"]))
+
+
+def the_seed_of_rank_0_becomes_that_of_all():
+    sent, orders = [], []
+
+    def known(payload):
+        sent.append(payload)
+        return list(sent)
+
+    edl.tensorflow.Dataset = lambda arrays, batch_size, order: orders.append(order)
+    for rank in range(4):
+        tf.random.set_seed(42 + rank)
+        part = slices().shuffle(12).shard(4, rank).batch(2, drop_remainder=True)
+        InputPipelines(SimpleNamespace(known=known)).elastic(part, None)
+        assert last_seed() == 42, "of the script: what logical workers draw follows from it"
+    for order in orders:
+        assert order(0).tolist() == orders[0](0).tolist()
+    other = tf.data.Dataset.from_tensor_slices((IMAGES + 1, LABELS)).batch(2)
+    with pytest.raises(UsageError, match="train on different data"):
+        InputPipelines(SimpleNamespace(known=known)).elastic(other, None)
 
 
 process.is_initialized = lambda: True
