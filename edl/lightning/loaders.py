@@ -24,7 +24,8 @@ def training_loader(given: object, **batching: Any) -> edl.DataLoader:
 
     Args:
         given: the script's loader.
-        batching: ``seed``, ``global_batch`` and ``max_global_batch`` of :class:`edl.DataLoader`.
+        batching: ``seed``, ``global_batch`` and ``max_global_batch`` of :class:`edl.DataLoader`;
+            None: not given, so that the seed is that of the script's loader.
 
     Raises:
         UsageError: the script's loader is none of PyTorch's, or decides itself which samples a
@@ -38,8 +39,9 @@ def training_loader(given: object, **batching: Any) -> edl.DataLoader:
             "workers"
         )
     refuse_logical(current_worker(), "Lightning's Trainer counts batches, so it trains")
-    options = training_options(given) | batching
-    if batching.get("global_batch") is not None:
+    asked = {name: value for name, value in batching.items() if value is not None}
+    options = training_options(given) | asked
+    if "global_batch" in asked:
         del options["batch_size"]
     return edl.DataLoader(**options)
 

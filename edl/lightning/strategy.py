@@ -38,7 +38,8 @@ class ElasticStrategy(ParallelStrategy):
     an epoch. A Trainer trains once in a job.
 
     Args:
-        seed: the seed of the order of the samples; the same on all workers.
+        seed: the seed of the order of the samples; the same on all workers. None: that of the
+            training loader's ``generator``, or 0 if it has none.
         global_batch: the samples of all workers together in a step, in place of the loader's
             ``batch_size``, as for :class:`edl.torch.DataLoader`; None: the loader's ``batch_size``
             is that of each worker.
@@ -56,7 +57,7 @@ class ElasticStrategy(ParallelStrategy):
     def __init__(
         self,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         global_batch: int | tuple[int, int] | None = None,
         max_global_batch: int | None = None,
         accelerator: Accelerator | None = None,

@@ -30,6 +30,7 @@ from edl.framework.source import (
 )
 from edl.framework.steps import BatchSteps, asked_length
 from edl.torch.api import begin_loop, begin_piece, end_batch, track, unfinished
+from edl.torch.loader_options import seed_of_order
 from edl.torch.loader_process import LoaderProcessInit, forks
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
@@ -54,7 +55,7 @@ class DataLoader:
         shuffle: whether the order of the samples is random. The order of an epoch is a function of
             (seed, epoch) alone.
         seed: the seed of that order, and of the random numbers drawn while samples are loaded; the
-            same on all workers.
+            same on all workers. None: that of the option ``generator``, or 0 if there is none.
         num_workers: how many processes load samples, as in ``torch.utils.data.DataLoader``; 0: the
             training thread loads them.
         max_global_batch: the largest global batch, in samples; None: no limit. Where all workers
@@ -79,7 +80,8 @@ class DataLoader:
     Raises:
         DataError: the dataset is empty.
         UsageError: an argument cannot work here (``sampler``, ``drop_last``, ...), or PyTorch
-            refuses it, or an iterable data set lacks ``state_dict`` and ``load_state_dict``.
+            refuses it, or an iterable data set lacks ``state_dict`` and ``load_state_dict``, or
+            both ``seed`` and a ``generator`` are given.
     """
 
     def __init__(  # noqa: PLR0913 (a constructor: its arguments are those of PyTorch's, and edl's)
@@ -87,7 +89,7 @@ class DataLoader:
         dataset: torch.utils.data.Dataset[Any] | Dataset[Any] | Stream,
         batch_size: int = 1,
         shuffle: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         num_workers: int = 0,
         *,
         max_global_batch: int | None = None,
@@ -115,6 +117,7 @@ class DataLoader:
         )
         _check(options)
         ahead = num_workers * (prefetch_factor or 2)
+        seed = seed_of_order(seed, None if order is not None else options.get("generator"))
         how = batches, shuffle, seed, ahead
         loaded: Any = dataset
         if is_numbered(dataset):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -31,6 +32,27 @@ def is_shuffled(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.sampler, RandomSampler)
 
 
+def seed_of_order(seed: int | None, generator: Any) -> int:
+    """Return the seed of the order of the samples: ``seed``, that of ``generator``, or 0.
+
+    Args:
+        seed: what the script gives; None: nothing.
+        generator: the generator that it gives to the loader; None: none. What was drawn from it
+            does not matter.
+
+    Raises:
+        UsageError: the script gives both.
+    """
+    if not isinstance(generator, torch.Generator):
+        return 0 if seed is None else seed
+    if seed is not None:
+        raise UsageError(
+            f"edl.DataLoader was given seed={seed!r}, and a generator, whose seed would be that of "
+            "the order, too; leave one of them out"
+        )
+    return generator.initial_seed()
+
+
 def training_options(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the arguments of ``edl.torch.DataLoader`` for the data and options of ``loader``.
 
@@ -45,7 +67,7 @@ def training_options(loader: DataLoader[Any]) -> dict[str, Any]:
         "dataset": loader.dataset,
         "batch_size": loader.batch_size,
         "shuffle": is_shuffled(loader),
-        "seed": 0 if loader.generator is None else loader.generator.initial_seed(),
+        "seed": seed_of_order(None, loader.generator),
     }
     if loader.num_workers:
         options["prefetch_factor"] = loader.prefetch_factor

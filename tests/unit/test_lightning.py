@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from edl.errors import UsageError
+from edl.lightning import loaders
 from edl.lightning.checks import Fit, why_refused
 from edl.lightning.collectives import StrategyCollectives, operation_of
-from edl.lightning.loaders import RankSampler, shared
+from edl.lightning.loaders import RankSampler, shared, training_loader
 from edl.lightning.preparing import PreparationLock
 
 
@@ -42,6 +44,17 @@ def test_a_worker_by_itself_gets_its_own_value() -> None:
     value = torch.tensor(3)
     assert alone.gather("own", "broadcast()") == ["own"]
     assert alone.reduce(value, "mean") is value
+
+
+@pytest.mark.parametrize(("asked", "seed"), [(None, 5), (0, 0), (3, 3)])
+def test_the_order_follows_from_the_loaders_generator_unless_the_strategy_has_a_seed(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, seed: int
+) -> None:
+    monkeypatch.setattr(loaders, "current_worker", lambda: SimpleNamespace(logical=0))
+    monkeypatch.setattr(loaders.edl, "DataLoader", dict)
+    given = DataLoader(range(4), generator=torch.Generator().manual_seed(5))
+    made: Any = training_loader(given, seed=asked, global_batch=None, max_global_batch=4)
+    assert (made["seed"], made["max_global_batch"], made["batch_size"]) == (seed, 4, 1)
 
 
 @pytest.mark.parametrize("total", [1, 2, 7, 12])

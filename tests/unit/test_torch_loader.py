@@ -124,6 +124,32 @@ def test_seed_and_shuffle_are_values_that_a_checkpoint_can_hold(dataset: Any) ->
     assert items.epoch_seed == derived_seed(3, 1), "the same with each version of NumPy"
 
 
+@pytest.mark.parametrize(
+    ("options", "seed"),
+    [
+        ({}, 0),
+        ({"seed": 3}, 3),
+        ({"generator": torch.Generator().manual_seed(5)}, 5),
+        ({"generator": torch.Generator().manual_seed(5), "order": range(2)}, 0),
+    ],
+)
+def test_the_order_follows_from_the_seed_or_the_generator(
+    options: dict[str, Any], seed: int
+) -> None:
+    worker = Listener()
+    if order := options.get("order"):
+        options = {**options, "order": Mock(total=len(order))}
+    edl.torch.DataLoader([1.0, 2.0], shuffle=True, worker=cast(Worker, worker), **options)
+    assert worker.source is not None
+    assert worker.source.seed == seed
+
+
+def test_a_seed_and_a_generator_are_refused() -> None:
+    given = cast(Worker, Listener())
+    with pytest.raises(UsageError, match=r"seed=0, and a generator.*; leave one of them out"):
+        edl.torch.DataLoader([1.0], seed=0, generator=torch.Generator(), worker=given)
+
+
 @pytest.mark.parametrize("seed", [1.0, "7", True, torch.tensor(7)])
 @pytest.mark.parametrize(
     "dataset", [[1.0, 2.0], edl.data.stream([0, 1], lambda shard, offset: iter([shard]))]
