@@ -159,6 +159,8 @@ class DataLoader:
             ),
             keeps_processes,
         )
+        # PyTorch's RandomSampler draws its seed in each epoch, unless it has a generator.
+        self._draws = self._source.shuffle and options.get("generator") is None
         self._numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
         self._steps = BatchSteps(self._worker, self._feed, unfinished, end_batch, self._numbers)
         self.dataset = dataset
@@ -260,6 +262,8 @@ class DataLoader:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
+        if self._draws and not self._worker.logical:
+            torch.empty((), dtype=torch.int64).random_()  # so a job of one draws as without edl
         while self._steps.begin():
             begin_piece(self._numbers)
             yield self._feed.data

@@ -150,6 +150,29 @@ def test_a_seed_and_a_generator_are_refused() -> None:
         edl.torch.DataLoader([1.0], seed=0, generator=torch.Generator(), worker=given)
 
 
+@pytest.mark.parametrize("generator", [None, torch.Generator()])
+@pytest.mark.parametrize(("shuffle", "logical"), [(True, 0), (False, 0), (False, 4)])
+def test_an_epoch_draws_from_pytorchs_generator_what_its_own_sampler_draws(
+    shuffle: bool, logical: int, generator: torch.Generator | None
+) -> None:
+    """Logical workers draw nothing between their passes, which are seeded."""
+    options: dict[str, Any] = {"shuffle": shuffle, "generator": generator}
+    given: Any = Listener()
+    given.logical = logical
+    own = options if not logical else {**options, "shuffle": True}
+    loader = edl.torch.DataLoader(cast(Any, range(4)), worker=given, **own)
+    loader._steps = Mock(begin=lambda: False)
+    plain = torch.utils.data.DataLoader(cast(Any, range(4)), **options)
+    drawn = []
+    with torch.random.fork_rng():
+        for epoch in (loader, plain.sampler):
+            torch.manual_seed(0)
+            for _ in epoch:
+                pass
+            drawn.append(float(torch.rand(())))
+    assert drawn[0] == drawn[1]
+
+
 @pytest.mark.parametrize("seed", [1.0, "7", True, torch.tensor(7)])
 @pytest.mark.parametrize(
     "dataset", [[1.0, 2.0], edl.data.stream([0, 1], lambda shard, offset: iter([shard]))]
