@@ -381,7 +381,7 @@ class StateDiffers(JobFailed):
 
 
 class NewcomerDiffers(JobError):
-    """This worker has joined the job, and its state differs from the others'; only it ends."""
+    """This worker has joined the job, and its state or data differ from the others'; it ends."""
 
 
 class JobStopped(JobError):

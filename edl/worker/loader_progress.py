@@ -455,7 +455,7 @@ class LoaderProgress(TrainingProgress):
             receive: which part of the job's state this worker takes over.
 
         Raises:
-            DataError: the state source trains on other data, or in another order.
+            NewcomerDiffers: the state source trains on other data, or in another order.
         """
         check_same_data(self.source, header, self._worker)
         self._upcoming = None  # it was of members that are no more

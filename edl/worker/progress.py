@@ -147,7 +147,7 @@ class TrainingProgress(ABC):
             receive: which part of the job's state this worker takes over.
 
         Raises:
-            DataError: the state source trains on other data.
+            NewcomerDiffers: the state source trains on other data, or in another order.
         """
 
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:

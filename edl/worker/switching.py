@@ -502,7 +502,8 @@ class Switching:
         Raises:
             RendezvousFailed: the ring could not be built; none is open.
             RingBroken: the exchange failed; the ring stays open, and the caller closes it.
-            UsageError, DataError: this worker's script or data are not those of the state source.
+            UsageError: this worker's script is not that of the state source.
+            NewcomerDiffers: its data are not those of the state source.
         """
         rank = generation.rank_of(self.worker)
         assert rank is not None

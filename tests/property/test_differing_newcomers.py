@@ -6,7 +6,7 @@ The workers are edl's own; the judge is the counting model, so each sample count
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,9 +16,11 @@ from scenarios import struck_around
 from edl.core.events import Event, StateDiffersDetails
 from edl.core.job.signature import Arithmetic, ScriptOfJob
 from edl.core.records import JobState
+from edl.core.step.source import Source
 from edl.errors import NewcomerDiffers
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
+from edl.worker.stream_sampler import StreamReader
 
 GROUPS = 50  # steps until all of a state was compared: a newcomer's is, after its first step
 
@@ -188,3 +190,42 @@ def test_one_whose_model_lacks_something_costs_the_others_nothing(np: int) -> No
     assert_goes_on(job, np)
     assert "the job's model has lora, and this newcomer's has not" in str(job.errors[np])
     assert [each.number for each in job.memory.generations] == [1], "nobody has built a ring"
+
+
+@dataclass(frozen=True)
+class Reordering(Counting):
+    """A script that orders the samples by a seed of its own on all workers but the first ones.
+
+    ``first``: so many of them.
+    """
+
+    samples: int = 144
+    epochs: int = 1
+    first: int = 2
+
+    def __call__(self, one: LoopbackWorker) -> None:
+        worker, attach = one.worker, one.worker.attach_source
+
+        def attach_source(source: Source, reader: StreamReader | None = None) -> None:
+            attach(replace(source, seed=100 + worker.id), reader)
+
+        if worker.id >= self.first:
+            worker.attach_source = attach_source  # type: ignore[method-assign]
+        super().__call__(one)
+
+
+@pytest.mark.parametrize("np", [1, 2])
+def test_one_with_another_order_of_the_samples_is_not_replaced(np: int) -> None:
+    """Another start of its script, with a seed from the clock, would have another one, too."""
+    job = of(Reordering(first=np), np=np)
+    job.after_step(5, lambda job: job.scale({"a": np + 1}))
+    job.run()
+    assert_goes_on(job, np)
+    assert f"the seed of the data loader of w{np} is 10{np} and the job's 7" in str(job.errors[np])
+    assert len(job.workers) == np + 1
+
+
+def test_of_the_first_workers_those_with_the_order_of_rank_0_go_on() -> None:
+    job = of(Reordering(first=1), np=3)
+    job.run()
+    assert_goes_on(job, 1, 2)

@@ -16,7 +16,7 @@ from edl.core.step.source import Source
 from edl.core.step.step_events import BatchStart, RingPlace
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.stream import StreamSource
-from edl.errors import DataError
+from edl.errors import NewcomerDiffers
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.progress import Receive
 
@@ -55,13 +55,13 @@ def test_other_data_are_refused_before_anything_moves(
 ) -> None:
     root, newcomer = progress_of(0, theirs), progress_of(3, mine)
     root.step = 7
-    with pytest.raises(DataError, match=sentence):
+    with pytest.raises(NewcomerDiffers, match=sentence):
         newcomer.take_over(root.header(), Receive.ALL)
     assert newcomer.step == 0
 
 
 def test_without_fingerprints_the_size_must_do() -> None:
-    with pytest.raises(DataError, match="the dataset of w3 has 99 samples and the job's 100"):
+    with pytest.raises(NewcomerDiffers, match="the dataset of w3 has 99 samples and the job's 100"):
         progress_of(3, total=99).take_over(progress_of(0).header(), Receive.ALL)
 
 
@@ -82,7 +82,7 @@ def test_another_order_is_refused_before_anything_moves(
     root.attach(data, 0, Mock())
     other.attach(replace(data, **options), 3, Mock())
     root.step = 7
-    with pytest.raises(DataError, match=sentence):
+    with pytest.raises(NewcomerDiffers, match=sentence):
         other.take_over(json.loads(json.dumps(root.header())), receive)
     assert (other.step, other.has_state) == (0, False)
 
@@ -282,7 +282,7 @@ def test_a_worker_that_asks_for_other_batches_is_refused() -> None:
     root, other = progress_of(0), LoaderProgress()
     other.enter((0, 1))
     other.attach(Source(100, Batching(5), True, 7, 0), 1)
-    with pytest.raises(DataError, match=r"batch_size=5. The job: batch_size=4"):
+    with pytest.raises(NewcomerDiffers, match=r"batch_size=5. The job: batch_size=4"):
         other.take_over(root.header(), Receive.ALL)
 
 

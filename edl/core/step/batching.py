@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edl.core.record import Record
-from edl.errors import DataError, UsageError
+from edl.errors import NewcomerDiffers, UsageError
 
 
 @dataclass(frozen=True)
@@ -212,10 +212,10 @@ def check_alike(mine: Batching, theirs: Batching, worker: int) -> None:
         worker: the id of the worker, for the message.
 
     Raises:
-        DataError: the two differ.
+        NewcomerDiffers: the two differ.
     """
     if replace(theirs, chosen=mine.chosen) != mine:
-        raise DataError(
+        raise NewcomerDiffers(
             f"the batches of w{worker} are not the job's; every worker must ask for the same. "
             f"Here: {mine}. The job: {theirs}"
         )

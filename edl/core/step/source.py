@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from edl.core.step.batching import Batching, check_alike
 from edl.core.step.ledger import LeasePolicy, Ledger, free_leases, restore, start_epoch
 from edl.core.step.shuffle import EpochOrder, Indices
-from edl.errors import DataError
+from edl.errors import NewcomerDiffers
 
 NO_FINGERPRINT = "data of unknown files"
 
@@ -173,7 +173,8 @@ def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> Non
     """Refuse to take over the progress of a job that trains on other data, or in another order.
 
     The ledger has positions only, and each worker finds the samples at them by its own order. A
-    ``sampler`` is not compared: its order may take long to compute.
+    ``sampler`` is not compared: its order may take long to compute. The worker is not replaced: its
+    script would load the same data again or, by a seed from the clock, have another order again.
 
     Args:
         mine: the data of the worker.
@@ -182,30 +183,30 @@ def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> Non
         worker: the id of the worker, for the message.
 
     Raises:
-        DataError: the data differ in fingerprint or size, are divided into other batches, or are
-            ordered by another seed or ``shuffle``.
+        NewcomerDiffers: the data differ in fingerprint or size, are divided into other batches, or
+            are ordered by another seed or ``shuffle``.
     """
     theirs = header["fingerprint"]
     if mine.fingerprint != theirs:
-        raise DataError(
+        raise NewcomerDiffers(
             f"the data of w{worker} are not the job's; every worker must load the same. "
             f"Here: {mine.fingerprint or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
         )
     check_alike(mine.batching, Batching.from_json(header["batching"]), worker)
     total, total_of_job = mine.total, restore(header["ledger"]).total
     if total_of_job != total:
-        raise DataError(
+        raise NewcomerDiffers(
             f"the dataset of w{worker} has {mine.describe_total(total)} and the job's "
             f"{mine.describe_total(total_of_job)}; every worker must load the same data"
         )
     if mine.seed != header["order_seed"]:
-        raise DataError(
+        raise NewcomerDiffers(
             f"the seed of the data loader of w{worker} is {mine.seed} and the job's "
             f"{header['order_seed']}; give all workers the same seed, without the rank or the time "
             "in it"
         )
     if mine.shuffle != header["shuffle"]:
-        raise DataError(
+        raise NewcomerDiffers(
             f"shuffle of the data loader of w{worker} is {mine.shuffle} and the job's "
             f"{header['shuffle']}; give all workers the same shuffle"
         )
