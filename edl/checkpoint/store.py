@@ -13,16 +13,19 @@
 4. A failed save is reported and has no other effect; the next save is tried at its usual time, or,
    after a failed one in parts, at once and by rank 0 alone.
 5. Only the newest ring that has begun in a directory writes there (:mod:`edl.checkpoint.owner`).
+6. A file server that is away holds up no call for ever. From the first step on the training thread
+   does not use the directory itself; other threads do, and it waits for them for a limited time.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
@@ -35,8 +38,12 @@ from edl.core.events import CheckpointRefusedDetails
 from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.step.source import Source
 from edl.errors import CheckpointError, DataError
+from edl.mount_point import mount_point
 
 logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0  # for a look into the directory between two steps: all workers wait
+T = TypeVar("T")
 
 # Step, ledger, samples, gradient noise scale, global batch, script's seed of a checkpoint, and why
 # the last fit was stopped.
@@ -79,6 +86,7 @@ class Checkpoints:
             else:
                 directory.mkdir(parents=True, exist_ok=True)
                 (directory / name).touch()
+                self.writer.disk = mount_point(directory)
             (directory / name).unlink()
         except OSError as error:
             raise CheckpointError(
@@ -289,8 +297,8 @@ class Checkpoints:
         now = time.monotonic()
         if self._due_at is None:
             begins = at.step == 0 and self.writer.last_step < 0
-            # The job begins, or it has resumed: nobody writes.
-            if begins or self.writer.last_step >= 0:
+            # The job begins, or it has resumed just now: nobody writes.
+            if begins or self.writer.last_step == at.step:
                 files.remove_leftovers(self._config.directory)
             self._due_at = now
             if not begins:
@@ -318,20 +326,27 @@ class Checkpoints:
 
         They are the age of the newest checkpoint in the directory, by this host's clock, cut to 0
         to ``every_s``. They are ``every_s`` if there is no checkpoint (save now), and 0 (save in
-        ``every_s`` seconds) if the directory cannot be read. They are also 0, whatever the age, if
-        this worker itself has read or written a checkpoint: it counts from now. If the new rank 0
-        always counted from its own beginning, a job whose workers all live for less than
-        ``every_s`` would never save. A difference between the clocks of two hosts shifts only this
-        one save, by ``every_s`` at most.
+        ``every_s`` seconds) if the directory cannot be read, or not in :data:`LOOK_S` seconds. They
+        are also 0, whatever the age, if this worker itself has read or written a checkpoint: it
+        counts from now. If the new rank 0 always counted from its own beginning, a job whose
+        workers all live for less than ``every_s`` would never save. A difference between the clocks
+        of two hosts shifts only this one save, by ``every_s`` at most.
         """
         if self.writer.last_step >= 0:  # this worker has read it, or written it
             return 0.0
+        age_s = _looked(self._look_at_age, LOOK_S, otherwise=0.0)
+        return min(max(0.0, age_s), self._config.every_s)
+
+    def _look_at_age(self) -> float:
+        """Return the age of the newest checkpoint in seconds, by this host's clock.
+
+        It is infinite if there is no checkpoint, and 0 if the directory cannot be read.
+        """
         try:
             newest = next(iter(files.checkpoint_files(self._config.directory)), None)
-            age_s = time.time() - modified_s(newest) if newest is not None else math.inf
+            return time.time() - modified_s(newest) if newest is not None else math.inf
         except (CheckpointError, OSError):
             return 0.0
-        return min(max(0.0, age_s), self._config.every_s)
 
     def save_last_part(
         self, at: CheckpointPosition, replica: Durable, share: StateShare, timeout_s: float
@@ -393,17 +408,47 @@ class Checkpoints:
             writer.failed(at.step, late)
         return "" if writer.last_step == at.step else writer.why_failed
 
-    def newest_saved(self) -> tuple[int, str]:
+    def newest_saved(self, limit_s: float) -> tuple[int | None, str]:
         """Return the step and the directory of the newest checkpoint that a job can resume from.
 
-        It is the newest one with an intact header, of this start of the job or another one; the
-        step is -1 if there is none, or if the directory cannot be read.
+        It is the newest one with an intact header, of this start of the job or another one. If the
+        directory cannot be read, it is the newest one that this worker has read or written.
+
+        Args:
+            limit_s: how many seconds the look into the directory may take.
+
+        Returns:
+            The step (-1: there is no checkpoint; None: it is not known) and the directory.
         """
-        directory = self._config.directory
+        known = self.writer.last_step if self.writer.last_step >= 0 else None
+        found = _looked(self._look_for_newest, limit_s, otherwise=None)
+        return known if found is None else found, str(self._config.directory)
+
+    def _look_for_newest(self) -> int | None:
+        """Return the step of the newest checkpoint in the directory with an intact header.
+
+        The result is -1 if there is none, and None if the directory cannot be read.
+        """
         try:
-            for path in files.checkpoint_files(directory):
+            for path in files.checkpoint_files(self._config.directory):
                 with suppress(CheckpointError):
-                    return files.read_manifest(path).step, str(directory)
+                    return files.read_manifest(path).step
         except CheckpointError as error:
             logger.warning("%s", error)
-        return -1, str(directory)
+            return None
+        return -1
+
+
+def _looked(look: Callable[[], T], limit_s: float, otherwise: T) -> T:
+    """Return what ``look`` returns, or ``otherwise`` if that takes longer than ``limit_s`` seconds.
+
+    ``look`` reads a directory in a thread of its own, because on a file server that is away it may
+    take for ever. It must raise no error.
+    """
+    found: list[T] = []
+    thread = threading.Thread(
+        target=lambda: found.append(look()), name="edl-checkpoint-look", daemon=True
+    )
+    thread.start()
+    thread.join(limit_s)
+    return found[0] if found else otherwise

@@ -16,7 +16,7 @@ from functools import partial
 from edl.checkpoint import format as files
 from edl.checkpoint import unchanged
 from edl.checkpoint.format import Checkpoint, Manifest, PackedState
-from edl.checkpoint.location import Location, RemotePath
+from edl.checkpoint.location import Location
 from edl.checkpoint.owner import Owner, OwnerSuperseded, check_run, renew, take_over
 from edl.checkpoint.parts import (
     PartMissing,
@@ -31,7 +31,6 @@ from edl.checkpoint.unchanged import UnchangedTensors
 from edl.core.events import CheckpointDetails, CheckpointFailedDetails
 from edl.core.job.state_share import WHOLE_STATE, StateShare, parts_limit_s
 from edl.errors import CheckpointError, EdlError
-from edl.mount_point import mount_point
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +70,7 @@ class CheckpointWriter:
         last_step: the step of the newest checkpoint that this worker has written, or read in the
             directory; -1: there is none.
         why_failed: why the last checkpoint was not written, as a sentence.
+        disk: where the disk of the directory is mounted; empty: not known, or no disk.
         parts_failed: whether the last checkpoint was to be one in parts, and was not written or
             is not to be trusted; :meth:`save` sets it to False.
     """
@@ -82,6 +82,7 @@ class CheckpointWriter:
         self.superseded = ""
         self.last_step = -1
         self.why_failed = "its last checkpoint was not written"
+        self.disk = ""
         self.parts_failed = False
         self._replaced: tuple[str, ...] = ()  # runs from which this one has the directory
         self._writing: threading.Thread | None = None
@@ -214,6 +215,8 @@ class CheckpointWriter:
     def failed(self, step: int, why: str, superseded: bool = False) -> None:
         """Log that a checkpoint was not written, and keep the reason in :attr:`why_failed`.
 
+        The directory is not touched: the training thread calls this, too, when the storage hangs.
+
         Args:
             step: the number of the step.
             why: the reason, as a clause.
@@ -222,9 +225,8 @@ class CheckpointWriter:
         reason = f"the checkpoint of step {step} was not written: {why}"
         logger.warning("%s", reason)
         self.why_failed = reason
-        directory = self._config.directory
-        disk = "" if isinstance(directory, RemotePath) else mount_point(directory)
-        self._records.log(CheckpointFailedDetails(str(directory), disk, superseded), step, reason)
+        details = CheckpointFailedDetails(str(self._config.directory), self.disk, superseded)
+        self._records.log(details, step, reason)
 
     # --- in the writing thread
 

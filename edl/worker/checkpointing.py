@@ -28,7 +28,7 @@ from edl.checkpoint.store import Checkpoints
 from edl.config import Config
 from edl.core.events import Details, Event, JobFailedDetails, JobStoppedDetails, ResumedDetails
 from edl.core.host.process import STOPPED_EXIT
-from edl.core.job.ending import JobEnd, halted
+from edl.core.job.ending import JobEnd, halted, look_limit_s
 from edl.core.job.fits import fits_of, passed_too_far
 from edl.core.job.signature import Arithmetic
 from edl.core.job.stall import SAVING
@@ -491,11 +491,15 @@ class Checkpointing:
         Args:
             unsaved: why the last checkpoint was not written; empty if it was.
         """
-        cause = "SIGTERM" if self._shared.preemption is None else self._shared.preemption.cause
+        preemption = self._shared.preemption
+        cause, within_s = "SIGTERM", 0.0
+        if preemption is not None:
+            cause, within_s = preemption.cause, preemption.within_s
         if self._checkpoints is None:
             unsaved = "the script does not call edl.checkpoint"
             return halted(cause, self.progress.step, -1, "", unsaved)
-        saved_step, directory = self._checkpoints.newest_saved()
+        limit_s = max(self._save_limit_s, look_limit_s(within_s))
+        saved_step, directory = self._checkpoints.newest_saved(limit_s)
         return halted(cause, self.progress.step, saved_step, directory, unsaved)
 
     def finish(self, end: JobEnd) -> str:

@@ -22,6 +22,7 @@ from edl.core.job.ending import (
     UNSAVED_EXIT,
     bound_of_signal,
     halted,
+    look_limit_s,
     save_limit_s,
     why_tight,
 )
@@ -52,9 +53,19 @@ def test_a_job_whose_last_steps_are_not_saved_names_the_newest_checkpoint() -> N
     assert "there is no checkpoint before it" in halted(CAUSE, 1, -1, "").reason
 
 
+def test_a_job_of_which_nobody_knows_what_is_saved_names_the_directory() -> None:
+    end = halted(CAUSE, 120, None, "/runs/17")
+    assert end.exit_code == UNSAVED_EXIT
+    assert end.reason == (
+        f"{CAUSE}: no checkpoint of step 120 was written in time; /runs/17 cannot be read now, so "
+        "its newest checkpoint is not known; `edl run --resume` goes on from it"
+    )
+
+
 @pytest.mark.parametrize(("within_s", "limit_s"), [(30.0, 27.0), (120.0, 117.0), (4.0, 3.0)])
 def test_the_processes_have_time_to_end_after_the_save(within_s: float, limit_s: float) -> None:
     assert save_limit_s(within_s) == limit_s
+    assert limit_s < limit_s + look_limit_s(within_s) < within_s
 
 
 def test_a_bound_that_is_probably_too_short_is_said_before() -> None:
@@ -167,7 +178,7 @@ def test_a_save_that_takes_too_long_leaves_the_checkpoint_before_it(
     sentence = "it takes longer than the bound of 1 s allows"
     unsaved = start.checkpoints.save_last(start.at, start.replica, 0.01, sentence)
     assert unsaved == f"the checkpoint of step 20 was not written: {sentence}"
-    assert start.checkpoints.newest_saved() == (10, str(tmp_path))
+    assert start.checkpoints.newest_saved(60) == (10, str(tmp_path))
     again = start.checkpoints.save_last(start.at, start.replica, 0.0, sentence)
     assert again == unsaved, "nothing more is copied when the time is over"
     may_write.set()
@@ -177,7 +188,7 @@ def test_a_save_that_takes_too_long_leaves_the_checkpoint_before_it(
 
 def test_the_newest_that_is_saved_has_an_intact_header(tmp_path: Path) -> None:
     start = Start(tmp_path)
-    assert start.checkpoints.newest_saved() == (-1, str(tmp_path))
+    assert start.checkpoints.newest_saved(60) == (-1, str(tmp_path))
     start.save(10)
     files.path_of(tmp_path, 20).write_bytes(b"torn")
-    assert start.checkpoints.newest_saved() == (10, str(tmp_path))
+    assert start.checkpoints.newest_saved(60) == (10, str(tmp_path))

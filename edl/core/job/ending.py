@@ -23,6 +23,7 @@ HALTED_EXIT = 96  # of a preempted job whose last step was saved, and of its wor
 UNSAVED_EXIT = 97  # of a preempted job whose last steps were not saved
 END_S = 3.0  # for the processes to end after the last save
 END_SHARE = 0.25  # of the bound at most
+LOOK_SHARE = 1 / 3  # of that time, to look up the newest checkpoint
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,14 @@ def save_limit_s(within_s: float) -> float:
     return within_s - min(END_S, END_SHARE * within_s)
 
 
+def look_limit_s(within_s: float) -> float:
+    """Return for how many seconds a worker may look for the newest checkpoint after the last save.
+
+    It is a third of the time that :func:`save_limit_s` leaves of the bound of ``within_s`` seconds.
+    """
+    return LOOK_SHARE * (within_s - save_limit_s(within_s))
+
+
 def why_tight(within_s: float, saved_in_s: float) -> str:
     """Return a sentence that says that a bound is probably too short; empty: it is not.
 
@@ -94,20 +103,27 @@ def bound_of_signal(job: Job, number: signal.Signals) -> float:
     return within_s if preempts and within_s is not None else 0.0
 
 
-def halted(cause: str, step: int, saved_step: int, directory: str, why: str = "") -> JobEnd:
+def halted(cause: str, step: int, saved_step: int | None, directory: str, why: str = "") -> JobEnd:
     """Return the end of a job that was preempted.
 
     Args:
         cause: what has preempted the job, such as "edl preempt --within 30s".
         step: the number of steps that the job had completed, as far as it is known.
-        saved_step: the step of the newest complete checkpoint; -1: there is none.
+        saved_step: the step of the newest complete checkpoint; -1: there is none; None: it is not
+            known, because the directory cannot be read.
         directory: the directory of that checkpoint.
         why: why no checkpoint of ``step`` was written, as a clause; empty: that is not known.
     """
-    if saved_step >= max(0, step):
+    if saved_step is not None and saved_step >= max(0, step):
         reason = f"{cause}: step {saved_step} is saved in {directory}; `edl run --resume` goes on"
         return JobEnd(JobState.STOPPED, reason, HALTED_EXIT)
     why = why or f"no checkpoint of step {step} was written in time"
+    if saved_step is None:
+        reason = (
+            f"{cause}: {why}; {directory} cannot be read now, so its newest checkpoint is not "
+            "known; `edl run --resume` goes on from it"
+        )
+        return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)
     if saved_step < 0:
         reason = f"{cause}: {why}, and there is no checkpoint before it; the job has to begin again"
         return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)

@@ -1,0 +1,144 @@
+"""What a job does when the storage of its checkpoints hangs, or fails now and then."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from test_checkpoints import ALONE, SOURCE, Replica, Start
+
+from edl.checkpoint import format as files
+from edl.checkpoint import store
+from edl.config import Config
+from edl.core.events import CheckpointFailedDetails
+from edl.core.job.ending import UNSAVED_EXIT
+from edl.core.job.state_share import WHOLE_STATE
+from edl.core.job_spec import JobSettings
+from edl.mount_point import mount_point
+from edl.worker.checkpointing import Checkpointing
+from edl.worker.job_of_one import JobOfOne
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.shared_state import SharedState
+
+T = TypeVar("T")
+
+
+class FileServer:
+    """A file server that a test takes away; what uses its files hangs until it is back."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._directory, self._monkeypatch = directory, monkeypatch
+        self.back = threading.Event()
+
+    def goes_away(self) -> None:
+        self._hang(files, "write")
+        self._hang(files, "checkpoint_files")
+        self._hang(os.path, "realpath")
+
+    def _hang(self, module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def hangs(path: Any, *given: Any, **named: Any) -> Any:
+            if Path(path).is_relative_to(self._directory):
+                self.back.wait(60)
+            return real(path, *given, **named)
+
+        self._monkeypatch.setattr(module, name, hangs)
+
+    def answer(self, call: Callable[[], T]) -> T:
+        """Return what ``call`` returns; fail if it waits for the server."""
+        found: list[T] = []
+        thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+        thread.start()
+        thread.join(5)
+        hangs = thread.is_alive()
+        if hangs:
+            self.back.set()
+            thread.join(60)
+        assert not hangs, "it waits for a file server that is away"
+        return found[0]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    one = FileServer(tmp_path, monkeypatch)
+    yield one
+    one.back.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("edl-checkpoint"):
+            thread.join(60)
+
+
+def test_the_last_save_ends_in_time_though_the_storage_hangs(
+    tmp_path: Path, server: FileServer
+) -> None:
+    start = Start(tmp_path)
+    start.progress.step = 5
+    disk = mount_point(tmp_path)
+    server.goes_away()
+    unsaved = server.answer(lambda: start.checkpoints.save_last(start.at, start.replica, 0.01))
+    assert unsaved.endswith("it takes longer than 0.01 s (EDL_SAVE_TIMEOUT_S)")
+    assert start.details == CheckpointFailedDetails(str(tmp_path), disk)
+
+
+def test_a_preempted_job_ends_in_time_though_the_storage_hangs(
+    tmp_path: Path, server: FileServer
+) -> None:
+    config = Config(job_settings=JobSettings(preempt_within_s=0.04))
+    job, progress = JobOfOne(config), LoaderProgress()
+    progress.attach(SOURCE, 0)
+    one = Checkpointing(config, SharedState(), progress, job)
+    one.replica = Replica()
+    one.attach(tmp_path, 1000.0, 1)
+    one.begin(ALONE, warmed_up=False)
+    progress.has_state, progress.step = True, 5
+    server.goes_away()
+    job.leave_requested = True
+
+    def ends_with() -> object:
+        with pytest.raises(SystemExit) as end:
+            one.save_if_due(WHOLE_STATE, ALONE.number)
+        return end.value.code
+
+    assert server.answer(ends_with) == UNSAVED_EXIT
+
+
+@pytest.mark.parametrize("known", [10, None])
+def test_what_is_saved_is_said_from_memory_if_the_storage_hangs(
+    known: int | None, tmp_path: Path, server: FileServer
+) -> None:
+    start = Start(tmp_path)
+    if known is not None:
+        assert start.save(known) == ""
+    server.goes_away()
+    newest = server.answer(lambda: start.checkpoints.newest_saved(0.0))
+    assert newest == (known, str(tmp_path))
+
+
+def test_a_new_rank_0_counts_from_now_if_the_storage_hangs(
+    tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "LOOK_S", 0.0)
+    start = Start(tmp_path)
+    start.progress.step = 3
+    server.goes_away()
+    server.answer(lambda: start.checkpoints.save_if_due(start.at, start.replica))
+    assert not start.checkpoints.writer.is_writing
+    assert start.logged == []
+
+
+def test_a_worker_that_has_restored_removes_no_file_that_another_one_writes(
+    tmp_path: Path,
+) -> None:
+    """It becomes rank 0 later, and the rank 0 before it has left, but still writes."""
+    assert Start(tmp_path).save(10) == ""
+    start = Start(tmp_path)
+    start.restore()
+    start.progress.step = 20
+    (tmp_path / ".step-000000000019.safetensors.0123.tmp").touch()
+    start.checkpoints.save_if_due(start.at, start.replica)
+    assert len(list(tmp_path.glob(".step-*.tmp"))) == 1
