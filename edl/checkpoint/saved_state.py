@@ -104,6 +104,7 @@ class CheckpointConfig:
         keep: how many of the newest checkpoints are kept when a new one is written.
         job: the name of the job.
         run: the identifier of this start of the job.
+        save_timeout_s: how many seconds the last checkpoint before an end may take.
         resume_from: a directory to continue from, ``directory`` or another one; None: the job was
             not told to resume.
         or_begin: whether the job begins afresh if ``resume_from`` has no file of a checkpoint; else
@@ -117,6 +118,7 @@ class CheckpointConfig:
     keep: int
     job: str
     run: str
+    save_timeout_s: float
     resume_from: Location | None = None
     or_begin: bool = False
     sharded: bool = False

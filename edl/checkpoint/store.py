@@ -231,19 +231,16 @@ class Checkpoints:
         Args:
             size: how many workers there are.
         """
-        return self._in_parts(size) and self._due_at is not None and self._is_due(self._due_at)
+        may_begin = self._in_parts(size) and not self.writer.is_writing
+        return may_begin and self._due_at is not None and self._is_due(self._due_at)
 
     def _in_parts(self, size: int) -> bool:
         """Return whether ``size`` workers save the next checkpoint in parts, and not rank 0 all."""
         return self._config.sharded and size > 1 and not self.writer.parts_failed
 
     def _is_due(self, due_at: float) -> bool:
-        """Return whether a save, due at ``due_at``, can begin: no other one is being written.
-
-        After a failed checkpoint in parts it is due at once.
-        """
-        due = time.monotonic() >= due_at or self.writer.parts_failed
-        return due and not self.writer.is_writing
+        """Return whether a save is due, at ``due_at`` or at once after a failed one in parts."""
+        return time.monotonic() >= due_at or self.writer.parts_failed
 
     def distrust_parts(self) -> None:
         """Let rank 0 save the whole state at the next boundary: workers' states have differed.
@@ -279,7 +276,8 @@ class Checkpoints:
         first step is saved at once, unless this worker has read it from a checkpoint. Later saves
         follow every ``every_s`` seconds; a worker that becomes rank 0 counts them from the newest
         checkpoint. A save whose time comes while the one before is still being written is made at a
-        later boundary.
+        later boundary; it counts as failed, once, if that takes longer than ``every_s`` and
+        ``save_timeout_s``.
 
         Args:
             at: the job's position.
@@ -306,6 +304,10 @@ class Checkpoints:
         if at_once:
             self._due_at = -math.inf
         if not self._is_due(self._due_at):
+            return
+        if self.writer.is_writing:
+            limit_s = max(self._config.every_s, self._config.save_timeout_s)
+            self.writer.failed_if_slow(at.step, limit_s)
             return
         in_parts = self._in_parts(size) and at.step > 0 and not at_once
         if in_parts and not agreed:

@@ -86,6 +86,8 @@ class CheckpointWriter:
         self.parts_failed = False
         self._replaced: tuple[str, ...] = ()  # runs from which this one has the directory
         self._writing: threading.Thread | None = None
+        self._begun = (-1, 0.0)  # the step of the last save, and when it began
+        self._is_slow = False  # that is told
         self._unchanged = UnchangedTensors(config.directory)
         self._hurry = threading.Event()  # no part is waited for any more
         self._last_part: tuple[int, Location] | None = None  # step and file
@@ -185,6 +187,7 @@ class CheckpointWriter:
                 self._part_failed(at.step, share, str(error))
             return
         capture_s = time.monotonic() - began
+        self._begun, self._is_slow = (at.step, time.monotonic()), False
         self._hurry.clear()
         self._writing = threading.Thread(
             target=self._write if share.rank == 0 else self._write_part,
@@ -227,6 +230,22 @@ class CheckpointWriter:
         self.why_failed = reason
         details = CheckpointFailedDetails(str(self._config.directory), self.disk, superseded)
         self._records.log(details, step, reason)
+
+    def failed_if_slow(self, step: int, limit_s: float) -> None:
+        """Report that no checkpoint of ``step`` is written if the save before it takes too long.
+
+        It is reported once for each save that takes too long.
+
+        Args:
+            step: the number of the step that is due to be saved.
+            limit_s: how many seconds the save before it may take.
+        """
+        before, began_s = self._begun
+        taken_s = time.monotonic() - began_s
+        if taken_s >= limit_s and not self._is_slow:
+            self._is_slow = True
+            why = f"that of step {before} has been written for {taken_s:.0f} s, and is not complete"
+            self.failed(step, why)
 
     # --- in the writing thread
 

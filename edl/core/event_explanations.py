@@ -214,7 +214,7 @@ EXPLANATIONS: Mapping[EventKind, EventExplanation] = {
     ),
     EventKind.CHECKPOINT_FAILED: _error(
         "A checkpoint could not be written; training goes on.",
-        "The disk is full or read-only, or the directory is not there.",
+        "The disk is full or read-only, the directory is not there, or its file server is away.",
         "Free space, or mend the directory, before the job ends: `edl run` ends with 1 if the last "
         "one is missing.",
     ),

@@ -138,6 +138,7 @@ class Checkpointing:
             keep=keep,
             job=self._config.job or ALONE,
             run=self._coordinator.run,
+            save_timeout_s=self.settings.save_timeout_s,
             resume_from=self._resume_from(self.settings.resume.strip(), directory),
             or_begin=self._resumes_or_begins,
             sharded=sharded,

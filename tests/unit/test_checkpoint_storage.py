@@ -142,3 +142,37 @@ def test_a_worker_that_has_restored_removes_no_file_that_another_one_writes(
     (tmp_path / ".step-000000000019.safetensors.0123.tmp").touch()
     start.checkpoints.save_if_due(start.at, start.replica)
     assert len(list(tmp_path.glob(".step-*.tmp"))) == 1
+
+
+def test_a_save_that_does_not_end_is_told_once(tmp_path: Path, server: FileServer) -> None:
+    """No other checkpoint is written meanwhile, and nobody would know before the job's end."""
+    start = Start(tmp_path, every_s=0.0, save_timeout_s=0.0)
+    server.goes_away()
+    for step in range(4):
+        start.progress.step = step
+        start.checkpoints.save_if_due(start.at, start.replica)
+    ((kind, step, reason),) = start.logged
+    assert (kind, step) == ("checkpoint_failed", 1)
+    assert reason.startswith("the checkpoint of step 1 was not written: that of step 0 has been ")
+    assert reason.endswith(" s, and is not complete")
+    server.back.set()
+    assert start.checkpoints.writer.wait(60)
+    assert start.saved == [0]
+    start.logged.clear()
+    server.back.clear()
+    for step in (5, 6):
+        start.progress.step = step
+        start.checkpoints.save_if_due(start.at, start.replica)
+    assert [(kind, step) for kind, step, _ in start.logged] == [("checkpoint_failed", 6)]
+
+
+@pytest.mark.parametrize(("every_s", "save_timeout_s"), [(0.0, 60.0), (60.0, 0.0)])
+def test_a_save_is_not_told_before_its_time(
+    every_s: float, save_timeout_s: float, tmp_path: Path, server: FileServer
+) -> None:
+    start = Start(tmp_path, every_s=every_s, save_timeout_s=save_timeout_s)
+    server.goes_away()
+    for step in range(4):
+        start.progress.step = step
+        start.checkpoints.save_if_due(start.at, start.replica, at_once=True)
+    assert start.logged == []

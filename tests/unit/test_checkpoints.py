@@ -67,6 +67,8 @@ class Start:
         or_begin: bool = False,
         sharded: bool = False,
         job: str = "digits",
+        every_s: float = 1000.0,
+        save_timeout_s: float = 60.0,
     ) -> None:
         self.logged: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
@@ -75,10 +77,11 @@ class Start:
         self.progress.attach(source, 0)
         config = CheckpointConfig(
             directory,
-            every_s=1000.0,
+            every_s=every_s,
             keep=3,
             job=job,
             run=run,
+            save_timeout_s=save_timeout_s,
             resume_from=resume,
             or_begin=or_begin,
             sharded=sharded,
