@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from edl.checkpoint import format as files
@@ -69,6 +70,7 @@ class Checkpoints:
         self._config = config
         self._records = records
         self._due_at: float | None = None
+        self._refused = set[Location]()  # checkpoints that are not intact
         self.writer = CheckpointWriter(config, records)
 
     def check_directory(self) -> None:
@@ -218,6 +220,7 @@ class Checkpoints:
                 logger.warning("%s", error)
                 self._records.log(CheckpointRefusedDetails(str(path)), 0, str(error))
                 refused.append(str(error))
+                self._refused.add(path)
         return None, refused, others
 
     # --- saving
@@ -410,35 +413,54 @@ class Checkpoints:
             writer.failed(at.step, late)
         return "" if writer.last_step == at.step else writer.why_failed
 
-    def newest_saved(self, limit_s: float) -> tuple[int | None, str]:
+    def newest_saved(self, step: int | None, limit_s: float) -> tuple[int | None, str]:
         """Return the step and the directory of the newest checkpoint that a job can resume from.
 
-        It is the newest one with an intact header, of this start of the job or another one. If the
-        directory cannot be read, it is the newest one that this worker has read or written.
+        It is one of a step up to ``step``: the newest one that this start of the job has written,
+        or else the one that this worker has restored; none that it has refused. A checkpoint of
+        another start that was not restored may have been refused because its data are damaged; so
+        one of an earlier step counts only if this worker has restored and written none. If the
+        directory cannot be read, the result is what this worker has written or restored.
 
         Args:
+            step: the step of the job; None: this worker has not got the state yet.
             limit_s: how many seconds the look into the directory may take.
 
         Returns:
             The step (-1: there is no checkpoint; None: it is not known) and the directory.
         """
-        known = self.writer.last_step if self.writer.last_step >= 0 else None
-        found = _looked(self._look_for_newest, limit_s, otherwise=None)
-        return known if found is None else found, str(self._config.directory)
+        known, directory = self.writer.last_step, str(self._config.directory)
+        if known == step:
+            return known, directory
+        found = _looked(partial(self._look_for_newest, step), limit_s, otherwise=None)
+        if found is None and known >= 0:
+            found = known
+        return found, directory
 
-    def _look_for_newest(self) -> int | None:
-        """Return the step of the newest checkpoint in the directory with an intact header.
+    def _look_for_newest(self, step: int | None) -> int | None:
+        """Look for the checkpoint of :meth:`newest_saved`, by the headers in the directory.
 
-        The result is -1 if there is none, and None if the directory cannot be read.
+        Args:
+            step: the step of the job; None: this worker has not got the state yet.
+
+        Returns:
+            Its step; -1 if there is none, and None if the directory cannot be read.
         """
+        known, limit, earlier = self.writer.last_step, math.inf if step is None else step, -1
         try:
             for path in files.checkpoint_files(self._config.directory):
+                if files.step_of(path) > limit or path in self._refused:
+                    continue
                 with suppress(CheckpointError):
-                    return files.read_manifest(path).step
+                    found = files.read_manifest(path)
+                    if found.run == self._config.run:
+                        return max(known, found.step)
+                    if found.step < limit:
+                        earlier = max(earlier, found.step)
         except CheckpointError as error:
             logger.warning("%s", error)
             return None
-        return -1
+        return known if known >= 0 else earlier
 
 
 def _looked(look: Callable[[], T], limit_s: float, otherwise: T) -> T:

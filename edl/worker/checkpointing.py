@@ -28,7 +28,7 @@ from edl.checkpoint.store import Checkpoints
 from edl.config import Config
 from edl.core.events import Details, Event, JobFailedDetails, JobStoppedDetails, ResumedDetails
 from edl.core.host.process import STOPPED_EXIT
-from edl.core.job.ending import JobEnd, halted, look_limit_s
+from edl.core.job.ending import JobEnd, Preemption, halted, look_limit_s
 from edl.core.job.fits import fits_of, passed_too_far
 from edl.core.job.signature import Arithmetic
 from edl.core.job.stall import SAVING
@@ -492,16 +492,14 @@ class Checkpointing:
         Args:
             unsaved: why the last checkpoint was not written; empty if it was.
         """
-        preemption = self._shared.preemption
-        cause, within_s = "SIGTERM", 0.0
-        if preemption is not None:
-            cause, within_s = preemption.cause, preemption.within_s
+        preemption = self._shared.preemption or Preemption("SIGTERM", 0.0, 0.0)
+        cause, step = preemption.cause, self.progress.step
         if self._checkpoints is None:
-            unsaved = "the script does not call edl.checkpoint"
-            return halted(cause, self.progress.step, -1, "", unsaved)
-        limit_s = max(self._save_limit_s, look_limit_s(within_s))
-        saved_step, directory = self._checkpoints.newest_saved(limit_s)
-        return halted(cause, self.progress.step, saved_step, directory, unsaved)
+            return halted(cause, step, -1, "", "the script does not call edl.checkpoint")
+        limit_s = max(self._save_limit_s, look_limit_s(preemption.within_s))
+        up_to = step if self._loader.has_state else None
+        saved_step, directory = self._checkpoints.newest_saved(up_to, limit_s)
+        return halted(cause, step, saved_step, directory, unsaved)
 
     def finish(self, end: JobEnd) -> str:
         """Save the last checkpoint of a finished job; if that fails, record the exit code 1.

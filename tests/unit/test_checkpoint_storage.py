@@ -115,7 +115,7 @@ def test_what_is_saved_is_said_from_memory_if_the_storage_hangs(
     if known is not None:
         assert start.save(known) == ""
     server.goes_away()
-    newest = server.answer(lambda: start.checkpoints.newest_saved(0.0))
+    newest = server.answer(lambda: start.checkpoints.newest_saved(20, 0.0))
     assert newest == (known, str(tmp_path))
 
 

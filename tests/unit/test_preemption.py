@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made import changed, make_job
 from test_checkpoints import Start
@@ -178,7 +179,7 @@ def test_a_save_that_takes_too_long_leaves_the_checkpoint_before_it(
     sentence = "it takes longer than the bound of 1 s allows"
     unsaved = start.checkpoints.save_last(start.at, start.replica, 0.01, sentence)
     assert unsaved == f"the checkpoint of step 20 was not written: {sentence}"
-    assert start.checkpoints.newest_saved(60) == (10, str(tmp_path))
+    assert start.checkpoints.newest_saved(20, 60) == (10, str(tmp_path))
     again = start.checkpoints.save_last(start.at, start.replica, 0.0, sentence)
     assert again == unsaved, "nothing more is copied when the time is over"
     may_write.set()
@@ -188,7 +189,55 @@ def test_a_save_that_takes_too_long_leaves_the_checkpoint_before_it(
 
 def test_the_newest_that_is_saved_has_an_intact_header(tmp_path: Path) -> None:
     start = Start(tmp_path)
-    assert start.checkpoints.newest_saved(60) == (-1, str(tmp_path))
+    assert start.checkpoints.newest_saved(20, 60) == (-1, str(tmp_path))
     start.save(10)
     files.path_of(tmp_path, 20).write_bytes(b"torn")
-    assert start.checkpoints.newest_saved(60) == (10, str(tmp_path))
+    assert start.checkpoints.newest_saved(20, 60) == (10, str(tmp_path))
+
+
+def save_damaged(start: Start, directory: Path, step: int) -> None:
+    """Save a checkpoint whose data are damaged; its header is intact."""
+    start.progress.step, start.replica.value = step, np.zeros(3)
+    assert start.checkpoints.save_last(start.at, start.replica, timeout_s=10) == ""
+    path = files.path_of(directory, step)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert files.read_manifest(path).step == step
+
+
+@pytest.mark.parametrize("step", [15, 20, 25])
+@pytest.mark.parametrize("run", ["r1", "r2"])  # all workers of one start died, or it is another
+def test_a_damaged_checkpoint_that_the_job_was_not_resumed_from_is_not_saved(
+    run: str, step: int, tmp_path: Path
+) -> None:
+    """The job was preempted after ``step``, and its last save failed."""
+    before = Start(tmp_path)
+    before.save(10)
+    save_damaged(before, tmp_path, 20)
+    start = Start(tmp_path, run=run, resume=tmp_path)
+    assert start.restore() == 10
+    assert start.checkpoints.newest_saved(step, 60) == (10, str(tmp_path))
+
+
+def test_a_worker_that_has_not_restored_names_no_later_step_than_the_jobs(tmp_path: Path) -> None:
+    """It was not the state source. A file of the job's own step is of an earlier start."""
+    before = Start(tmp_path)
+    for step in (10, 20, 30):
+        before.save(step)
+    start = Start(tmp_path, run="r2", resume=tmp_path)
+    assert start.checkpoints.newest_saved(20, 60) == (10, str(tmp_path))
+    assert start.checkpoints.newest_saved(5, 60) == (-1, str(tmp_path))
+    assert start.checkpoints.newest_saved(None, 60) == (30, str(tmp_path)), "it has no state yet"
+
+
+def test_what_another_rank_0_of_this_start_has_saved_counts(tmp_path: Path) -> None:
+    before = Start(tmp_path)
+    before.save(10)
+    save_damaged(before, tmp_path, 40)
+    first = Start(tmp_path, run="r2", resume=tmp_path)
+    assert first.restore() == 10
+    first.checkpoints.writer.take_over(1)
+    another = Start(tmp_path, run="r2")
+    another.checkpoints.writer.generation = 1
+    assert another.save(30) == ""
+    assert first.checkpoints.newest_saved(50, 60) == (30, str(tmp_path))
+    assert first.checkpoints.newest_saved(30, 60) == (30, str(tmp_path))
