@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,10 +53,13 @@ from edl.checkpoint.tensor_record import TensorRecord, check_is_there, named_fil
 from edl.core.job.state_share import RankArray
 from edl.errors import CheckpointError
 
+logger = logging.getLogger(__name__)
+
 FORMAT = 3
 READ = (2, 3)  # the formats that this edl reads
 L = TypeVar("L", bound=Location)
 _NAME = re.compile(r"step-(\d{12})\.safetensors")
+_LEFTOVER = re.compile(r"\.(step|unchanged|part)-.*\.safetensors\..*\.tmp")
 _OPENING = b'{"__metadata__":{"edl-checkpoint":"'
 _CHECKSUM = re.compile(re.escape(_OPENING) + rb'(\d{1,9})","sha256":"([0-9a-f]{64})"')
 _ZEROS = "0" * 64
@@ -258,13 +262,20 @@ def remove_leftovers(directory: Location) -> None:
     """Remove the temporary files of killed writers of checkpoints from ``directory``.
 
     The file of a writer that still writes is removed, too: call it when nobody writes there. A
-    directory with a URL has no such files.
+    directory with a URL has no such files. What cannot be removed is logged.
     """
     if isinstance(directory, RemotePath):
         return
-    for kind in ("step", "unchanged", "part"):
-        for path in directory.glob(f".{kind}-*.safetensors.*.tmp"):
-            path.unlink(missing_ok=True)
+    try:
+        names = names_in(directory)
+    except CheckpointError as error:
+        logger.warning("files of killed writers stay: %s", error)
+        return
+    for name in filter(_LEFTOVER.fullmatch, names):
+        try:
+            (directory / name).unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s stays, of a killed writer: %s", directory / name, error.strerror)
 
 
 def is_checkpoint(path: Location) -> bool:

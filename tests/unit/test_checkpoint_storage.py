@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -176,3 +177,28 @@ def test_a_save_is_not_told_before_its_time(
         start.progress.step = step
         start.checkpoints.save_if_due(start.at, start.replica, at_once=True)
     assert start.logged == []
+
+
+@pytest.mark.parametrize("fails", ["unlink", "listdir"])
+def test_a_leftover_that_cannot_be_removed_does_not_end_the_job(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is another user's file in a directory with the sticky bit, or its NFS handle is stale."""
+    start = Start(tmp_path)
+    stale, other = (tmp_path / f".step-00000000000{n}.safetensors.0123.tmp" for n in (1, 2))
+    stale.touch()
+    other.touch()
+    real = getattr(os, fails)
+
+    def fail(path: Any, *given: Any, **named: Any) -> Any:
+        if Path(path) in (stale, tmp_path):
+            monkeypatch.setattr(os, fails, real)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(os, fails, fail)
+    start.checkpoints.save_if_due(start.at, start.replica)
+    assert start.checkpoints.writer.wait(10)
+    assert start.saved == [0]
+    assert "Stale file handle" in caplog.text
+    assert other.exists() is (fails == "listdir")
