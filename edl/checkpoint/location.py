@@ -265,11 +265,15 @@ def _end(file: Any, how: str) -> None:
 
 @contextmanager
 def _as_os_errors(path: RemotePath) -> Iterator[None]:
-    """Raise errors of the library of a file system, such as botocore's, as OSError."""
+    """Raise errors of the library of a file system, such as botocore's, as OSError.
+
+    A file that is not there is a FileNotFoundError.
+    """
     try:
         yield
-    except OSError as error:
-        raise OSError(error.errno or errno.EIO, error.strerror or str(error), path.url) from error
+    except OSError as error:  # many file systems give no number
+        other = errno.ENOENT if isinstance(error, FileNotFoundError) else errno.EIO
+        raise OSError(error.errno or other, error.strerror or str(error), path.url) from error
     except EdlError:
         raise
     except Exception as error:  # each file system has a library of its own, with its own errors

@@ -15,11 +15,14 @@ a file in it, and compares itself before each save with the ring that claimed it
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, replace
 
 from edl.checkpoint.location import Location
 from edl.checkpoint.safetensors import write_whole
 from edl.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 FILE = ".edl-owner"
 MOST_REPLACED = 100  # runs that a claim names, the newest
@@ -68,12 +71,20 @@ class Owner:
 def owner_of(directory: Location) -> Owner | None:
     """Return the ring that has claimed ``directory`` last.
 
-    The result is None if none has claimed it, or if the file that says so cannot be read.
+    The result is None if none has claimed it, or, after a warning in the log, if the file that says
+    so is damaged.
+
+    Raises:
+        OSError: the file cannot be read, so another ring may have claimed the directory.
     """
+    path = directory / FILE
     try:
-        values = json.loads((directory / FILE).read_text())
+        values = json.loads(path.read_text())
         return Owner(**{**values, "replaced": tuple(values.get("replaced", ()))})
-    except (OSError, ValueError, TypeError, AttributeError):
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, AttributeError) as error:
+        logger.warning("%s is damaged, and counts as no claim of the directory: %s", path, error)
         return None
 
 
@@ -87,7 +98,7 @@ def take_over(directory: Location, owner: Owner) -> Owner:
     Raises:
         OwnerSuperseded: a later start of the job has taken the directory from this one, or a later
             ring of this start has it.
-        OSError: the claim cannot be written into the directory.
+        OSError: the claim cannot be read or written.
     """
     newest = owner_of(directory)
     if newest is None:
@@ -111,7 +122,7 @@ def renew(directory: Location, owner: Owner) -> Owner:
 
     Raises:
         OwnerSuperseded: the ring must not save any more; the message says why.
-        OSError: the claim cannot be written into the directory.
+        OSError: the claim cannot be read or written.
     """
     newest = owner_of(directory)
     if newest is not None:
@@ -130,6 +141,7 @@ def check_run(directory: Location, owner: Owner) -> None:
 
     Raises:
         OwnerSuperseded: another start has it.
+        OSError: the claim cannot be read.
     """
     newest = owner_of(directory)
     if newest is not None and newest.run not in (owner.run, *owner.replaced):

@@ -101,15 +101,15 @@ class CheckpointWriter:
             generation: the number of the ring's generation.
 
         Raises:
-            CheckpointError: if a later ring has claimed the directory, or the claim cannot be
-                written into it.
+            CheckpointError: if a later ring has claimed the directory, or the claim cannot be read
+                or written.
         """
         self.generation = generation
         try:
             self._replaced = take_over(self._config.directory, self._owner).replaced
         except OSError as error:
             raise CheckpointError(
-                f"edl.checkpoint: cannot write into {self._config.directory}: {error.strerror}"
+                f"edl.checkpoint: cannot claim {self._config.directory}: {error.strerror}"
             ) from error
 
     def restored(self, found: Checkpoint) -> None:

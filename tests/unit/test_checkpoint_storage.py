@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,12 +14,14 @@ import pytest
 from test_checkpoints import ALONE, SOURCE, Replica, Start
 
 from edl.checkpoint import format as files
-from edl.checkpoint import store
+from edl.checkpoint import owner, store
+from edl.checkpoint.owner import Owner
 from edl.config import Config
 from edl.core.events import CheckpointFailedDetails
 from edl.core.job.ending import UNSAVED_EXIT
 from edl.core.job.state_share import WHOLE_STATE
 from edl.core.job_spec import JobSettings
+from edl.errors import CheckpointError
 from edl.mount_point import mount_point
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.job_of_one import JobOfOne
@@ -202,3 +205,59 @@ def test_a_leftover_that_cannot_be_removed_does_not_end_the_job(
     assert start.saved == [0]
     assert "Stale file handle" in caplog.text
     assert other.exists() is (fails == "listdir")
+
+
+def fail_read(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the read with this number, from 1, of a claim of a directory fail."""
+    real, numbers = Path.read_text, count(1)
+
+    def read(path: Path, *given: Any, **named: Any) -> str:
+        if path.name == owner.FILE and next(numbers) == number:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(Path, "read_text", read)
+
+
+def test_a_replaced_start_does_not_get_the_directory_back_by_a_failed_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Start(tmp_path), Start(tmp_path, run="r2", resume=tmp_path)
+    first.checkpoints.writer.take_over(1)
+    second.checkpoints.writer.take_over(1)
+    fail_read(1, monkeypatch)
+    assert f"Input/output error: {tmp_path / owner.FILE}" in first.save(10)
+    assert owner.owner_of(tmp_path) == Owner("digits", "r2", 1, ("r1",))
+    assert "another start of job digits" in first.save(11)
+    assert files.checkpoint_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_save_that_cannot_read_whose_the_directory_is_fails_and_is_tried_again(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Start(tmp_path)
+    start.checkpoints.writer.take_over(1)
+    fail_read(number, monkeypatch)
+    assert "Input/output error" in start.save(10)
+    assert start.save(10) == ""
+    assert start.saved == [10]
+
+
+def test_a_start_that_cannot_read_whose_the_directory_is_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not know which starts it replaces, and one of them could take its directory."""
+    Start(tmp_path).checkpoints.writer.take_over(1)
+    second = Start(tmp_path, run="r2", resume=tmp_path)
+    fail_read(1, monkeypatch)
+    with pytest.raises(CheckpointError, match=f"cannot claim {tmp_path}: Input/output error"):
+        second.checkpoints.writer.take_over(1)
+    second.checkpoints.writer.take_over(1)
+    assert owner.owner_of(tmp_path) == Owner("digits", "r2", 1, ("r1",))
+
+
+def test_a_damaged_claim_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / owner.FILE).write_text("no JSON")
+    assert owner.owner_of(tmp_path) is None
+    assert f"{tmp_path / owner.FILE} is damaged, and counts as no claim" in caplog.text
