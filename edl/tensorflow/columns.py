@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from edl.errors import DataError
 Array = npt.NDArray[Any]
 _TEXT = (str, bytes)
 _NUMBER = (bool, int, float, complex, np.generic)
+_NUMERIC_KINDS = "biufc"  # of numpy's types: booleans, integers, floats, complex numbers
 
 
 class Columns(Protocol):
@@ -115,7 +117,8 @@ class ListColumn:
     """A column that is a list of Python values or arrays, one for each sample.
 
     The values may differ in shape if they are read one by one by :meth:`row`, as for a data set
-    with a collate function, which makes them equal.
+    with a collate function, which makes them equal. If all values are numbers, or arrays or lists
+    of numbers, :meth:`rows` casts them to their common type, so that all batches have one type.
 
     Args:
         values: the values, in the order of the samples.
@@ -123,6 +126,18 @@ class ListColumn:
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
+
+    @functools.cached_property
+    def _type(self) -> np.dtype[Any] | None:
+        """The common type of all values; None: not all are numbers or lists of them."""
+        if not all(
+            isinstance(value, (*_NUMBER, list, tuple, np.ndarray)) for value in self._values
+        ):
+            return None
+        types = {np.asarray(value).dtype for value in self._values}
+        if any(each.kind not in _NUMERIC_KINDS for each in types):
+            return None
+        return np.result_type(*types)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -135,7 +150,7 @@ class ListColumn:
         Raises:
             DataError: the values have different shapes.
         """
-        values = [np.asarray(self._values[position]) for position in positions.tolist()]
+        values = [np.asarray(self._values[at], self._type) for at in positions.tolist()]
         if odd := [value.shape for value in values if value.shape != values[0].shape]:
             raise DataError(
                 f"samples of the data set cannot be made one batch: one has shape "

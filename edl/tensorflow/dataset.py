@@ -33,7 +33,7 @@ from edl.tensorflow.feed import AHEAD, PipelineBatchSource
 from edl.tensorflow.fits import LOOP_AFTER_FIT
 from edl.tensorflow.logical_random import refuse_unlike
 from edl.tensorflow.random_numbers import own_operation_seeds
-from edl.tensorflow.source import PROBES, Collate, Load, check_fits, signature_of
+from edl.tensorflow.source import PROBES, Collate, Load, cast_like, check_fits, signature_of
 from edl.tensorflow.strategies import watch_strategies
 from edl.tensorflow.tape import as_it_is
 
@@ -487,11 +487,12 @@ def Dataset(
     load = now.attach_source(*given, collate=collate_fn)
     first = now.worker.loader.sampler.warm_up()
     if collate_fn is None:
-        signature = signature_of(load(first))
+        signature, fitting = signature_of(load(first)), cast_like
     else:
         signature = signature_of(load(first), _probes(load, first), now.is_stream)
-        plain = load
-        now.load = load = lambda batch: check_fits(plain(batch), signature)
+        fitting = check_fits
+    plain = load
+    now.load = load = lambda batch: fitting(plain(batch), signature)
     batches = _batches_of(now.feed, load, signature)
     return ElasticDataset(batches.prefetch(AHEAD).with_options(_without_autotuning()))
 

@@ -180,6 +180,56 @@ def check_fits(batch: Any, spec: Any) -> Any:
     return batch
 
 
+def cast_like(batch: Any, spec: Any) -> Any:
+    """Return ``batch`` with each array cast to the type that ``spec`` has for it.
+
+    Python's numbers have no one type: a batch whose samples happen to be whole numbers is of
+    int64, and the next one of float64. A cast may lose precision, but makes no integers of
+    fractions. Shapes are not compared.
+
+    Args:
+        batch: the arrays of a batch that edl has made of samples or columns.
+        spec: the ``tf.TensorSpec``s of the first batch, in its structure.
+
+    Raises:
+        DataError: a type of ``batch`` cannot be cast so, or its structure is another one.
+    """
+    try:
+        return _cast(spec, batch)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"a batch of the data set is unlike the first one: {error}. All samples must have the "
+            "same parts and types: give arrays of one type, such as np.asarray(y, np.float32)"
+        ) from error
+
+
+def _cast(spec: Any, batch: Any) -> Any:
+    """Return ``batch`` with each array cast to the type that ``spec`` has for it.
+
+    Args:
+        spec: ``tf.TensorSpec``s, in tuples and dicts.
+        batch: arrays in the same structure.
+
+    Raises:
+        ValueError: a type cannot be cast within its kind, integers are too large for the type of
+            ``spec``, or lengths of tuples differ.
+        KeyError, TypeError: the structures differ otherwise, or TensorFlow has no such type.
+    """
+    if isinstance(spec, dict):
+        return {key: _cast(item, batch[key]) for key, item in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(_cast(item, part) for item, part in zip(spec, batch, strict=True))
+    if tf.as_dtype(batch.dtype) == spec.dtype:
+        return batch
+    wanted = np.dtype(spec.dtype.as_numpy_dtype)
+    if wanted.hasobject or not np.can_cast(batch.dtype, wanted, "same_kind"):
+        raise ValueError(f"{batch.dtype} beside {wanted}")
+    cast = batch.astype(wanted)
+    if wanted.kind in "iu" and not np.array_equal(cast, batch):
+        raise ValueError(f"{batch.dtype} beside {wanted}, which is too small for its numbers")
+    return cast
+
+
 def _shapes(value: Any) -> str:
     return str(map_parts(value, lambda part: tuple(part.shape)))
 

@@ -484,6 +484,11 @@ edl.init(); edl.Dataset(Batches())
         "edl.init(); edl.Dataset(np.array(['2020-01-01'], dtype='datetime64[s]'))",
         "TensorFlow has no type for a column of datetime64[s]",
     ),
+    "whole numbers in the first batch, and a fraction in a later one": (
+        LOOP.replace("data, 4", "[(n, target) for n, target in enumerate([3, 4, 2.5])], 1")
+        + "for _ in ds.epochs(1):\n    for _ in ds: apply()",
+        "is unlike the first one: float64 beside int64. All samples must have the same parts",
+    ),
     "a collate function that returns a list of samples": (
         "edl.init(); edl.Dataset([[1], [2, 3]], collate_fn=lambda samples: samples)",
         "collate_fn returned a list; it must return arrays",
@@ -1219,6 +1224,44 @@ assert batch((Lazy(), x)) == ([[2.0, 2.0], [0.0, 0.0]], [2.0, 0.0])
 assert batch((two, x)) == (([2.0, 0.0], [6, 4]), [2.0, 0.0])
 assert batch(([np.ones(2), np.zeros(2)] * 2, x)) == ([[1.0, 1.0], [1.0, 1.0]], [2.0, 0.0])
 assert batch(((1.0, 2), (3.0, 4), (5.0, 6), (7.0, 8))) == ([5.0, 1.0], [6, 2])
+""",
+        "",
+    ),
+    "whole numbers among fractions, in samples": (
+        LOOP.replace("data, 4", "[(0.5, b'a'), (1, b'b'), (np.float32(2), 'c')], 1")
+        + """
+found = []
+for _ in ds.epochs(1):
+    for x, name in ds: found.append((x.dtype, *x.numpy(), *name.numpy())); apply()
+assert found == [(tf.float64, 0.5, b"a"), (tf.float64, 1, b"b"), (tf.float64, 2, b"c")], found
+""",
+        "",
+    ),
+    "whole numbers among fractions, in a list of labels": (
+        LOOP.replace("data, 4", "([5, 6, 7], [[0, 1], [1, 0], np.array([0.9, 0.1], 'f4')]), 1")
+        + """
+found = []
+for _ in ds.epochs(1):
+    for _, soft in ds: found.append((soft.dtype, *soft.numpy()[0])); apply()
+last = tf.float64, *np.float32([0.9, 0.1])
+assert found == [(tf.float64, 0, 1), (tf.float64, 1, 0), last], found
+""",
+        "",
+    ),
+    "types of later batches": (
+        """
+from edl.errors import DataError
+from edl.tensorflow.source import cast_like, signature_of
+spec = signature_of({"n": np.int8([1]), "s": (np.array(["a"], object),)})
+def later(n, s=np.array([b"b"])): return cast_like({"n": n, "s": (s,)}, spec)
+assert later(np.int64([7]))["n"].dtype == np.int8 and later(np.int8([7]))["s"][0][0] == b"b"
+for batch in ([np.int64([300])], [np.float32([1])], [np.int8([1]), np.int8([1])]):
+    try: later(*batch)
+    except DataError as error: assert " beside " in str(error), error
+    else: raise AssertionError(batch)
+try: cast_like({"n": np.int8([1]), "s": ()}, spec)
+except DataError: pass
+else: raise AssertionError("a part is missing")
 """,
         "",
     ),
