@@ -174,8 +174,8 @@ def structure_of(source: Any) -> Any:
 
     Returns:
         A column, or columns in the same tuples and dicts. None if ``source`` is a sequence of
-        samples: a list, an object without ``shape``, or a tuple none of whose members can be a
-        column. (A list or a range in a tuple or dict can be one.)
+        samples: a list, an object without ``shape`` or with ``__getitems__``, or a tuple none of
+        whose members can be a column. (A list or a range in a tuple or dict can be one.)
 
     Raises:
         DataError: some members of ``source`` can be columns and another one cannot, or a member is
@@ -196,7 +196,8 @@ def column_of(part: Any) -> Columns | None:
 
     Returns:
         A column, for an array, a tensor, a data frame or series, and any object with ``shape`` and
-        ``__getitem__``. None for anything else, such as a list, tuple or dict.
+        ``__getitem__`` and no ``__getitems__``. None for anything else, such as a list, tuple or
+        dict, and a data set of Hugging Face, whose ``shape`` counts rows and columns.
 
     Raises:
         DataError: ``part`` is ragged or sparse, or an array or tensor without an axis; or
@@ -217,6 +218,8 @@ def column_of(part: Any) -> Columns | None:
         return ArrayColumn(np.asarray(part.detach().cpu()))
     if isinstance(part, (np.ndarray, tf.Tensor, tf.Variable)):
         return _of_array(np.asarray(part))
+    if hasattr(part, "__getitems__"):  # of samples, as PyTorch reads them; columns have none
+        return None
     if isinstance(getattr(part, "shape", None), tuple) and hasattr(part, "__getitem__"):
         return LazyColumn(part) if len(part.shape) else ArrayColumn(np.asarray(part))
     return None

@@ -472,6 +472,17 @@ edl.init(); edl.Dataset(Batches())
         "edl.init(); edl.Dataset(([[1], [2, 3]], [0, 1]), 2)",
         "one has shape (1,) and one (2,); pad them to one length, or give edl.Dataset a collate_fn",
     ),
+    "samples in dicts, beside a column": (
+        """
+class Rows:
+    shape = (2, 1)
+    def __len__(self): return 2
+    def __getitem__(self, index): return {"x": index}
+    def __getitems__(self, indices): return [self[index] for index in indices]
+edl.init(); edl.Dataset((Rows(), np.zeros(2)))
+""",
+        "a part of the data set is a Rows, which is no column of one value for each sample",
+    ),
     "no labels": (
         "edl.init(); edl.Dataset((np.zeros(2), None))",
         "a part of the data set is a NoneType",
@@ -1207,6 +1218,11 @@ class Lazy:  # as a data set of h5py
     def __getitem__(self, index):
         assert isinstance(index, int), index
         return np.full(2, index, np.float32)
+class Rows:  # as a data set of Hugging Face, whose shape counts rows and columns
+    shape = (4, 2)
+    def __len__(self): return 4
+    def __getitem__(self, index): return {"x": float(index), "y": index}
+    def __getitems__(self, indices): return [self[index] for index in indices]
 class At:
     indices = np.array([2, 0]); items = indices.tolist()
 def batch(source):
@@ -1221,6 +1237,7 @@ assert batch((np.array(["a", "b", "c", "d"]), x)) == (["c", "a"], [2.0, 0.0])
 assert batch(Series()) == [2, 0] and batch({"s": Series(), "l": [5, 6, 7, 8]}) == {
     "s": [2, 0], "l": [7, 5]}
 assert batch((Lazy(), x)) == ([[2.0, 2.0], [0.0, 0.0]], [2.0, 0.0])
+assert batch(Rows()) == {"x": [2.0, 0.0], "y": [2, 0]}
 assert batch((two, x)) == (([2.0, 0.0], [6, 4]), [2.0, 0.0])
 assert batch(([np.ones(2), np.zeros(2)] * 2, x)) == ([[1.0, 1.0], [1.0, 1.0]], [2.0, 0.0])
 assert batch(((1.0, 2), (3.0, 4), (5.0, 6), (7.0, 8))) == ([5.0, 1.0], [6, 2])
