@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from functools import partial
 from typing import Any, overload
@@ -61,8 +62,7 @@ def text_lines(
         UsageError: if there is no such encoding, if a newline is not one byte in it, or if
             ``on_error`` has another value.
     """
-    _check_encoding(encoding)
-    return TextLines(paths, encoding, parse, on_error)
+    return TextLines(paths, _checked(encoding), parse, on_error)
 
 
 class TextLines(SpanDataset[Any]):
@@ -196,8 +196,10 @@ def _is_in(data: bytes, encoding: str) -> bool:
     return True
 
 
-def _check_encoding(encoding: str | None) -> None:
-    """Check that an encoding exists, and that a newline is one byte of its own in it.
+def _checked(encoding: str | None) -> str | None:
+    """Return ``encoding`` if it exists and a newline is one byte of its own in it.
+
+    It is utf-8 in place of utf-8-sig, which would look for a byte order mark in each line.
 
     Args:
         encoding: the name of the encoding; None, for bytes, is always accepted.
@@ -206,8 +208,10 @@ def _check_encoding(encoding: str | None) -> None:
         UsageError: if the encoding does not exist, or a newline is more than one byte in it.
     """
     if encoding is None:
-        return
+        return None
     try:
+        if codecs.lookup(encoding).name == "utf-8-sig":
+            return "utf-8"
         suits = "a\r\n".encode(encoding) == b"a\r\n"
     except (LookupError, ValueError):
         raise UsageError(f"there is no encoding {encoding!r}") from None
@@ -216,3 +220,4 @@ def _check_encoding(encoding: str | None) -> None:
             f"lines cannot be found in {encoding}: a newline is not one byte of its own there; "
             "convert the files to utf-8"
         )
+    return encoding

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,14 @@ def test_lines_across_chunks(tmp_path: Path, size: int) -> None:
     assert list(as_bytes) == [b"first", b"", b"x\xff", b"last one"]
     as_text = TextLines(path, "utf-8", None, "skip", chunk_bytes=size)
     assert list(as_text) == ["first", "", "last one"]
+
+
+@pytest.mark.parametrize("on_error", ["error", "skip"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "UTF_8_SIG"])
+def test_utf_8_with_a_byte_order_mark(tmp_path: Path, encoding: str, on_error: Any) -> None:
+    path = written(tmp_path, "\ufeffone\n\ufefftwo\n".encode())
+    lines = edl.data.text_lines(path, encoding=encoding, on_error=on_error)
+    assert list(lines) == ["one", "\ufefftwo"]
 
 
 def test_files_follow_one_another(tmp_path: Path) -> None:
