@@ -17,6 +17,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
 from typing import Any
 
 from edl.errors import UsageError
@@ -38,7 +39,8 @@ def stream(shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None
         open: a function ``open(shard, offset)`` that returns the samples of a shard from number
             ``offset`` on, in an order that is the same each time. Or ``open(shard)``, which returns
             all samples; the first ``offset`` of them are then read and dropped. A second parameter
-            with a default is taken for an offset only if its name is ``offset``.
+            with a default is taken for an offset only if its name is ``offset``. So is a parameter
+            ``offset`` that is given by its name, ``open(shard, *, offset)``.
         parse: a function of a sample that returns what the script sees; it runs in the loader's
             processes, if there are any. None: the sample itself.
 
@@ -156,6 +158,14 @@ class ShardReader(ABC):
         self._samples = iter(())
 
 
+class _Offset(Enum):
+    """How a script's function that opens a shard takes the number of the first sample."""
+
+    NONE = "it takes none"
+    SECOND = "as its second argument"
+    NAMED = "as the argument offset=..."
+
+
 class Stream(ShardReader):
     """A stream of shards that a script's function opens; :func:`stream` makes it.
 
@@ -180,7 +190,7 @@ class Stream(ShardReader):
         self.shards = list(shards)
         self.parse = parse
         self._open = open
-        self._seeks = _takes_two(open)
+        self._offset = _offset_of(open)
 
     @property
     def count(self) -> int:
@@ -198,8 +208,10 @@ class Stream(ShardReader):
         return f"a stream of {len(names)} shards, with names of digest {digest}"
 
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
-        if self._seeks:
+        if self._offset is _Offset.SECOND:
             return offset, self._open(self.shards[shard], offset)
+        if self._offset is _Offset.NAMED:
+            return offset, self._open(self.shards[shard], offset=offset)
         return 0, self._open(self.shards[shard])
 
     def _named(self, shard: int) -> str:
@@ -270,22 +282,25 @@ def _iterated(samples: Any) -> Iterator[Any]:
         ) from None
 
 
-def _takes_two(open: Open) -> bool:
-    """Return whether the script's function ``open`` takes an offset as its second argument.
+def _offset_of(open: Open) -> _Offset:
+    """Return how the script's function ``open`` takes an offset.
 
-    ``open`` does if it has ``*args`` as its first or second parameter, or if its second parameter
-    is positional and has no default, or is named ``offset``. The result is False otherwise, and for
-    a built-in function whose parameters Python cannot list.
+    It is NAMED for a keyword-only parameter ``offset``. It is SECOND if ``open`` has ``*args`` as
+    its first or second parameter, or if its second parameter is positional and has no default, or
+    is named ``offset``. It is NONE otherwise, and for a built-in function whose parameters Python
+    cannot list.
     """
     try:
         parameters = [*inspect.signature(open).parameters.values()]
     except (TypeError, ValueError):  # of a built-in
-        return False
+        return _Offset.NONE
+    if any(each.kind is each.KEYWORD_ONLY and each.name == "offset" for each in parameters):
+        return _Offset.NAMED
     if any(each.kind is each.VAR_POSITIONAL for each in parameters[:2]):
-        return True
+        return _Offset.SECOND
     second = next(iter(parameters[1:2]), None)
-    return second is not None and (
-        second.name == "offset"
-        or (second.default is second.empty and second.kind is second.POSITIONAL_OR_KEYWORD)
-        or (second.default is second.empty and second.kind is second.POSITIONAL_ONLY)
+    positional = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    is_offset = second is not None and (
+        second.name == "offset" or (second.default is second.empty and second.kind in positional)
     )
+    return _Offset.SECOND if is_offset else _Offset.NONE

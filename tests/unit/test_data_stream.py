@@ -225,7 +225,14 @@ def test_a_second_parameter_is_an_offset_if_it_has_to_be_given() -> None:
     def starred(*given: Any) -> list[str]:
         return with_offset(*given)
 
-    for read in (with_option, with_offset, starred):
+    def named(shard: str, *, offset: int = 0) -> list[str]:
+        return with_offset(shard, offset)
+
+    def named_after_others(shard: str, *given: Any, mode: str = "r", offset: int) -> list[str]:
+        assert (given, mode) == ((), "r")
+        return with_offset(shard, offset)
+
+    for read in (with_option, with_offset, starred, named, named_after_others):
         assert stream(["a"], read).read(0, 0, 7, 9) == ["a7", "a8", "a9"], read.__name__
 
 
