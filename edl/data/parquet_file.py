@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -64,9 +65,9 @@ def parquet(
         cache_bytes: how many bytes of decoded row groups a process keeps; at least the last one.
 
     Raises:
-        DataError: if a file is missing, is compressed as a whole, lacks a column, or has other
-            columns or types than the first file; with ``"error"`` also if it has no intact footer;
-            with ``"skip"`` if nothing is left.
+        DataError: if a file is missing, is compressed as a whole, lacks a column, has two of one
+            name, or has other columns or types than the first file; with ``"error"`` also if it has
+            no intact footer; with ``"skip"`` if nothing is left.
         UsageError: if PyArrow is not installed, if ``columns`` is empty, or if ``on_error`` has
             another value.
     """
@@ -263,8 +264,8 @@ def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) ->
             file without an intact footer. False: read the footer only.
 
     Raises:
-        DataError: if a column is missing, or the file is compressed as a whole; without ``skip``
-            also if it has no intact footer.
+        DataError: if a column is missing or is there twice, or the file is compressed as a whole;
+            without ``skip`` also if it has no intact footer.
     """
     try:
         file = open_file(path)
@@ -347,12 +348,19 @@ def _schema(
         columns: the names of the columns that are read; None: all columns.
 
     Raises:
-        DataError: if the file has no column of one of these names.
+        DataError: if the file has no column of one of these names, or several of one name.
     """
+    counts = Counter(field.name for field in file.schema_arrow)
     types = {field.name: str(field.type) for field in file.schema_arrow}
     for name in columns or ():
         if name not in types:
             raise DataError(f"{path} has no column {name!r}; it has {', '.join(types)}")
+    for name in columns or types:
+        if counts[name] > 1:
+            raise DataError(
+                f"{path} has {counts[name]} columns named {name!r}, and a row is a dict by name; "
+                "rename them, or name the columns to read without this one"
+            )
     return {name: types[name] for name in columns or types}
 
 

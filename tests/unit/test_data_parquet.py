@@ -216,6 +216,12 @@ def test_wrong_use_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"n": [1]}), "b.parquet")
     with pytest.raises(DataError, match=r"'text' is missing in the first and string in the second"):
         edl.data.parquet("*.parquet")
+    twice = pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["n", "n", "m"])
+    pq.write_table(twice, "c.parquet")
+    for columns in (None, ["m", "n"]):
+        with pytest.raises(DataError, match=r"c.parquet has 2 columns named 'n'"):
+            edl.data.parquet("c.parquet", columns=columns)
+    assert edl.data.parquet("c.parquet", columns=["m"])[0] == {"m": 3}
     with pytest.raises(UsageError, match="columns is empty"):
         edl.data.parquet("a.parquet", columns=[])
     with pytest.raises(UsageError, match="on_error is 'no'"):
