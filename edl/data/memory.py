@@ -37,7 +37,7 @@ def arrays(
     whats = [f"array {name!r}" for name in names or range(len(given))]
     try:
         found = [np.asarray(each) for each in given]
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # a tensor says by it what to call
         raise DataError(f"edl.data.arrays was given something that is no array: {error}") from error
     for what, array in zip(whats, found, strict=True):
         check_array(what, array.dtype, array.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,16 @@ def test_arrays_without_records_get_a_sentence(name: str, policy: Any) -> None:
             edl.data.arrays(array)
 
 
+@dataclass(frozen=True)
+class Tensor:
+    """What NumPy cannot make an array of."""
+
+    error: Exception
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise self.error
+
+
 def test_wrong_use_gets_a_sentence() -> None:
     saved("x.npy", X)
     saved("y.npy", Y[:9])
@@ -159,6 +170,9 @@ def test_wrong_use_gets_a_sentence() -> None:
         edl.data.arrays(X, Y[:9])
     with pytest.raises(DataError, match="given something that is no array"):
         edl.data.arrays([[1], [1, 2]])
+    for error in (RuntimeError, TypeError):  # as of a tensor with gradients, or of bfloat16
+        with pytest.raises(DataError, match="no array: it is a tensor"):
+            edl.data.arrays(Tensor(error("it is a tensor")))
     with pytest.raises(DataError, match=r"there are 2 like .*x.npy, 1 like .*y.npy"):
         edl.data.npy(["x.npy", saved("x2.npy", X)], "y.npy")
     with pytest.raises(UsageError, match="names is empty"):
