@@ -6,10 +6,11 @@ run` those on this host.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated
 
@@ -19,14 +20,15 @@ from edl import config
 from edl.cli.common import FOLLOW_S, MaybeClusterOption, ZooKeeperOption
 from edl.client.cluster.access import knows_clusters, store_of_job
 from edl.client.cluster.logs import ClusterJobLogs
-from edl.client.cluster.waiting import UNSEEN
+from edl.client.cluster.waiting import UNSEEN, looks
 from edl.client.connection import choose_job, connected
+from edl.client.waiting import ClientLimits
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.session import Session
 from edl.core.cluster.job_life import LifeState
 from edl.core.host.worker_hosts import addresses, worker_hosts
 from edl.core.snapshot import Snapshot
-from edl.errors import AccessDenied, CoordinationError, EdlError, UsageError, some
+from edl.errors import AccessDenied, CoordinationError, EdlError, UnknownJob, UsageError, some
 from edl.launch.log_reader import LogReader
 from edl.launch.named_logs import named_logs
 from edl.launch.workers import earlier_runs
@@ -117,7 +119,8 @@ def _show_of_cluster(
     """Show the logs of a job of a cluster; return False if those on this host are to be shown.
 
     They are if the job is one of no cluster, or if no host of its cluster sends a log. Without an
-    answer of ZooKeeper, the result is False, too, unless the user has named the cluster.
+    answer of ZooKeeper to the first question, the result is False, too, unless the user has named
+    the cluster; later it is waited for.
 
     Args:
         zookeeper: the ZooKeeper servers, ``host:port,...``; None for the configured ones.
@@ -132,21 +135,106 @@ def _show_of_cluster(
     """
     if not (cluster or (cluster is None and knows_clusters())):
         return False
-    try:
-        with connected(zookeeper) as session:
+    with ExitStack() as stack:
+        try:
+            session = stack.enter_context(connected(zookeeper))
             store = store_of_job(session, job, cluster)
             if store is None:
                 return False
             _check_started(store, job)
             logs = ClusterJobLogs(store, job, worker)
-            lines = _Lines(worker is not None)
-            _follow(store, job, logs, lines, follow)
-    except (CoordinationError, AccessDenied, UsageError):
-        if cluster:
-            raise
-        return False
+            look = _look(store, job, logs)
+            is_over = look()
+        except (CoordinationError, AccessDenied, UsageError):
+            if cluster:
+                raise
+            return False
+        lines = _Lines(worker is not None)
+        _show_new(logs, lines, is_last=is_over or not follow)
+        if follow and not is_over:
+            _follow(look, job, logs, lines)
     if not logs.found and is_here:
         return False
+    _finish(job, worker, logs)
+    return True
+
+
+def _look(store: ClusterStore, job: str, logs: ClusterJobLogs) -> Callable[[], bool]:
+    """Return a function that returns whether a job of a cluster has ended, at each call.
+
+    It also finds out which logs there are: at the first call, when ``LOOK_S`` have passed since,
+    and when the job has ended. It raises what :meth:`ClusterJobLogs.look` does, and UnknownJob.
+
+    Args:
+        store: the records of the cluster.
+        job: the name of the job.
+        logs: looks for the logs.
+    """
+    looked_s = -math.inf
+
+    def look() -> bool:
+        nonlocal looked_s
+        is_over = store.jobs.get(job).life.state is LifeState.ENDED  # before the logs are read
+        if time.monotonic() - looked_s >= LOOK_S or is_over:
+            logs.look()
+            looked_s = time.monotonic()
+        return is_over
+
+    return look
+
+
+def _follow(look: Callable[[], bool], job: str, logs: ClusterJobLogs, lines: _Lines) -> None:
+    """Show what is new in the logs of a job of a cluster until the job has ended.
+
+    Args:
+        look: returns whether the job has ended; it has returned False before.
+        job: the name of the job.
+        logs: reads the logs.
+        lines: prints them.
+
+    Raises:
+        CoordinationError: ZooKeeper did not answer for as long as :func:`looks` waits.
+        EdlError: the job was deleted meanwhile.
+    """
+    time.sleep(FOLLOW_S)
+    try:
+        for is_over in looks(look, None, ClientLimits(poll_s=FOLLOW_S)):
+            _show_new(logs, lines, is_last=is_over)
+            if is_over:
+                return
+    except AccessDenied:
+        raise
+    except UnknownJob:
+        _show_new(logs, lines, is_last=True)
+        raise EdlError(f"job {job} was deleted while its logs were followed") from None
+
+
+def _show_new(logs: ClusterJobLogs, lines: _Lines, is_last: bool) -> None:
+    """Show what was written into the logs since the last call, and incomplete lines if it is last.
+
+    Args:
+        logs: reads the logs.
+        lines: prints them.
+        is_last: whether no call follows.
+    """
+    for log, parts in logs.read():
+        for content in parts:
+            lines.show(log.name, log, content)
+        if is_last:
+            lines.finish(log)
+
+
+def _finish(job: str, worker: str | None, logs: ClusterJobLogs) -> None:
+    """Show the end of a worker's log that no host has, and raise an error if something is missing.
+
+    Args:
+        job: the name of the job.
+        worker: the name of the worker; None for all.
+        logs: has read what could be read.
+
+    Raises:
+        EdlError: not all logs could be read, or there is none.
+    """
     if not logs.found and worker in logs.tails:
         for line in logs.tails[worker].splitlines():
             typer.echo(line)
@@ -156,36 +244,6 @@ def _show_of_cluster(
         who = f"{worker} of job {job}" if worker else f"job {job}"
         others = f"; there are those of {some(logs.names)}" if logs.names else ""
         raise EdlError(f"no host of the cluster has a log of {who}{others}")
-    return True
-
-
-def _follow(
-    store: ClusterStore, job: str, logs: ClusterJobLogs, lines: _Lines, follow: bool
-) -> None:
-    """Show what is in the logs of a job of a cluster; with ``follow`` until the job has ended.
-
-    Args:
-        store: the records of the cluster.
-        job: the name of the job.
-        logs: reads the logs.
-        lines: prints them.
-        follow: whether to go on.
-    """
-    looked_s = -LOOK_S
-    while True:
-        is_over = store.jobs.get(job).life.state is LifeState.ENDED  # before the logs are read
-        if time.monotonic() - looked_s >= LOOK_S or is_over:
-            logs.look()
-            looked_s = time.monotonic()
-        is_last = is_over or not follow
-        for log, parts in logs.read():
-            for content in parts:
-                lines.show(log.name, log, content)
-            if is_last:
-                lines.finish(log)
-        if is_last:
-            return
-        time.sleep(FOLLOW_S)
 
 
 def _silent(job: str, worker: str | None, logs: ClusterJobLogs) -> str:

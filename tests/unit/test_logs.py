@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +14,14 @@ from made import make_job
 
 from edl.cli import logs as verb
 from edl.cli.main import invoke
+from edl.client.cluster import waiting
+from edl.core.cluster.job_life import LifeState
+from edl.core.cluster.log_choice import HostedLog
 from edl.core.events import Event, WorkerExitedDetails
 from edl.core.host.worker_hosts import worker_hosts
 from edl.core.records import Assigned, Generation, Host, Member, RingMember
 from edl.core.snapshot import Snapshot
-from edl.errors import AccessDenied, UnknownJob, ZooKeeperUnreachable
+from edl.errors import AccessDenied, CoordinationError, UnknownJob, ZooKeeperUnreachable
 from edl.launch.workers import KEPT_RUNS, Workers, earlier_runs, log_directory
 
 Run = Callable[..., tuple[str, str]]
@@ -159,6 +162,82 @@ def test_what_hides_the_host_of_a_log_is_said(
     assert "is not known: its secret is not known here" in run("digits", "w3", code=1)[1]
     zookeeper(UnknownJob("digits"))
     assert run("digits", "w3", code=2)[1].endswith("did not run on this host; here: w0\n")
+
+
+class ClusterLogs:
+    """The logs of a job of a cluster: w0 on this host and w1 on another one write a line a look."""
+
+    found, silent, names, tails = True, dict[str, str](), ("w0", "w1"), dict[str, str]()
+
+    def __init__(self, *_: object) -> None:
+        self.looks = 0
+        self.reads = 0
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def read(self) -> Iterator[tuple[HostedLog, Iterator[bytes]]]:
+        self.reads += 1
+        for name in self.names:
+            yield HostedLog(name, "h"), iter([f"line {self.reads}\n".encode()])
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[LifeState | Exception]:
+    """Let ZooKeeper give these answers, one after another, about a job of a cluster."""
+    found: list[LifeState | Exception] = [LifeState.RUNNING]
+
+    def get(_: str) -> SimpleNamespace:
+        answer = found.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(life=SimpleNamespace(run="digits-1", state=answer, reason=""))
+
+    store = SimpleNamespace(jobs=SimpleNamespace(get=get))
+    monkeypatch.setattr(verb, "connected", lambda _: nullcontext())
+    monkeypatch.setattr(verb, "knows_clusters", lambda: True)
+    monkeypatch.setattr(verb, "store_of_job", lambda *_: store)
+    monkeypatch.setattr(verb, "ClusterJobLogs", ClusterLogs)
+    monkeypatch.setattr(verb, "FOLLOW_S", 0.0)
+    return found
+
+
+def lines(reads: int) -> str:
+    return "".join(f"[w0] line {n}\n[w1] line {n}\n" for n in range(1, reads + 1))
+
+
+def test_a_log_is_followed_while_zookeeper_is_away(
+    tmp_path: Path,
+    run: Run,
+    answers: list[LifeState | Exception],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job(tmp_path, "digits", w0="line 1\n")
+    away = CoordinationError("ZooKeeper is away")
+    answers += [LifeState.RUNNING, away, away, LifeState.RUNNING, LifeState.ENDED]
+    assert run("digits", "-f") == (lines(3), "")
+    monkeypatch.setattr(waiting, "AWAY_S", 0.0)
+    answers += [LifeState.RUNNING, LifeState.RUNNING, away]
+    assert run("digits", "-f", code=1) == (lines(1), "edl: ZooKeeper is away\n")
+
+
+@pytest.mark.parametrize("state", [[], [LifeState.RUNNING]])
+def test_without_zookeeper_at_first_the_logs_of_this_host_are_shown(
+    tmp_path: Path, run: Run, answers: list[LifeState | Exception], state: list[LifeState]
+) -> None:
+    job(tmp_path, "digits", w0="line 1\n")
+    answers[:] = [*state, CoordinationError("ZooKeeper is away")]
+    assert run("digits") == ("[w0] line 1\n", "")
+
+
+def test_a_job_is_deleted_while_its_logs_are_followed(
+    tmp_path: Path, run: Run, answers: list[LifeState | Exception]
+) -> None:
+    job(tmp_path, "digits", w0="line 1\n")
+    answers += [LifeState.RUNNING, UnknownJob("digits")]
+    out, said = run("digits", "-f", code=1)
+    assert out == lines(2)
+    assert said == "edl: job digits was deleted while its logs were followed\n"
 
 
 def test_the_hosts_of_workers_with_and_without_a_record() -> None:
