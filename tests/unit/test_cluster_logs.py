@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+from urllib.parse import parse_qs
 
 import pytest
 
+from edl.client.cluster.logs import ClusterJobLogs
+from edl.coordination.access import Access
 from edl.core.cluster.log_choice import chosen_logs
-from edl.core.cluster.log_part import LogPart
+from edl.core.cluster.log_part import PART_BYTES, LogPart
+from edl.errors import UnknownJob
 from edl.launch.log_reader import former, last_output
 from edl.scheduler.host.log_files import bytes_in
 from edl.scheduler.host.log_places import KEPT_RUNS, KEPT_S, LogPlaces
@@ -123,6 +131,73 @@ def test_the_log_of_the_last_run_is_chosen() -> None:
     found = chosen_logs(there, {"w0": "a", "w1": "c"})
     assert found == [("w0", "a"), ("w2", "a"), ("w10", "b"), ("x-7", "a")]
     assert chosen_logs(there, {})[:2] == [("w0", "a"), ("w0", "b")], "nobody knows"
+
+
+class Worker:
+    """A worker that writes a line whenever a part of its log has been read, up to 100 times."""
+
+    def __init__(self, log: Path, line: bytes) -> None:
+        self.log = log
+        self.line = line
+        self.reads = 0
+
+    def answer(self, *request: object) -> tuple[int, bytes]:
+        """Return the answer of `edl host` to a request, whose path is the last but one argument."""
+        path = str(request[-2])
+        if "?" not in path:
+            return 200, json.dumps({"w0": bytes_in(self.log)}).encode()
+        query = parse_qs(path.partition("?")[2])
+        part, content = read_part(self.log, int(query["file"][0]), int(query["from"][0]))
+        self.reads += 1
+        if self.reads < 100:
+            with self.log.open("ab") as file:
+                file.write(self.line)
+        return 200, json.dumps(part.to_json()).encode() + b"\n" + content
+
+
+def reader_of(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> ClusterJobLogs:
+    """Return a reader of the log of ``worker``, w0 of job j on host h, which has looked."""
+    monkeypatch.setattr("edl.client.cluster.host_logs.send_change", worker.answer)
+    monkeypatch.setattr("edl.client.cluster.logs.choose_job", Mock(side_effect=UnknownJob("j")))
+    access = Access("lab", "0" * 64)
+    host = SimpleNamespace(name="h", offer=SimpleNamespace(address="127.0.0.1", port=1))
+    store: Any = Mock()
+    store.nodes.session.access = access
+    store.jobs.full_name.return_value = "j"
+    store.jobs.log_access.return_value = access
+    store.hosts.list.return_value = [host]
+    reader = ClusterJobLogs(store, "j", None)
+    reader.look()
+    return reader
+
+
+def read_now(reader: ClusterJobLogs) -> bytes:
+    return b"".join(content for _, parts in reader.read() for content in parts)
+
+
+def test_a_reading_ends_while_the_worker_writes(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.rename(former(log))
+    log.write_bytes(b"three\n")
+    worker = Worker(log, b"more\n")
+    reader = reader_of(worker, monkeypatch)
+    assert read_now(reader) == b"one\ntwo\nthree\nmore\n"
+    assert worker.reads == 2
+    assert read_now(reader) == b"more\nmore\n", "it goes on where the last one ended"
+    (of_w0,) = reader.logs
+    assert reader.end(of_w0, 10) == b"more\nmore\n"
+    assert reader.end(of_w0, 1000) == log.read_bytes()[:-5]
+    assert worker.reads < 10
+
+
+def test_a_worker_that_writes_faster_than_its_log_is_read(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.write_bytes(b"x" * 2 * PART_BYTES)
+    worker = Worker(log, b"y" * PART_BYTES)
+    reader = reader_of(worker, monkeypatch)
+    assert set(read_now(reader)) == set(b"x")
+    assert len(reader.end(reader.logs[0], PART_BYTES + 1)) == PART_BYTES + 1
+    assert worker.reads == 4
 
 
 def test_the_end_of_an_output(log: Path) -> None:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
 from edl.coordination.access import Access
-from edl.core.cluster.log_part import LOGS_PATH, LogPart
+from edl.core.cluster.log_part import LOGS_PATH, PART_BYTES, LogPart
 from edl.core.cluster.records import HostOffer
 from edl.errors import CoordinationError, RendezvousFailed, UsageError
 from edl.http.client import send_change
@@ -21,6 +22,7 @@ ANSWER_S = 10.0  # for `edl host` to answer, beyond the time that it waits for s
 WAIT_S = 10.0  # that it waits so, each time
 LogPlace = tuple[int, int]  # the number of a file of a log, and an offset in it
 BEGINNING: LogPlace = (0, 0)
+_FILES = 2  # of a log
 MISSED = b"\nedl: what was written here is gone: nobody read it in time\n"
 
 
@@ -53,7 +55,8 @@ class HostLogs:
     def read(self, job: str, name: str, last: int = 0, follow: bool = False) -> Iterator[bytes]:
         """Yield what is in a log, in parts; with ``follow`` without end, as it is written.
 
-        Where the log is read too late, a line says that something is missing.
+        Without ``follow`` it ends although the worker goes on to write (see :meth:`parts`). Where
+        the log is read too late, a line says that something is missing.
 
         Args:
             job: the name of the job.
@@ -66,12 +69,41 @@ class HostLogs:
             UsageError: there is no such log.
             CoordinationError: `edl host` does not answer, or not any more.
         """
-        place, wait_s = (0, -last), WAIT_S if follow else 0.0
-        while True:
-            content, place = self.part(job, name, place, wait_s)
-            if not content and not follow:
-                return
+        place = (0, -last)
+        if not follow:
+            yield from (content for content, _ in self.parts(job, name, place, last or math.inf))
+        while follow:
+            content, place = self.part(job, name, place, WAIT_S)
             yield content
+
+    def parts(
+        self, job: str, name: str, place: LogPlace, most: float
+    ) -> Iterator[tuple[bytes, LogPlace]]:
+        """Yield what is in a log after a place now, in parts, each with the place after it.
+
+        It ends although the worker writes as fast as it is read: after ``most`` bytes, or after two
+        parts that are not full. A part ends where its file does, and a log has two files.
+
+        Args:
+            job: the name of the job.
+            name: the name of the log.
+            place: the number of the file, 0 for the oldest, and the offset in it.
+            most: the number of bytes after which no further part is read.
+
+        Raises:
+            UsageError: there is no such log.
+            CoordinationError: `edl host` does not answer.
+        """
+        size = ends = 0
+        while ends < _FILES:
+            content, place = self.part(job, name, place)
+            if not content:
+                return
+            yield content, place
+            size += len(content)
+            ends += len(content) < PART_BYTES
+            if size >= most:
+                return
 
     def part(
         self, job: str, name: str, place: LogPlace = BEGINNING, wait_s: float = 0.0

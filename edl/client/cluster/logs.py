@@ -56,6 +56,7 @@ class ClusterJobLogs:
         self._hosts: Mapping[str, HostLogs] = {}
         self._logs: list[HostedLog] = []
         self._places: dict[HostedLog, LogPlace] = {}
+        self._sizes: dict[HostedLog, int] = {}  # by the last look, in bytes
         self.names: tuple[str, ...] = ()
         self.silent: dict[str, str] = {}
         self.tails: dict[str, str] = {}
@@ -81,9 +82,10 @@ class ClusterJobLogs:
             name: f"host {name} offers nothing now" for name, offer in offers.items() if not offer
         }
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            names = dict(pool.map(self._names, self._hosts.values()))
+            sizes = dict(pool.map(self._found, self._hosts.values()))
         where, self.tails = self._workers()
-        logs = chosen_logs(names, where)
+        logs = chosen_logs(sizes, where)
+        self._sizes = {log: sizes[log.host][log.name] for log in logs}
         self.names = tuple(dict.fromkeys(log.name for log in logs))
         self._logs = [log for log in logs if self._worker in (None, log.name)]
         self.silent = {
@@ -117,6 +119,7 @@ class ClusterJobLogs:
     def read(self) -> Iterator[tuple[HostedLog, Iterator[bytes]]]:
         """Yield each log, with the parts of it that were written since the last call.
 
+        The parts of a log end although its worker goes on to write.
         A host that does not answer any more gets into ``silent``.
         """
         for log in self._logs:
@@ -124,26 +127,25 @@ class ClusterJobLogs:
 
     def _parts(self, log: HostedLog) -> Iterator[bytes]:
         """Yield the parts of one log that were written since the last call."""
-        while log.host not in self.silent:
-            place = self._places.get(log, BEGINNING)
-            try:
-                content, self._places[log] = self._hosts[log.host].part(self._job, log.name, place)
-            except UsageError:  # it was removed, as too old
-                return
-            except CoordinationError as error:
-                self.silent[log.host] = str(error)
-                return
-            if not content:
-                return
-            yield content
-
-    def _names(self, host: HostLogs) -> tuple[str, tuple[str, ...]]:
-        """Return a host's name and those of its logs; note it as silent if it does not answer."""
+        if log.host in self.silent:
+            return
+        place = self._places.get(log, BEGINNING)
         try:
-            return host.host, tuple(host.names(self._job))
+            parts = self._hosts[log.host].parts(self._job, log.name, place, self._sizes[log])
+            for content, self._places[log] in parts:
+                yield content
+        except UsageError:  # it was removed, as too old
+            return
+        except CoordinationError as error:
+            self.silent[log.host] = str(error)
+
+    def _found(self, host: HostLogs) -> tuple[str, Mapping[str, int]]:
+        """Return a host's name and the sizes of its logs by name; note it if it does not answer."""
+        try:
+            return host.host, host.names(self._job)
         except CoordinationError as error:
             self.silent[host.host] = str(error)
-            return host.host, ()
+            return host.host, {}
 
     def _workers(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return the host of each worker of the last run, and the ends of their outputs."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edl.core.record import Record
 
 LOGS_PATH = "/logs"
+PART_BYTES = 1 << 20  # of a log in one answer, at most
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ of the cluster, or of the job that the path names):
 
 - ``/logs/JOB``: the logs of a job on this host, as JSON: name -> size in bytes;
 - ``/logs/JOB/NAME?file=F&from=N&wait_s=S``: a part of a log. The body is a JSON object in one line,
-  a :class:`LogPart`, and then the bytes, at most ``MOST_BYTES``.
+  a :class:`LogPart`, and then the bytes, at most ``PART_BYTES``.
 
 A log is a row of two files: when a worker's log is full, the worker renames it, and begins a new
 one. So a place in a log is a file, by its number, and an offset in it. Without ``file``, reading
@@ -30,14 +30,13 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import parse_qs
 
-from edl.core.cluster.log_part import LOGS_PATH, LogPart
+from edl.core.cluster.log_part import LOGS_PATH, PART_BYTES, LogPart
 from edl.http.connection import HttpRequest, Response
 from edl.http.server import DaemonServer
 from edl.http.signing import Authenticator, http_key
 from edl.scheduler.host.log_files import LogOwner, bytes_in, open_log
 from edl.scheduler.host.log_places import LogPlaces
 
-MOST_BYTES = 1 << 20  # of a log in one answer
 MOST_WAIT_S = 20.0
 MOST_WAITING = 64  # requests that wait at once; further ones get what is there
 LOOK_S = 0.3  # how often a log is looked at for which a request waits
@@ -149,7 +148,7 @@ def read_part(
     log: Path,
     file: int,
     begin: int,
-    most: int = MOST_BYTES,
+    most: int = PART_BYTES,
     owner: LogOwner | None = None,
 ) -> tuple[LogPart, bytes]:
     """Return what is in a log after a place, and the place after that.
