@@ -70,7 +70,7 @@ class ShownCluster:
         self.error: Exception | None = None
         self.reads = 0
         session = SimpleNamespace(hosts="here:1", connected=True)
-        self.nodes = SimpleNamespace(session=session)
+        self.nodes = SimpleNamespace(session=session, uid=lambda: "5-0")
         self.paths = SimpleNamespace(name=NAME)
         self.leader = SimpleNamespace(
             reasons=lambda: self.said,

@@ -52,7 +52,7 @@ class HistoryReader:
         if self._filling.acquire(timeout=FILLING_S):
             try:
                 if time.monotonic() - self._filled_s >= FRESH_S:
-                    self._file.fill(lambda after: cluster.events(after=after))
+                    self._file.fill(lambda after: cluster.events(after=after), cluster.uid)
                     self._filled_s = time.monotonic()
             finally:
                 self._filling.release()

@@ -172,7 +172,8 @@ class ClusterWatcher(PageWatcher):
         if self._reader.is_tenant:
             return
         try:
-            self._history_version += bool(self._history.fill(self._known_events))
+            uid = self._store.nodes.uid()
+            self._history_version += bool(self._history.fill(self._known_events, uid))
             self._history_problem = ""
         except EdlError as error:
             self._history_problem = str(error)

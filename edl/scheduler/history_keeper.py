@@ -57,7 +57,7 @@ class HistoryKeeper:
             try:
                 with self._cluster as cluster:
                     while not self._ends.is_set():
-                        self._file.fill(lambda after: cluster.events(after=after))
+                        self._file.fill(lambda after: cluster.events(after=after), cluster.uid)
                         self._said = ""
                         self._ends.wait(self._fill_s)
             except EdlError as error:

@@ -19,6 +19,7 @@ from edl.errors import CoordinationError, DataError, EdlError
 from edl.scheduler.history_keeper import HistoryKeeper
 
 Numbered = tuple[int, ClusterEvent]
+UID = "5-1763632000000"
 
 
 class Log:
@@ -82,7 +83,7 @@ A_INTERVALS = (
 def test_a_story(file: HistoryFile) -> None:
     log = Log()
     story(log)
-    assert file.fill(log.read) == len(log.events)
+    assert file.fill(log.read, UID) == len(log.events)
     b, a = file.jobs(1042.0)
     assert a == JobHistory(
         0, "a", "ann@a", 1000.0, 1001.0, 1031.0, LifeState.ENDED, LifeResult.FINISHED, "-> ended",
@@ -107,7 +108,7 @@ def test_only_new_events_are_read(file: HistoryFile) -> None:
     whole = list(log.events)
     for end in range(len(whole) + 1):
         log.events = whole[:end]
-        file.fill(log.read)
+        file.fill(log.read, UID)
     assert log.reads[-1] == len(whole) - 3  # the last one again, which shows that it is this log
     assert file.slots(0.0, 2000.0, "a") == A_INTERVALS
     assert [one.slot_s for one in file.jobs(1042.0)] == [20.0, 70.0]
@@ -118,10 +119,13 @@ def test_several_fill_one_file(tmp_path: Path) -> None:
     log, path = Log(), tmp_path / "history.sqlite"
     story(log)
     with ThreadPoolExecutor(6) as threads:
-        filled = list(threads.map(lambda _: HistoryFile(path).fill(log.read), range(24)))
+        filled = list(threads.map(lambda _: HistoryFile(path).fill(log.read, UID), range(24)))
     assert sorted(filled) == [0] * 23 + [len(log.events)]
-    assert HistoryFile(path).slots(0.0, 2000.0, "a") == A_INTERVALS
-    assert len(HistoryFile(path).audit()) == 2
+    file = HistoryFile(path)
+    assert file.audit() == (), "whose the file is, is not known yet"
+    assert file.fill(log.read, UID) == 0
+    assert file.slots(0.0, 2000.0, "a") == A_INTERVALS
+    assert len(file.audit()) == 2
 
 
 def test_a_slow_zookeeper_holds_up_nobody_else(file: HistoryFile) -> None:
@@ -133,11 +137,11 @@ def test_a_slow_zookeeper_holds_up_nobody_else(file: HistoryFile) -> None:
         """While this goes on, another process reads and fills the file."""
         found = log.read(after)
         if not others:
-            others.append(file.fill(log.read))
+            others.append(file.fill(log.read, UID))
             assert len(file.jobs(1042.0)) == 2
         return found
 
-    assert file.fill(slow) == 0, "the other one has added all"
+    assert file.fill(slow, UID) == 0, "the other one has added all"
     assert others == [len(log.events)]
     assert file.slots(0.0, 2000.0, "a") == A_INTERVALS
     assert [one.slot_s for one in file.jobs(1042.0)] == [20.0, 70.0], "nothing counts twice"
@@ -149,22 +153,22 @@ def test_who_always_comes_second_ends(file: HistoryFile) -> None:
     def slow(after: int) -> Sequence[Numbered]:
         found = log.read(after)
         log.submitted(len(log.events), f"j{len(log.events)}")
-        file.fill(log.read)
+        file.fill(log.read, UID)
         return found
 
-    assert file.fill(slow) == 0
+    assert file.fill(slow, UID) == 0
     assert len(file.audit()) == len(log.events) == 2
 
 
 def test_a_deleted_file_is_made_again(file: HistoryFile, tmp_path: Path) -> None:
     log = Log()
     story(log)
-    file.fill(log.read)
+    file.fill(log.read, UID)
     before = file.jobs(1042.0), file.slots(0.0, 2000.0), file.audit()
     (path,) = tmp_path.glob("lab/*.sqlite")
     path.unlink()
     assert file.jobs(1042.0) == ()
-    file.fill(log.read)
+    file.fill(log.read, UID)
     assert (file.jobs(1042.0), file.slots(0.0, 2000.0), file.audit()) == before
 
 
@@ -181,25 +185,25 @@ def test_another_file_is_replaced(file: HistoryFile, tmp_path: Path, content: st
             db.execute("CREATE TABLE jobs (old INTEGER)")
             db.execute("PRAGMA user_version = 99")
         db.close()
-    file.fill(log.read)
+    file.fill(log.read, UID)
     assert len(file.jobs(1042.0)) == 2
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "history.sqlite").mkdir()
     with pytest.raises(DataError, match="delete that file: it is made again"):
-        HistoryFile(tmp_path / "history.sqlite").fill(Log().read)
+        HistoryFile(tmp_path / "history.sqlite").fill(Log().read, UID)
 
 
 def test_missed_events_end_what_was_running(file: HistoryFile) -> None:
     log = Log()
     story(log)
-    file.fill(log.read)
+    file.fill(log.read, UID)
     log.state(40, "b", LifeState.HALTING)
     log.slots(50, "b", h1=2)
     log.state(60, "b", LifeState.ENDED, LifeResult.FAILED)
     log.events = log.events[-2:]  # the one before was removed before it was read
-    file.fill(log.read)
+    file.fill(log.read, UID)
     later, b, _ = file.jobs(1100.0)
     assert (b.job, b.ended_s, b.result, b.reason) == ("b", 1022.0, None, MISSED)
     assert (later.job, later.by, later.submitted_s, later.slot_s) == ("b", "", 0.0, 20.0)
@@ -210,10 +214,10 @@ def test_what_ended_long_ago_is_removed(file: HistoryFile) -> None:
     log = Log()
     story(log)
     log.submitted(30 + KEPT_S, "c")
-    file.fill(log.read)
+    file.fill(log.read, UID)
     assert [one.job for one in file.jobs(1042.0)] == ["c", "b", "a"]
     log.submitted(32 + KEPT_S, "d")
-    file.fill(log.read)
+    file.fill(log.read, UID)
     assert [one.job for one in file.jobs(1042.0)] == ["d", "c", "b"]
     assert [one.job for one in file.slots(0.0, 2000.0)] == ["b"]
     assert [one.job for one in file.audit()] == ["c", "d"]
@@ -223,23 +227,74 @@ def test_a_clock_that_is_years_ahead_removes_nothing(tmp_path: Path) -> None:
     file, log = HistoryFile(tmp_path / "history.sqlite", clock=lambda: 1042.0), Log()
     story(log)
     log.submitted(2 * KEPT_S, "c")
-    file.fill(log.read)
+    file.fill(log.read, UID)
     assert [one.job for one in file.jobs(1042.0)] == ["c", "b", "a"]
     assert file.slots(0.0, 2000.0, "a") == A_INTERVALS
     assert [one.job for one in file.audit()] == ["a", "b", "c"]
 
 
-def test_another_log_begins_another_history(file: HistoryFile) -> None:
-    log = Log()
+def names(file: HistoryFile) -> set[str]:
+    return {one.job for one in file.jobs(6000.0)}
+
+
+def test_clusters_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:
+    """A production cluster and a trial one of another ZooKeeper, both called main."""
+    path, log, trial = tmp_path / "history.sqlite", Log(), Log(5000.0)
     story(log)
-    file.fill(log.read)
-    other = Log(5000.0)
-    for number in range(20):
-        other.submitted(number, f"j{number}")
-    file.fill(other.read)
-    assert {one.job for one in file.jobs(6000.0)} == {f"j{number}" for number in range(20)}
-    file.fill(Log().read)
+    trial.submitted(0, "toy")
+    for _ in range(2):
+        ours, theirs = HistoryFile(path), HistoryFile(path)
+        ours.fill(log.read, UID)
+        theirs.fill(trial.read, "6-0")
+        assert (names(ours), names(theirs)) == ({"a", "b"}, {"toy"})
+        trial.submitted(1, "toy")
+        log.submitted(50, "a")
+        log.events = log.events[5:]  # what the file still knows
+    assert ours.slots(0.0, 2000.0, "a")[:3] == A_INTERVALS
+
+
+def test_a_cluster_that_is_begun_again_leaves_the_old_history_beside(tmp_path: Path) -> None:
+    path, log, again = tmp_path / "history.sqlite", Log(), Log(5000.0)
+    story(log)
+    file = HistoryFile(path)
+    file.fill(log.read, UID)
+    file.fill(again.read, "6-0")  # the same dashboard sees it
     assert file.jobs(6000.0) == ()
+    again.submitted(0, "new")
+    file.fill(again.read, "6-0")
+    assert names(file) == {"new"}
+    file.fill(log.read, UID)
+    assert names(file) == {"a", "b"}
+
+
+def test_another_log_of_the_cluster_clears_nothing(file: HistoryFile, tmp_path: Path) -> None:
+    """As when ZooKeeper is restored from a backup."""
+    log, restored = Log(), Log(5000.0)
+    story(log)
+    file.fill(log.read, UID)
+    for number in range(20):
+        restored.submitted(number, f"j{number}")
+    for read, jobs in ((restored.read, 20), (log.read, 2), (restored.read, 20)):
+        file.fill(read, UID)
+        assert len(file.jobs(6000.0)) == jobs
+    assert len([*tmp_path.glob("lab/*.sqlite")]) == 2
+
+
+def test_a_file_of_an_older_edl_is_taken_over_by_its_cluster(tmp_path: Path) -> None:
+    path, log, trial = tmp_path / "history.sqlite", Log(), Log(5000.0)
+    story(log)
+    HistoryFile(path).fill(log.read, UID)
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE cluster")
+    db.close()
+    trial.submitted(0, "toy")
+    ours, theirs = HistoryFile(path), HistoryFile(path)
+    theirs.fill(trial.read, "6-0")
+    assert ours.fill(log.read, UID) == 0
+    assert (names(ours), names(theirs)) == ({"a", "b"}, {"toy"})
+    assert [one.name for one in tmp_path.glob("*.sqlite") if one != path] == [
+        "history-6-0-1.sqlite"
+    ]
 
 
 def test_a_name_is_used_again(file: HistoryFile) -> None:
@@ -247,7 +302,7 @@ def test_a_name_is_used_again(file: HistoryFile) -> None:
     story(log)
     log.submitted(40, "a")
     log.submitted(45, "b")  # its end was never logged
-    file.fill(log.read)
+    file.fill(log.read, UID)
     assert [(one.job, one.submission, one.reason) for one in file.jobs(1100.0)][:3] == [
         ("b", 12, "job b was submitted"),
         ("a", 11, "job a was submitted"),
@@ -262,7 +317,7 @@ def test_clocks_that_differ_make_no_negative_time(file: HistoryFile) -> None:
     log.slots(20, "a", h0=2)
     log.slots(15, "a", h0=1)  # another leader's clock
     log.slots(18, "a")
-    file.fill(log.read)
+    file.fill(log.read, UID)
     assert file.slots(0.0, 2000.0) == ()
     assert file.jobs(1100.0)[0].slot_s == 0.0
 
@@ -279,7 +334,7 @@ def test_the_clock_of_a_user_is_not_the_leaders(file: HistoryFile, ahead_s: floa
     log.state(63, "b", LifeState.STARTING)
     log.slots(63, "b", h0=2)
     log.submitted(73 + ahead_s, "b")  # its end was never logged
-    file.fill(log.read)
+    file.fill(log.read, UID)
     assert file.slots(0.0, 20_000.0) == (SlotInterval(0, "a", "h0", 2, 10_001.0, 10_061.0),)
     [a] = file.jobs(20_000.0, "a")
     assert (a.started_s, a.ended_s, a.slot_s) == (10_001.0, 10_061.0, 120.0)
@@ -291,11 +346,11 @@ def test_the_clock_of_a_user_is_not_the_leaders(file: HistoryFile, ahead_s: floa
 def test_missed_events_of_a_job_that_was_only_submitted(file: HistoryFile) -> None:
     log = Log()
     log.submitted(0, "a")
-    file.fill(log.read)
+    file.fill(log.read, UID)
     log.submitted(9, "x")
     log.submitted(10, "b")
     log.events = log.events[-1:]
-    file.fill(log.read)
+    file.fill(log.read, UID)
     [a] = file.jobs(1100.0, "a")
     assert (a.submitted_s, a.ended_s, a.reason) == (1000.0, 1000.0, MISSED)
 
@@ -306,7 +361,7 @@ def test_events_of_an_older_edl_say_nothing(file: HistoryFile) -> None:
     kind = ClusterEventKind.STATE
     log.add(1, ClusterEvent(0.0, kind, "queued -> starting: it may", "a"))
     log.add(2, ClusterEvent(0.0, ClusterEventKind.SLOTS, "slots h0: 0, 1", "a"))
-    file.fill(log.read)
+    file.fill(log.read, UID)
     assert file.jobs(1100.0)[0].state is LifeState.QUEUED
 
 
@@ -322,6 +377,8 @@ class FakeCluster:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+    uid = UID
 
     def events(self, after: int) -> Sequence[Numbered]:
         if self.error is not None:

@@ -62,7 +62,7 @@ def test_a_tenant_sees_no_history_and_empties_none(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     file = HistoryFile(history_path("lab"))
     event = ClusterEvent(1.0, ClusterEventKind.SUBMITTED, "a test", job="a", by="ann@a")
-    file.fill(lambda after: [(0, event)])
+    file.fill(lambda after: [(0, event)], "5-0")
     assert [one.job for one in file.jobs(2.0)] == ["a"]
 
     @contextmanager

@@ -41,7 +41,7 @@ def history(
         store.nodes.check_administrator("see the history of the cluster")
         name = store.paths.name
         file = HistoryFile(history_path(name))
-        file.fill(lambda after: store.events.read(after))
+        file.fill(lambda after: store.events.read(after), store.nodes.uid())
     now_s = time.time()
     jobs = file.jobs(now_s, job, most=SHOWN if job is None and not as_json else MOST_ROWS)
     slots = () if job is None else file.slots(0.0, now_s, job)

@@ -93,6 +93,12 @@ class Cluster(SessionClient[ClusterStore]):
         with self._store() as store:
             return store.paths.name
 
+    @property
+    def uid(self) -> str:
+        """A text that no other cluster has, also no former or later one of the name."""
+        with self._store() as store:
+            return store.nodes.uid()
+
     # --- jobs ---
 
     def submit(self, manifest: AnyManifest, key: str | None = None) -> str:

@@ -2,6 +2,9 @@
 
 The file may be deleted at any time: it is then made again from the events that ZooKeeper still has,
 the newest 10,000. Several processes of a user may fill and read one file.
+
+Clusters of one name, in several ZooKeepers or one after another, have files of their own, beside
+each other. A file says in the table ``cluster`` which one it is of.
 """
 
 from __future__ import annotations
@@ -56,54 +59,68 @@ CREATE INDEX intervals_by_end ON intervals (end_s);
 CREATE TABLE audit (number INTEGER PRIMARY KEY, job TEXT NOT NULL, time_s REAL NOT NULL,
     record TEXT NOT NULL);
 """
+_OWNER = "CREATE TABLE IF NOT EXISTS cluster (uid TEXT NOT NULL)"  # an older edl makes none
 
 
 def history_path(cluster: str) -> Path:
-    """Return the path of the file with the history of a cluster, in this user's state directory."""
+    """Return the path of the file with the history of a cluster, in this user's state directory.
+
+    It is that of the first cluster of the name ``cluster``.
+    """
     return config.state_dir() / CLUSTERS / cluster / "history.sqlite"
 
 
 class HistoryFile:
-    """The file with the history of a cluster.
+    """The file with the history of a cluster; before it is filled it is read as empty.
 
     Args:
-        path: The path of the file, which need not exist.
+        path: The path of the file, which need not exist. If it is another cluster's of the name, a
+            file beside it is used.
         clock: Returns the time, in seconds since 1970.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
+        self._filled: Path | None = None
 
-    def fill(self, read: ReadEvents) -> int:
+    def fill(self, read: ReadEvents, uid: str) -> int:
         """Add what has happened since the last call, and return how many events were new.
 
         If the log has lost events that were not read, the jobs of that time end with what is known
-        of them. If it is another log than before, the history begins anew.
+        of them. If it is another log than before, as of a ZooKeeper that was restored from a
+        backup, the history begins anew in another file.
 
         The file is not locked while ``read`` goes on, so others read and fill it meanwhile. What
         was read is then added only if the file still ends with the same event.
 
         Args:
             read: Reads the events of the cluster, which may take long.
+            uid: The text that tells the cluster from all others, as :meth:`ClusterNodes.uid` makes
+                it. A file that an older edl has made is the first cluster's that has its events.
 
         Raises:
             DataError: the file cannot be written, or another process fills it for too long.
             EdlError: as ``read`` raises it; nothing was added then.
         """
-        with self._opened() as db:
-            for _ in range(FILLS):
-                known = _last(db)
-                found = _read_after(read, known)
-                with _transaction(db):
-                    if _last(db) == known:
-                        if found.is_other:
-                            _clear(db)
-                        elif found.has_gap:
-                            _end_all(db)
-                        _add(db, found.events, self._clock())
-                        return len(found.events)
+        for path in self._paths(uid):
+            with _opened(path) as db:
+                added = _filled(db, read, uid, self._clock)
+            if added is not None:
+                self._filled = path
+                return added
         return 0
+
+    def _paths(self, uid: str) -> list[Path]:
+        """Return the paths of files that may be those of a cluster, the likeliest first.
+
+        The last one does not exist yet.
+        """
+        beside: list[Path] = []
+        stem = f"{self._path.stem}-{uid}"
+        while (path := self._path.with_name(f"{stem}-{len(beside) + 1}.sqlite")).exists():
+            beside.append(path)
+        return [*reversed(beside), self._path, path]
 
     def jobs(
         self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MOST_ROWS
@@ -187,69 +204,74 @@ class HistoryFile:
 
     def _read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Return the rows that ``query`` finds with the ``values``."""
-        with self._opened() as db:
-            return db.execute(query, values).fetchall()
+        with _opened(self._filled or self._path) as db:
+            return db.execute(query, values).fetchall() if self._filled else []
 
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """While entered, provide a connection to the file, which is made if it is not there.
 
-        A file that is damaged or of another format is removed first.
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """While entered, provide a connection to the file at ``path``, made if it is not there.
 
-        Raises:
-            DataError: the file cannot be used.
-        """
+    A file that is damaged or of another format is removed first.
+
+    Raises:
+        DataError: the file cannot be used.
+    """
+    try:
+        db = _connected(path)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise _unusable(path, error) from error
+        _remove(path)  # it is no SQLite file
+        db = _connected(path)
+    with closing(db):
         try:
-            db = self._connected()
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise self._unusable(error) from error
-            self._remove()  # it is no SQLite file
-            db = self._connected()
-        with closing(db):
-            try:
-                yield db
-            except sqlite3.Error as error:
-                raise self._unusable(error) from error
+            yield db
+        except sqlite3.Error as error:
+            raise _unusable(path, error) from error
 
-    def _connected(self) -> sqlite3.Connection:
-        """Return a connection to a file of this format, which is made if need be.
 
-        Raises:
-            sqlite3.DatabaseError: the file cannot be used.
-            DataError: its directory cannot be made.
-        """
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(
-                f"the history in {self._path} cannot be kept: {error.strerror}; let this user "
-                "write there, or set XDG_STATE_HOME to another directory"
-            ) from None
-        db = sqlite3.connect(self._path, timeout=LOCKED_S, isolation_level=None)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")  # a lost transaction is replayed again
-            if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
-                with _transaction(db):
-                    if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
-                        _make(db)
-        except BaseException:
-            db.close()
-            raise
-        return db
+def _connected(path: Path) -> sqlite3.Connection:
+    """Return a connection to a file of this format, which is made if need be.
 
-    def _remove(self) -> None:
-        """Remove the file, and those that SQLite keeps beside it."""
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+    Raises:
+        sqlite3.DatabaseError: the file cannot be used.
+        DataError: its directory cannot be made.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"the history in {path} cannot be kept: {error.strerror}; let this user "
+            "write there, or set XDG_STATE_HOME to another directory"
+        ) from None
+    db = sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")  # a lost transaction is replayed again
+        if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+            with _transaction(db):
+                if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+                    _make(db)
+        db.execute(_OWNER)
+    except BaseException:
+        db.close()
+        raise
+    return db
 
-    def _unusable(self, error: sqlite3.Error) -> DataError:
-        """Return the error of a file that SQLite cannot use because of ``error``."""
-        return DataError(
-            f"the history in {self._path} cannot be used: {error}; if the disk has room, delete "
-            "that file: it is made again from the cluster's events"
-        )
+
+def _remove(path: Path) -> None:
+    """Remove the file, and those that SQLite keeps beside it."""
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> DataError:
+    """Return the error of a file that SQLite cannot use because of ``error``."""
+    return DataError(
+        f"the history in {path} cannot be used: {error}; if the disk has room, delete "
+        "that file: it is made again from the cluster's events"
+    )
 
 
 @dataclass(frozen=True)
@@ -258,14 +280,53 @@ class _ReadResult:
 
     Attributes:
         events: the events, each with its number, the oldest first.
-        is_other: whether the log is another one than the file was made from. Then ``events`` has
-            all events of that log, and the rows of the file are wrong.
         has_gap: whether the log has lost events between the last one of the file and ``events``.
     """
 
     events: Sequence[tuple[int, ClusterEvent]]
-    is_other: bool = False
     has_gap: bool = False
+
+
+def _filled(
+    db: sqlite3.Connection, read: ReadEvents, uid: str, clock: Callable[[], float]
+) -> int | None:
+    """Add new events of a cluster to a file, if it is that cluster's; return how many were new.
+
+    A file of no cluster becomes that cluster's.
+
+    Args:
+        db: the file.
+        read: reads the events of the cluster.
+        uid: the uid of the cluster.
+        clock: returns the time, in seconds since 1970.
+
+    Returns:
+        The number of events; None: the file is another cluster's, or has another log.
+    """
+    for _ in range(FILLS):
+        if _owner(db) not in (None, uid):
+            return None
+        known = _last(db)
+        found = _read_after(read, known)
+        if found is None:
+            return None
+        with _transaction(db):
+            owner = _owner(db)
+            if _last(db) != known or owner not in (None, uid):
+                continue
+            if owner is None:
+                db.execute("INSERT INTO cluster VALUES (?)", (uid,))
+            if found.has_gap:
+                _end_all(db)
+            _add(db, found.events, clock())
+            return len(found.events)
+    return 0
+
+
+def _owner(db: sqlite3.Connection) -> str | None:
+    """Return the uid of the cluster that the file is of; None: it is of none yet."""
+    found: tuple[str] | None = db.execute("SELECT uid FROM cluster").fetchone()
+    return None if found is None else found[0]
 
 
 def _last(db: sqlite3.Connection) -> tuple[int, str] | None:
@@ -274,7 +335,7 @@ def _last(db: sqlite3.Connection) -> tuple[int, str] | None:
     return found
 
 
-def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult:
+def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult | None:
     """Read the events of a cluster's log that come after the last one that the file has.
 
     The last one is read again, to find out whether the log is the one that the file was made from.
@@ -284,7 +345,7 @@ def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult:
         known: the number and the text of the last event that the file has; None: it has none.
 
     Returns:
-        The events, and whether the log is another one or has lost some.
+        The events, and whether the log has lost some; None: the log is another one.
 
     Raises:
         CoordinationError: ZooKeeper is away.
@@ -294,7 +355,7 @@ def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult:
     last, text = known
     events = list(read(last - 1))
     if not events or (events[0][0] == last and _text(events[0][1]) != text):
-        return _ReadResult(read(-1), is_other=True)
+        return None
     if events[0][0] == last:
         return _ReadResult(events[1:])
     return _ReadResult(events, has_gap=True)
@@ -320,12 +381,6 @@ def _make(db: sqlite3.Connection) -> None:
     for statement in _TABLES.split(";"):
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {FORMAT}")
-
-
-def _clear(db: sqlite3.Connection) -> None:
-    """Remove all rows."""
-    for table in ("log", "jobs", "intervals", "audit"):
-        db.execute(f"DELETE FROM {table}")
 
 
 def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]], now_s: float) -> None:

@@ -43,6 +43,20 @@ class ClusterNodes(Nodes[ClusterPaths]):
         """
         return UnknownCluster(self.paths.name, cluster_names(self.session))
 
+    def uid(self) -> str:
+        """Return a text that no other cluster has, in another ZooKeeper or at another time.
+
+        It is made of the transaction and the time at which the cluster was created.
+
+        Raises:
+            UnknownCluster: the cluster does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
+        found = self.read(exists(self.paths.root))[0]
+        if found is None:
+            raise self.unknown()
+        return f"{found.czxid:x}-{found.ctime}"
+
     def unknown_job(self, job: str) -> UnknownJob:
         """Return the error for a job that this cluster does not have; its text names its jobs.
 
