@@ -64,32 +64,19 @@ class Start:
         run: str = "r1",
         resume: Location | None = None,
         source: Source = SOURCE,
-        or_begin: bool = False,
-        sharded: bool = False,
-        job: str = "digits",
-        every_s: float = 1000.0,
-        save_timeout_s: float = 60.0,
+        **config: Any,
     ) -> None:
         self.logged: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
         self.replica: Any = Replica()
         self.progress = LoaderProgress()
         self.progress.attach(source, 0)
-        config = CheckpointConfig(
-            directory,
-            every_s=every_s,
-            keep=3,
-            job=job,
-            run=run,
-            save_timeout_s=save_timeout_s,
-            resume_from=resume,
-            or_begin=or_begin,
-            sharded=sharded,
-        )
+        config = {"every_s": 1000.0, "save_timeout_s": 60.0, "job": "digits"} | config
         records = JobRecords(
             self._log, lambda _path, step: self.saved.append(step), lambda: LEARNED
         )
-        self.checkpoints = Checkpoints(config, records)
+        how = CheckpointConfig(directory, keep=3, run=run, resume_from=resume, **config)
+        self.checkpoints = Checkpoints(how, records)
         self.checkpoints.check_directory()
 
     def _log(self, details: Details, step: int, reason: str) -> None:
