@@ -1,4 +1,4 @@
-"""One process of test_horovod_build.py: reduces tensors of many sizes and types.
+"""One process of test_horovod_build.py: reduces and broadcasts tensors of many sizes and types.
 
 Prints one JSON object: whether this process has the memory, a sha256 of all results, how often an
 idle ring wakes up, and what a wait for rank 0 costs. Each result must be the sum in the order of
@@ -17,6 +17,7 @@ import horovod.torch as hvd
 import torch
 
 SIZES = (0, 1, 7, 16_383, 131_072, 400_003)  # a block has 131,072 floats
+LONG = 1_000_003  # more blocks than a rank has slots
 TYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
 ROUNDS = 2  # slots are used again
 IDLE_S = 0.5
@@ -38,6 +39,20 @@ def in_order(size: int, kind: torch.dtype) -> torch.Tensor:
     for rank in range(1, hvd.size()):
         total = total + values(rank, size, kind)
     return total
+
+
+def wrong_broadcasts(round_: int) -> list[str]:
+    """Broadcast a tensor of each size from each rank, between reductions; say which are wrong."""
+    wrong = []
+    for root in range(hvd.size()):
+        for size in (*SIZES[1:], LONG):
+            sent = values(root, size, torch.float32)
+            mine = sent.clone() if hvd.rank() == root else torch.full_like(sent, -1.0)
+            found = hvd.broadcast(mine, root, name=f"from {root}.{size}")
+            hvd.allreduce(torch.ones(1), name="between")
+            if not torch.equal(found, sent):
+                wrong.append(f"from rank {root}: {size}, round {round_}")
+    return wrong
 
 
 def has_memory() -> bool:
@@ -93,6 +108,7 @@ def main() -> None:
                 if not torch.equal(one, kept[kind, size]):
                     wrong.append(f"{kind}, {size}: the input has changed")
                 digest.update(found.numpy().tobytes())
+        wrong += wrong_broadcasts(round_)
         tensor = torch.full((300_000,), float(rank + 1))
         mean = hvd.allreduce_(tensor.clone(), op=hvd.Average, name="average")
         largest = hvd.allreduce(tensor, op=hvd.Max, name="largest")

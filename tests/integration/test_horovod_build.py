@@ -307,7 +307,10 @@ def test_a_ring_that_breaks_while_tensors_are_sent_freezes_nobody(
 def test_in_shared_memory_the_sum_is_made_in_the_order_of_the_ranks(
     workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store], ranks: int
 ) -> None:
-    """With more than three ranks each one reduces a part, and reads those of the others."""
+    """With more than three ranks each one reduces a part, and reads those of the others.
+
+    Broadcasts between the sums reach all ranks whole.
+    """
     store = serve(Store())
     workers += [start_worker(rank, ranks, store, script=REDUCING_WORKER) for rank in range(ranks)]
     found = [outcome(one) for one in workers]
