@@ -11,9 +11,7 @@ their files, and the newest 1,000 of the agent's own lines in memory. The main e
 
 from __future__ import annotations
 
-import io
 import logging
-import os
 import sys
 import textwrap
 import threading
@@ -21,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple, Self
+from typing import IO, NamedTuple, Self, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -29,6 +27,7 @@ from rich.text import Text
 
 from edl.core.host.termination_message import KEPT, best, is_of_horovod
 from edl.launch.log_reader import LogReader
+from edl.launch.output_stream import OutputStream
 
 _POLL_S = 0.05
 _CHUNK_BYTES = 1 << 16
@@ -140,6 +139,8 @@ class Output:
         shows_workers: bool = True,
     ) -> None:
         self._console = console
+        self._file = console.file
+        self._out, self._err = OutputStream(self._file), OutputStream(sys.stderr)
         self._shows_workers = shows_workers
         self._bar_s = bar_s
         self._render = live
@@ -154,9 +155,11 @@ class Output:
         self._wrote_at = time.monotonic()
         self._thread: threading.Thread | None = None
         self._logging = _Logging(lambda line: self._put(_Note(line)))
-        self._gone = False
 
     def __enter__(self) -> Self:
+        self._console.file = cast(
+            IO[str], self._out
+        )  # from now on, what rich draws raises no error
         if self._render is not None and self._console.is_terminal:
             self._live = Live(
                 get_renderable=self._below,
@@ -181,7 +184,8 @@ class Output:
             if time.monotonic() - self._wrote_at > _END_S:
                 return  # the output is not read; the workers' lines are in their logs
         if self._live is not None:
-            self._guard(self._live.stop)
+            self._live.stop()
+        self._console.file = self._file
 
     def follow(self, attempt_id: str, path: Path, slot: int, from_now: bool = False) -> None:
         """Show the lines in the log of one start attempt of a worker, as the worker writes them.
@@ -336,13 +340,14 @@ class Output:
         if not lines:
             return
         if not self._console.is_terminal:
-            text = "".join(f"{tail.prefix} {line}\n" for line in lines)
-            self._guard(lambda: _write(self._console.file, text))
-            return
-        block = Text("\n").join(
-            Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(line)) for line in lines
-        )
-        self._guard(lambda: self._console.print(block, soft_wrap=True))
+            self._out.write("".join(f"{tail.prefix} {line}\n" for line in lines))
+        else:
+            block = Text("\n").join(
+                Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(line))
+                for line in lines
+            )
+            self._console.print(block, soft_wrap=True)
+        self._wrote_at = time.monotonic()
 
     def _is_news(self, line: str) -> bool:
         """Return whether a worker's line is to be shown, because no worker has printed it before.
@@ -361,22 +366,9 @@ class Output:
     def _say(self, line: str) -> None:
         if self._console.is_terminal:
             text = Text(wrapped(line, self._console.width, len(_OF_EDL)), style="bold")
-            self._guard(lambda: self._console.print(text, soft_wrap=True))
+            self._console.print(text, soft_wrap=True)
         else:
-            self._guard(lambda: _write(sys.stderr, f"{line}\n"))
-
-    def _guard(self, write: Callable[[], None]) -> None:
-        """Call ``write``, which writes to the terminal or pipe; do nothing once that is closed.
-
-        The first OSError or ValueError of ``write`` is caught and taken as a sign that the terminal
-        or pipe was closed: from then on, ``write`` is not called.
-        """
-        if self._gone:
-            return
-        try:
-            write()
-        except (OSError, ValueError):  # a broken pipe, a closed terminal, a closed file
-            self._gone = True
+            self._err.write(f"{line}\n")
         self._wrote_at = time.monotonic()
 
 
@@ -422,29 +414,6 @@ class _Logging(logging.Handler):
             self._put(self.format(record))
         except (TypeError, ValueError, KeyError):  # its arguments do not fit its text
             self.handleError(record)
-
-
-def _write(file: IO[str], text: str) -> None:
-    """Write all of ``text`` directly to the file descriptor of ``file``, without its buffer.
-
-    A buffer's lock would be held until the reader of a full pipe reads on. The call waits until all
-    is written. A ``file`` that belongs to a notebook or a test, and not to Python itself, is
-    written as usual: the descriptor of a notebook's is that of the terminal of its server.
-
-    Raises:
-        OSError: the terminal or pipe was closed.
-        ValueError: ``file`` was closed.
-    """
-    try:
-        descriptor = file.fileno() if isinstance(file, io.TextIOWrapper) else None
-    except io.UnsupportedOperation:  # no file of the system, in a test
-        descriptor = None
-    if descriptor is None:
-        file.write(text)
-        return
-    data = memoryview(text.encode(errors="replace"))
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def _last_lines(path: Path) -> list[str]:

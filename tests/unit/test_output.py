@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import logging
 import os
+import pty
+import select
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 from rich.console import Console
@@ -125,6 +128,107 @@ def test_log_records_are_lines_of_the_agent(
         logging.getLogger("edl").warning("a word")
     assert capsys.readouterr().err == "WARNING a word\n"
     assert root.handlers == [usual]
+
+
+@contextmanager
+def output_to(file: IO[str], path: Path) -> Iterator[Output]:
+    """Give an output that follows ``path`` and whose standard output is ``file``."""
+    one = Output(Console(file=file, force_terminal=False))
+    one.follow("launch", path, 0)
+    yield one
+    one.finish("launch")
+    one._round()
+
+
+def test_the_end_of_one_stream_leaves_the_other(
+    log: tuple[Path, Write], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `edl run | head`."""
+    path, write = log
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout, output_to(stdout, path) as one:
+        write("a line\n")
+        one._round()
+        one.note("the job has failed")
+        one._round()
+    assert capsys.readouterr().err == "edl: the job has failed\n"
+
+
+def test_what_a_full_disk_does_not_take_is_counted(log: tuple[Path, Write], tmp_path: Path) -> None:
+    path, write = log
+    with (
+        (tmp_path / "out").open("w") as disk,
+        open("/dev/full", "w") as stdout,
+        output_to(stdout, path) as one,
+    ):
+        for _ in range(2):
+            write("one\ntwo\n")
+            one._round()
+        os.dup2(disk.fileno(), stdout.fileno())  # there is room again
+        for _ in range(2):
+            write("three\n")
+            one._round()
+    assert (tmp_path / "out").read_text().splitlines() == [
+        "edl: 4 lines are left out here: [Errno 28] No space left on device",
+        "[slot 0] three",
+        "[slot 0] three",
+    ]
+
+
+def test_a_pipe_may_be_non_blocking(log: tuple[Path, Write]) -> None:
+    """Another process that has the pipe, too, may have made it so."""
+    path, write = log
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with (
+        open(writer, "w") as stdout,
+        output_to(stdout, path) as one,
+        ThreadPoolExecutor(1) as other,
+    ):
+        write("x" * 60_000 + "\n" + "y" * 60_000 + "\n")
+        round_ends = other.submit(one._round)
+        read = b""
+        while not read.endswith(b"y\n"):
+            assert select.select([reader], [], [], 5.0)[0], "the pipe got no more"
+            read += os.read(reader, 1 << 20)
+        round_ends.result(5.0)
+    os.close(reader)
+    assert len(read) == 2 * len("[slot 0] \n") + 120_000
+
+
+def test_a_terminal_may_lack_characters(log: tuple[Path, Write]) -> None:
+    path, write = log
+    raw = io.BytesIO()
+    with (
+        io.TextIOWrapper(raw, encoding="latin-1", write_through=True) as terminal,
+        Output(Console(file=terminal, force_terminal=True), lambda: Text("step 7")) as one,
+    ):
+        one.follow("launch", path, 0)
+        write("50% |█\nnext\n")
+        one.finish("launch")
+        one._stop = True
+        assert one._thread is not None
+        one._thread.join(5.0)
+        shown = raw.getvalue().decode("latin-1")
+    assert "50% |?" in shown
+    assert "next" in shown
+
+
+def test_a_terminal_that_was_closed_is_left_alone(
+    log: tuple[Path, Write], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, write = log
+    terminal, writer = pty.openpty()
+    with open(writer, "w") as stdout, output_to(stdout, path) as one:
+        os.close(terminal)
+        write("a line\n")
+        one._round()
+        assert one._out._is_gone
+        write("another\n")
+        one.note("the job has failed")
+        one._round()
+    assert capsys.readouterr().err == "edl: the job has failed\n"
 
 
 def _all(descriptor: int) -> str:
