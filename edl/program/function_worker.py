@@ -16,8 +16,8 @@ def call_function(script: str) -> None:
     """Read the function from the file beside ``script``, call it, and write its result beside it.
 
     The worker is this process. An exception of the function ends it, as it ends a script; its
-    traceback is written, so that the program can show it. A worker that leaves the job has no
-    result.
+    traceback is written, so that the program can show it. So is that of ``sys.exit()`` with a code
+    other than 0 after the training. A worker that leaves the job has no result.
 
     Args:
         script: the path of the script of this worker, as :class:`FunctionFiles` has written it.
@@ -26,6 +26,7 @@ def call_function(script: str) -> None:
         UsageError: the result cannot be sent to the program.
         OSError: the file of the function cannot be read, or the result cannot be written.
         Exception: what the function raises.
+        SystemExit: the function, or edl, ends the process.
     """
     files = FunctionFiles(Path(script).absolute().parent)
     function, args, kwargs = files.read_function()
@@ -37,9 +38,14 @@ def call_function(script: str) -> None:
     except Exception as error:
         files.write_failure(_failure(error))
         raise
+    except SystemExit as error:
+        failure = _failure(error)
+        if error.code and failure.after_training:  # before, edl may have ended the worker
+            files.write_failure(failure)
+        raise
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: BaseException) -> Failure:
     """Return how the function has failed with ``error``, without the lines of this module."""
     begun = process.is_initialized()
     worker = f"w{process.current_worker().id}" if begun else "a worker"

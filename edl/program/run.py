@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from edl.coordination.paths import check_name
 from edl.core.host.exit_codes import AgentEnd, AgentResult
 from edl.core.job.placement import whole
 from edl.core.job_spec import JobSpec
-from edl.core.records import NO_POLICY, JobPolicy
+from edl.core.records import NO_POLICY, Generation, JobPolicy
 from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, JobError, JobFailed, JobStopped, UnknownJob, UsageError
 from edl.launch.address import check_own_name
@@ -148,14 +148,16 @@ class FunctionJob:
 
     def __init__(self, store: JobStore, files: FunctionFiles) -> None:
         self._store, self._files = store, files
-        self._ring: tuple[str, ...] = ()  # the workers of the newest generation with members
+        self._ring: tuple[
+            str, ...
+        ] = ()  # the newest workers that train, or have trained to the end
 
     def seen_by(self, display: Display) -> Display:
         """Return a display that shows what ``display`` shows, and lets this object see the ring."""
 
         def on_snapshot(snapshot: Snapshot) -> None:
             if snapshot.generation is not None and snapshot.generation.members:
-                self._ring = tuple(f"w{one}" for one in snapshot.generation.worker_ids)
+                self._ring = _ring_at_end(snapshot.generation, snapshot.job.finished_in)
             if display.on_snapshot is not None:
                 display.on_snapshot(snapshot)
 
@@ -184,7 +186,29 @@ class FunctionJob:
             if failure.after_training:
                 why = f"the function has failed after the training, on {failure.worker}"
                 raise JobFailed(f"job {ended.job} has finished, but {why}\n\n{failure.text}")
+        if ended.end is AgentEnd.FINISHED:
+            self._check_complete(ended, found)
         return [result for _, result in found.values()]
+
+    def _check_complete(self, ended: AgentResult, workers: Container[str]) -> None:
+        """Raise JobFailed if a worker has no result, or if `edl run` would not end with 0.
+
+        Args:
+            ended: how the agent of the finished job has ended. Its exit code is not 0 if a worker
+                of this host has failed after the training, or if the last checkpoint could not be
+                written.
+            workers: the workers that have written a result.
+        """
+        missing = [one for one in self._ring if one not in workers]
+        why = [f"its exit code is {ended.exit_code}"] if ended.exit_code else []
+        if missing:
+            why.append(
+                f"no result has come of {', '.join(missing)}: killed after the training, or its "
+                "function has ended the process (sys.exit)"
+            )
+        if why:
+            begin = f"job {ended.job} has finished ({ended.reason})"
+            raise JobFailed(f"{begin}, but {'; '.join(why)}")
 
     def _failure(self, ended: AgentResult) -> JobError:
         """Return the error of a job that has no results, with the newest traceback of a worker."""
@@ -219,3 +243,19 @@ class FunctionJob:
             if not missing & living or time.monotonic() > deadline:
                 return
             time.sleep(_POLL_S)
+
+
+def _ring_at_end(newest: Generation, finished_in: int) -> tuple[str, ...]:
+    """Return the names of the workers that have trained to the end of the job, or train now.
+
+    Args:
+        newest: the newest generation of the job.
+        finished_in: the number of the generation whose ring has trained to the end; 0: none has, or
+            it is not known. If ``newest`` was made after that one, its newcomers have trained
+            nothing.
+    """
+    ids = newest.worker_ids
+    if 0 < finished_in < newest.number:
+        before = {member.id for member in newest.previous}
+        ids = tuple(one for one in ids if one in before)
+    return tuple(f"w{one}" for one in ids)

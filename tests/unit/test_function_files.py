@@ -7,11 +7,14 @@ import linecache
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from edl.errors import UsageError
+from edl.program import function_worker
 from edl.program.function_files import Failure, FunctionFiles
+from edl.program.function_worker import call_function
 
 CELL = "<cell 7>"
 SOURCE = "def train(n):\n    if n:\n        raise ValueError(n)\n    return rate\n"
@@ -88,3 +91,22 @@ def test_failures(files: FunctionFiles) -> None:
 def test_only_the_user_reads_them(files: FunctionFiles, tmp_path: Path) -> None:
     files.write_result("w0", 0, None)
     assert (tmp_path / "result-w0").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("code", "finished", "failures"), [(3, True, 1), (0, True, 0), (3, False, 0)]
+)
+def test_an_exit_after_the_training_is_a_failure(
+    files: FunctionFiles, monkeypatch: pytest.MonkeyPatch, code: int, finished: bool, failures: int
+) -> None:
+    """Before, its agent says the exit code, and edl itself may have ended the process."""
+    worker = SimpleNamespace(id=1, finished=finished)
+    monkeypatch.setattr(function_worker.process, "is_initialized", lambda: True)
+    monkeypatch.setattr(function_worker.process, "current_worker", lambda: worker)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    script = files.write_function(sys.exit, (code,), {})
+    with pytest.raises(SystemExit):
+        call_function(str(script))
+    found = files.failures()
+    assert [(one.worker, one.after_training) for one in found] == [("w1", True)] * failures
+    assert all(one.text.endswith("Exit: 3") for one in found)

@@ -6,7 +6,8 @@ import functools
 import inspect
 import signal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import horovod.runner
 import pytest
@@ -15,7 +16,7 @@ import edl
 from edl import config
 from edl.core.host.exit_codes import AgentEnd, AgentResult
 from edl.core.job_spec import JobSettings, JobSpec
-from edl.core.records import NO_POLICY
+from edl.core.records import NO_POLICY, Generation, RingMember
 from edl.core.sizes import Sizes
 from edl.errors import (
     ConfigError,
@@ -27,7 +28,7 @@ from edl.errors import (
 )
 from edl.program.function_files import Failure, FunctionFiles
 from edl.program.options import INSTEAD, Options, split_options
-from edl.program.run import FunctionJob, _policy
+from edl.program.run import FunctionJob, _policy, _ring_at_end
 
 
 def train() -> None:
@@ -128,6 +129,8 @@ def results(
     *failures: Failure,
     returned: tuple[int, ...] = (0, 1),
     number: signal.Signals | None = None,
+    ring: tuple[str, ...] = (),
+    exit_code: int = 0,
 ) -> list[Any]:
     """Return what `edl.run` returns when the agent has ended so; worker N has rank 5 - N."""
     files = FunctionFiles(directory)
@@ -135,8 +138,11 @@ def results(
         files.write_result(f"w{worker}", 5 - worker, f"of w{worker}")
     for failure in failures:
         files.write_failure(failure)
-    job = FunctionJob(None, files)  # type: ignore[arg-type]  # no ring was seen
-    return job.results(number, AgentResult("digits", end=end, reason="the reason", step=7))
+    store = SimpleNamespace(snapshot=lambda: SimpleNamespace(members=()))
+    job = FunctionJob(cast(Any, store), files)
+    job._ring = ring
+    ended = AgentResult("digits", end=end, exit_code=exit_code, reason="the reason", step=7)
+    return job.results(number, ended)
 
 
 RAISED = Failure("w3", after_training=False, text="ValueError: in a step")
@@ -178,6 +184,30 @@ def test_the_traceback_is_in_the_error(tmp_path: Path) -> None:
 def test_a_failure_after_the_training_is_one(tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match=r"failed after the training, on w3\n\nValueError: at the"):
         results(tmp_path, AgentEnd.FINISHED, RAISED_LATE)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"exit_code": 137}, r"has finished \(the reason\), but its exit code is 137$"),
+        ({"ring": ("w0", "w1", "w2")}, ", but no result has come of w2: killed after"),
+    ],
+)
+def test_a_worker_that_fails_after_the_training_is_not_left_out(
+    tmp_path: Path, how: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(JobFailed, match=said):
+        results(tmp_path, AgentEnd.FINISHED, **how)
+
+
+@pytest.mark.parametrize(("finished_in", "ring"), [(0, (2, 3)), (5, (2, 3)), (4, (2,))])
+def test_a_newcomer_of_a_switch_that_never_came_owes_no_result(
+    finished_in: int, ring: tuple[int, ...]
+) -> None:
+    """Worker 1 was to leave with that switch, worker 3 to join."""
+    one, two, three = (RingMember(worker, "a", worker, "127.0.0.1", 1) for worker in (1, 2, 3))
+    newest = Generation(5, 1, (two, three), 2, (3,), (1,), "", previous=(one, two))
+    assert _ring_at_end(newest, finished_in) == tuple(f"w{worker}" for worker in ring)
 
 
 def test_a_policy_is_a_file_or_its_text(tmp_path: Path) -> None:
