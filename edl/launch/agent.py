@@ -259,17 +259,17 @@ class Agent(Supervisor[AgentState]):
 
     def _register(self, now: float) -> None:
         orphans: Sequence[RunningWorker] = ()
-        if self._incarnation is None:  # their devices are in the first record that is written
-            orphans = self._workers.orphans()
+        past: Sequence[tuple[int, Event]] = ()
+        if self._incarnation is None:  # what may fail is done before the take-over, to be repeated
+            orphans = self._workers.orphans()  # their devices are in the first record
             devices = {one.device for one in orphans if one.device is not None}
             self._host = replace(self._host, busy=tuple(sorted(devices)))
+            past = list(self._store.events.read()) if self._joined else ()
         self._put_host()
-        if self._incarnation is None:
-            self._take_over(orphans, now)
-            if self._joined:  # what happened before it came is not shown: that is for `edl events`
-                for number, event in self._store.events.read():
-                    self._last_event = number
-                    self._on_event(event)
+        self._take_over(orphans, now)
+        for number, event in past:  # not shown: that is for `edl events`
+            self._last_event = number
+            self._on_event(event)
         self._say_once(self._greeting)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:

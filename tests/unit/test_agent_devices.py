@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from made import make_job
 
-from edl.core.events import Event
+from edl.core.events import Event, FinishedDetails
 from edl.core.host.agent import AgentLimits
 from edl.core.host.process import ScriptEnd
 from edl.core.records import (
@@ -109,7 +109,7 @@ class Workers:
         self.starts.append(device)
 
     def orphans(self) -> tuple[RunningWorker, ...]:
-        return self.found
+        return tuple(one for one in self.found if one.attempt_id not in self.running)
 
     def watch(self, orphans: Iterable[RunningWorker]) -> None:
         self.running |= {one.attempt_id: one.device for one in orphans}
@@ -220,6 +220,39 @@ def test_the_first_record_has_the_devices_of_workers_that_an_earlier_agent_left(
     # The one that was given none counts where devices are limited, before anybody starts.
     assert [(h.devices, h.busy) for h in written] == [((), (3,)), ((0, 1, 3), (0, 3))]
     assert case.workers.starts == [1]
+
+
+def test_no_record_forgets_the_devices_of_these_workers_when_the_connection_breaks(
+    case: Case,
+) -> None:
+    """The agent has joined, so it reads the events, too; they are reported once."""
+    process = cast(Any, SimpleNamespace(pid=5, create_time=lambda: 0.0))
+    case.workers.found = (
+        RunningWorker(process, "old-0", 0, 0),
+        RunningWorker(process, "old-1", 1, 1),
+    )
+    written: list[Host] = []
+    put = case.store.hosts.put
+    case.store.hosts.put = lambda *given: (written.append(given[0]), put(*given))[1]
+    before, breaks = Event(0.0, 1, 0, "before", FinishedDetails()), [True]
+
+    def read(after: int = -1) -> list[tuple[int, Event]]:
+        if breaks:
+            breaks.pop()
+            raise CoordinationError("the connection broke")
+        return [(7, before)] if after < 7 else []
+
+    case.store.events.read = read
+    case.agent._joined = True
+    reported: list[Event] = []
+    case.agent._on_event = reported.append
+    case.store.assign(2, 0, 1)
+    case.agent._turn(0.0)
+    case.store.hosts.fails = "lost"
+    case.agent._turn(1.0)
+    assert case.turn().busy == (0, 1)
+    assert all(host.busy == (0, 1) for host in written)
+    assert reported == [before]
 
 
 def test_workers_that_another_agent_has_started_are_busy_too(case: Case) -> None:
