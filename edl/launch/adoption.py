@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from edl.core.host.devices import DEVICE
-from edl.core.host.process import UNKNOWN_EXIT
+from edl.core.host.process import UNKNOWN_EXIT, Process
 from edl.core.records import Host
 from edl.launch.machine import is_known_dead
 
@@ -38,12 +38,14 @@ class RunningWorker:
         attempt_id: the id of the attempt that started the worker.
         slot: the slot on this host in which the worker runs.
         device: the number of the device (such as a GPU) that it was given; None: it was given none.
+        worker: the number of the worker in the job; None: it is not known, or there is none yet.
     """
 
     process: psutil.Process
     attempt_id: str
     slot: int
     device: int | None = None
+    worker: int | None = None
 
     @property
     def pid(self) -> int:
@@ -54,6 +56,14 @@ class RunningWorker:
     def age_s(self) -> float:
         """The time since the worker process was created, in seconds; 0 at least."""
         return max(0.0, time.time() - self.process.create_time())
+
+    def as_process(self, now: float) -> Process:
+        """Return the record of this worker process for the agent that takes it over.
+
+        ``now`` is the time by the agent's clock, in seconds.
+        """
+        began = now - self.age_s
+        return Process(self.slot, self.attempt_id, began, worker=self.worker, device=self.device)
 
     def poll(self) -> int | None:
         """Return None while the process runs, and ``UNKNOWN_EXIT`` (-1000) once it has ended.
@@ -98,7 +108,8 @@ def find(
 
     Returns:
         The workers, ordered by slot, then by id of the start attempt; empty if there is none. A
-        process that ended during the search, or that belongs to another user, is left out.
+        process that ended during the search, or that belongs to another user, is left out. The
+        number of each worker is not known yet.
     """
     wanted = {name: environment.get(name) for name in SAME}
     found = []

@@ -199,8 +199,7 @@ class Agent(Supervisor[AgentState]):
             log = self._workers.log_of(one.attempt_id)
             if log.exists():
                 self._output.follow(one.attempt_id, log, one.slot, from_now=True)
-            process = Process(one.slot, one.attempt_id, now - one.age_s, device=one.device)
-            self._own = replace(self._own, processes=(*self._own.processes, process))
+            self._own = replace(self._own, processes=(*self._own.processes, one.as_process(now)))
             self._say(f"took over the worker in slot {one.slot}, process {one.pid}")
 
     def _turn(self, now: float) -> int | None:

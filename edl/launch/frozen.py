@@ -79,6 +79,10 @@ class UnresponsiveWorkers:
         for path, process in list(self._unreported.items()):
             worker_frozen(self._store, process, self._host, str(path), snapshot)
             del self._unreported[path]
+        ring = {m.id: (m.address, m.port) for m in snapshot.ring}
+        # A worker that an earlier agent left, frozen, may have no record but in the ring.
+        of_ring = {p.attempt_id: ring[p.worker] for p in processes if p.worker in ring}
+        self._doors = of_ring | self._doors
         self._doors |= {m.attempt_id: (m.address, m.port) for m in snapshot.members}
         alive = {p.attempt_id for p in processes if p.alive}
         self._doors = {

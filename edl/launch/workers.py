@@ -19,12 +19,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from edl.core.host.process import FORMER_LOG, ScriptEnd
 from edl.launch.adoption import RunningWorker, find, identity
+from edl.launch.named_logs import named_logs
 from edl.launch.template import Child
 from edl.launch.template.keeper import FILES, TemplateKeeper
 
@@ -209,10 +210,19 @@ class Workers:
         """Find the workers that an earlier agent of this job and host left running.
 
         Workers that are watched already are left out, and the found ones are not watched yet. They
-        are ordered by slot, then by id of the start attempt.
+        are ordered by slot, then by id of the start attempt. Each has its worker's number if that
+        agent called :meth:`name`: a frozen worker may have no record in ZooKeeper any more.
         """
-        found = find(self._environment, self._record_of)
-        return tuple(one for one in found if one.attempt_id not in self._running)
+        numbers = {
+            log.stem: int(name.removeprefix("w"))
+            for name, log in named_logs(self._logs).items()
+            if name.removeprefix("w").isdigit()
+        }
+        return tuple(
+            replace(one, worker=numbers.get(one.attempt_id))
+            for one in find(self._environment, self._record_of)
+            if one.attempt_id not in self._running
+        )
 
     def take_over(self) -> tuple[RunningWorker, ...]:
         """Watch the workers that an earlier agent of this job and host left, and return them.

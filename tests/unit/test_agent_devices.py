@@ -16,6 +16,7 @@ from made import make_job
 from edl.core.events import Event, FinishedDetails
 from edl.core.host.agent import AgentLimits
 from edl.core.host.process import ScriptEnd
+from edl.core.job.liveness import Liveness
 from edl.core.records import (
     Assigned,
     Desired,
@@ -66,7 +67,7 @@ class Store:
         self.members_here: tuple[Member, ...] = ()
         self.name, self.copy = "digits", SimpleNamespace(generation=None)
         self.nodes = SimpleNamespace(run="run")
-        self.members = SimpleNamespace(remove=lambda worker: None)
+        self.members = SimpleNamespace(remove=lambda worker, attempt_id: None)
         self.events = SimpleNamespace(
             add=self._add, read=lambda after=-1: [], newest_step=lambda: 0
         )
@@ -127,6 +128,8 @@ class Workers:
     def ended_scripts(self) -> dict[str, ScriptEnd]:
         return {}
 
+    def name(self, attempt_id: str, name: str) -> None: ...
+
     def log_of(self, attempt_id: str) -> Path:
         return self.log
 
@@ -139,6 +142,7 @@ class Case:
         self.workers = Workers(self.store.hosts)
         output = SimpleNamespace(follow=lambda *a, **k: None, note=lambda text: None)
         output.finish = lambda attempt_id: ""
+        output.name = lambda attempt_id, name: None
         self.agent = Agent(
             cast(Any, self.store),
             host,
@@ -253,6 +257,32 @@ def test_no_record_forgets_the_devices_of_these_workers_when_the_connection_brea
     assert case.turn().busy == (0, 1)
     assert all(host.busy == (0, 1) for host in written)
     assert reported == [before]
+
+
+@pytest.mark.parametrize("evicted", [{}, {4: "it is frozen or cut off: w4"}])
+def test_a_frozen_worker_that_an_earlier_agent_left_is_ended(
+    case: Case, monkeypatch: pytest.MonkeyPatch, evicted: dict[int, str]
+) -> None:
+    """It has no session any more. Before its eviction it is in the ring, and does not answer."""
+    process = cast(Any, SimpleNamespace(pid=5, create_time=lambda: 0.0))
+    case.workers.found = (RunningWorker(process, "old-0", 0, worker=4),)
+    member = RingMember(4, "a", 0, "127.0.0.1", 7)
+    ring = RING if evicted else replace(RING, members=(*RING.members, member))
+    asked: list[tuple[str, int]] = []
+
+    def ask(doors: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Any]:
+        asked.extend(doors.values())
+        return dict.fromkeys(doors, SimpleNamespace(liveness=Liveness.SILENT))
+
+    monkeypatch.setattr("edl.launch.frozen.ask_all", ask)
+    read = case.store.snapshot
+    case.store.snapshot = lambda wake=None: replace(read(wake), generation=ring, evicted=evicted)
+    monkeypatch.setattr(case.agent._frozen, "write_stacks", lambda process: None)
+    case.store.assign(1, 0)
+    for _ in range(3):  # it is asked, killed after a time limit, and reaped
+        case.turn()
+    assert "old-0" not in case.workers.running
+    assert set(asked) == (set() if evicted else {("127.0.0.1", 7)})
 
 
 def test_workers_that_another_agent_has_started_are_busy_too(case: Case) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -22,6 +23,7 @@ from edl.core.host.worker_hosts import worker_hosts
 from edl.core.records import Assigned, Generation, Host, Member, RingMember
 from edl.core.snapshot import Snapshot
 from edl.errors import AccessDenied, CoordinationError, UnknownJob, ZooKeeperUnreachable
+from edl.launch.adoption import RunningWorker
 from edl.launch.workers import KEPT_RUNS, Workers, earlier_runs, log_directory
 
 Run = Callable[..., tuple[str, str]]
@@ -61,6 +63,21 @@ def test_one_worker_as_it_wrote_and_all_with_their_names(tmp_path: Path, run: Ru
     assert run("digits", "w0")[0] == "a\n\nb\n"
     lines = run("digits")[0].splitlines()
     assert lines == ["[w0] a", "[w0] ", "[w0] b", "[w2] d", "[w10] c", "[abc-3] cannot import"]
+
+
+def test_the_links_tell_the_next_agent_the_numbers_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = job(tmp_path, "digits", w0="a\n", w10="c\n", mute="cannot import\n")
+    (directory / "warnings.log").write_text("of somebody else\n")
+    left = [RunningWorker(cast(Any, None), f"abc-{slot}", slot) for slot in range(3)]
+    monkeypatch.setattr("edl.launch.workers.find", lambda environment, record_of: left)
+    found = Workers(["x"], tmp_path, {}, directory).orphans()
+    assert [(one.attempt_id, one.worker) for one in found] == [
+        ("abc-0", 0),
+        ("abc-1", 10),
+        ("abc-2", None),
+    ]
 
 
 def test_without_a_job_the_newest_one(tmp_path: Path, run: Run) -> None:
