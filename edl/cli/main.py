@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -23,6 +22,7 @@ from edl import config
 from edl.cli.ending import SENTENCES, complain
 from edl.cli.verbs import GROUPS, SUMMARIES, epilog
 from edl.errors import ConfigError
+from edl.launch.signals import child_ends_kept
 
 VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "run": ("run", "run"),
@@ -320,14 +320,12 @@ def run_command(command: Callable[[], int]) -> int:
 
     After an error the code is 93 if the run to join is over, 94 if there is no such job, 95 if this
     host has an agent already, 2 for any other impossible request, 130 after an interrupt (Ctrl-C),
-    and else 1. An exception that is none of :data:`SENTENCES`, a bug, is passed on. If SIGCHLD is
-    ignored, its default is restored first.
+    and else 1. An exception that is none of :data:`SENTENCES`, a bug, is passed on. The command can
+    read the exit codes of its child processes, even if its parent process has ignored SIGCHLD.
     """
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        # Inherited from the parent process: the exit code of a worker could not be read.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        return command()
+        with child_ends_kept():
+            return command()
     except SENTENCES as error:
         return complain(error)
 

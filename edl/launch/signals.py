@@ -1,6 +1,7 @@
 """Handle the signals that ask a command to end, so that the command can end in its own way.
 
-The main entry is :func:`handled`; ``TO_END`` has these signals: SIGTERM, SIGINT and SIGHUP.
+The main entry is :func:`handled`; ``TO_END`` has these signals: SIGTERM, SIGINT and SIGHUP. In
+:func:`child_ends_kept` the exit codes of child processes can be read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-Handler = Callable[[int, FrameType | None], Any]
+Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[Non
     Args:
         numbers: the signals.
         handler: called in the main thread, with the number of the signal and the interrupted frame;
-            its result is ignored.
+            its result is ignored. Or the system's own way to handle them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,6 +41,21 @@ def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[Non
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+@contextmanager
+def child_ends_kept() -> Iterator[None]:
+    """Return a context manager; while it is entered, the system keeps the exit codes of children.
+
+    It does not keep them in a process that ignores SIGCHLD, as some programs and parent processes
+    make it. On leaving, SIGCHLD is ignored again. If it is entered outside the main thread, nothing
+    is changed.
+    """
+    if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
+        yield
+        return
+    with handled((signal.SIGCHLD,), signal.SIG_DFL):
+        yield
 
 
 def _ignored_by_nohup(number: signal.Signals) -> bool:

@@ -49,7 +49,7 @@ from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.http.client import answering
 from edl.launch.frozen import ASK_TIMEOUT_S, UnresponsiveWorkers
-from edl.launch.signals import TO_END, handled
+from edl.launch.signals import TO_END, child_ends_kept, handled
 from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -117,15 +117,16 @@ class Supervisor(ABC, Generic[State]):
         self._own = replace(self._own, state_since=time.monotonic())
         self._store.session.add_listener(lambda state: self.on_change())
         self._workers.on_exit = self._wake.set
-        try:
-            with handled(TO_END, self._on_signal), self._around():
-                while (code := self._turn(time.monotonic())) is None:
-                    self._wake.wait(self._own.limits.poll_s)
-                    self._wake.clear()
-            return code
-        finally:
-            self._workers.kill_all(self._own.limits.killed_s)
-            self._workers.close()
+        with child_ends_kept():
+            try:
+                with handled(TO_END, self._on_signal), self._around():
+                    while (code := self._turn(time.monotonic())) is None:
+                        self._wake.wait(self._own.limits.poll_s)
+                        self._wake.clear()
+                return code
+            finally:
+                self._workers.kill_all(self._own.limits.killed_s)
+                self._workers.close()
 
     @property
     def first_signal(self) -> signal.Signals | None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edl.core.host.process import FORMER_LOG, ScriptEnd
+from edl.core.host.process import FORMER_LOG, UNKNOWN_EXIT, ScriptEnd
 from edl.launch.adoption import RunningWorker, find, identity
 from edl.launch.named_logs import named_logs
 from edl.launch.template import Child
@@ -44,7 +44,7 @@ class End:
 
     Attributes:
         code: the exit code; -N if signal N killed the process, ``UNKNOWN_EXIT`` (-1000) if an
-            earlier agent started it.
+            earlier agent started it, or if the program that runs the agent has reaped it.
         trained_s: the time from the end of the worker's first step to the moment when its end was
             seen, in seconds; None if it trained no step.
         said: what the process reported of the end of its script; None if it reported nothing, or an
@@ -327,12 +327,18 @@ class Workers:
             attempt_id: the id of the worker's start attempt.
             process: the worker's process: started, forked, or taken over.
         """
+        said = None
         if isinstance(process, RunningWorker):
-            code, said = process.poll(), None
-        elif has_ended(process.pid):  # it still has the name that it has given itself
-            said, code = script_end(process.pid), exit_code(process)
+            code = process.poll()
         else:
-            return None
+            try:
+                if not has_ended(process.pid):
+                    return None
+                said, code = script_end(process.pid), exit_code(process)  # in this order
+            except ChildProcessError:  # the program of `edl.run` has reaped all its children
+                code = UNKNOWN_EXIT
+                if isinstance(process, subprocess.Popen):
+                    process.poll()  # else it warns of a process that runs
         if code is None:
             return None
         return End(code, _age_s(self._trained_of(attempt_id)), said, isinstance(process, Child))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.core.host.process import ScriptEnd
+from edl.core.host.process import UNKNOWN_EXIT, ScriptEnd
 from edl.framework import process
 from edl.launch.workers import Workers
 
@@ -201,6 +201,17 @@ def test_what_a_process_has_said_is_known_of_one_that_has_ended(tmp_path: Path) 
     assert pid is not None
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert workers.reap()["x-0"].said == ScriptEnd(0, handled=True, stopped=True)
+
+
+def test_a_process_that_somebody_else_has_reaped_has_ended(tmp_path: Path) -> None:
+    """As in a program that calls `edl.run` in a thread and ignores SIGCHLD."""
+    workers = Workers(("true",), tmp_path, dict(os.environ), tmp_path)
+    workers.start("x-0", 0)
+    pid = workers.pid_of("x-0")
+    assert pid is not None
+    os.waitpid(pid, 0)
+    assert workers.reap()["x-0"].code == UNKNOWN_EXIT
+    assert len(workers) == 0
 
 
 @pytest.mark.parametrize(

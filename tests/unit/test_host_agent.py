@@ -216,7 +216,8 @@ def test_an_adopted_worker_that_was_to_end_has_ended_well(ring: Generation, job:
 
 
 def test_an_unknown_end_in_words_and_as_a_code() -> None:
-    assert how(UNKNOWN_EXIT) == "ended (an earlier agent had started it, so how is not known)"
+    said = "ended (an earlier agent had started it, or others reaped it: how is not known)"
+    assert how(UNKNOWN_EXIT) == said
     assert exit_status(UNKNOWN_EXIT) == 1
 
 

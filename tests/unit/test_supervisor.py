@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +168,28 @@ def workers() -> Workers:
 @pytest.fixture
 def launcher(store: Store, workers: Workers) -> Launcher:
     return Launcher(store, workers)
+
+
+def test_a_program_that_ignores_its_children_does_so_again_after_the_run(
+    workers: Workers, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile the exit codes of its workers can be read."""
+    seen: list[Any] = []
+
+    def turn(now: float) -> int:
+        seen.append(signal.getsignal(signal.SIGCHLD))
+        return 7
+
+    monkeypatch.setattr(launcher, "_turn", turn)
+    monkeypatch.setattr(workers, "kill_all", lambda timeout_s: None, raising=False)
+    monkeypatch.setattr(workers, "close", lambda: None, raising=False)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert launcher.run() == 7
+        seen.append(signal.getsignal(signal.SIGCHLD))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert seen == [signal.SIG_DFL, signal.SIG_IGN]
 
 
 def test_what_ends_is_logged_once_and_started_again_after_its_back_off(

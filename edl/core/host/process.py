@@ -32,7 +32,7 @@ from edl.errors import REFUSED_EXIT
 
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
-UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
+UNKNOWN_EXIT = -1000  # it ended, and only its parent could have learned how: it is gone, or did
 FORMER_LOG = ".1"  # the end of the name of the file that was a worker's log before this one
 LAST_WORDS = "; the last line of "  # in the sentence that says how a job has failed
 LAST_LINE = "; its last line: "  # in the sentence that says how a process has failed
@@ -560,7 +560,7 @@ def how(code: int) -> str:
     For :data:`UNKNOWN_EXIT` the words say that it is not known how the process ended.
     """
     if code == UNKNOWN_EXIT:
-        return "ended (an earlier agent had started it, so how is not known)"
+        return "ended (an earlier agent had started it, or others reaped it: how is not known)"
     if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"
