@@ -20,21 +20,22 @@ _RECORD = "run.process"
 def written_down(logs: Path, pid: int) -> Iterator[None]:
     """Return a context manager; while it is entered, a file in ``logs`` names the job's agent.
 
-    The file is removed on leaving. If it cannot be written, for example on a full disk, there is no
-    file and no error.
+    The file is removed on leaving, unless it names another agent by then: that of a later run of
+    the job. If it cannot be written, for example on a full disk, there is no file and no error.
 
     Args:
         logs: the job's directory of logs, which exists.
         pid: the pid of the agent, a process on this host.
     """
-    record = logs / _RECORD
+    record, own = logs / _RECORD, identity(pid)
     with contextlib.suppress(OSError):  # a full disk: then it is not found
-        record.write_text(identity(pid))
+        record.write_text(own)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):  # a disk that fails; nobody takes it for a living one
-            record.unlink()
+            if record.read_text(errors="replace") == own:
+                record.unlink()
 
 
 def submitters(state: Path, job: str | None) -> dict[str, int]:
