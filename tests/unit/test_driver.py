@@ -23,8 +23,8 @@ Store = dict[str, bytes]
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """Return the driver's store, which the test can make unresponsive.
 
-    As many PUTs as "unanswered" says get no answer. "gone": no driver listens. "last": the driver
-    ends with the next answer.
+    As many PUTs as "unanswered" says get no answer. "gone": no driver listens. "busy": GETs get
+    none. "last": the driver ends with the next answer.
     """
     held: Store = {}
 
@@ -40,6 +40,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     def fetch(address: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes]:
         if "gone" in held:
             raise ConnectionRefusedError
+        if "busy" in held:
+            raise TimeoutError
         if path.startswith("/rank_and_size/"):
             held["questions"] = held.get("questions", b"") + b"?"
             if "last" in held:
@@ -131,3 +133,15 @@ def test_the_end_of_the_driver_is_seen_after_its_last_answer_too(
         store["gone"] = b"1"
     assert listen(driver, lambda: driver.gone)
     assert ("questions" in store) == answered
+
+
+def test_one_refused_connection_and_time_outs_are_no_end(store: Store) -> None:
+    """Such a driver is busy, or cut off from here."""
+    driver = Driver(SLOT, replace(SOON, gone_s=0.0))
+    store["gone"] = b"1"
+    assert not driver.asked()
+    assert driver.gone
+    del store["gone"]
+    store["busy"] = b"1"
+    assert not driver.asked()
+    assert not driver.gone

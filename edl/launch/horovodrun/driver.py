@@ -192,7 +192,8 @@ class Driver:
     def gone(self) -> bool:
         """Whether the driver has ended: its port has refused connections for ``gone_s`` seconds.
 
-        It is False while the driver is only busy or out of reach, and before :meth:`start`.
+        All requests of that time were refused. It is False while the driver is only busy or out of
+        reach, and before :meth:`start`.
         """
         since = self._refused_since
         return since is not None and time.monotonic() - since >= self._limits.gone_s
@@ -341,8 +342,9 @@ class Driver:
             if self._refused_since is None:
                 self._refused_since = time.monotonic()
             return None
-        except (EdlError, OSError):
-            return None  # it is busy, or cut off from here
+        except (EdlError, OSError):  # it is busy, or cut off from here
+            self._refused_since = None
+            return None
         self._refused_since = None
         return body if status == 200 else None
 
