@@ -49,8 +49,8 @@ def run(
         UsageError: the job cannot be started as it is asked for, ``func`` cannot be called with
             these arguments, or one of them cannot be pickled. An argument of ``horovod.run`` that
             is none here gets a sentence that says what to write.
-        JobFailed: the job has failed, or a worker or the function after its training; the message
-            has the reason, and the traceback of the worker if it was an exception.
+        JobFailed: the job has failed, or the function after its training; the message has the
+            reason, and the traceback of the worker if it was an exception.
         JobStopped: the job was stopped, for example by `edl stop`.
         KeyboardInterrupt: Ctrl-C has ended the job.
         CoordinationError: ZooKeeper does not answer.

@@ -10,7 +10,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Container, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -148,9 +149,7 @@ class FunctionJob:
 
     def __init__(self, store: JobStore, files: FunctionFiles) -> None:
         self._store, self._files = store, files
-        self._ring: tuple[
-            str, ...
-        ] = ()  # the newest workers that train, or have trained to the end
+        self._ring: tuple[str, ...] = ()  # the workers that train, or have trained to the end
 
     def seen_by(self, display: Display) -> Display:
         """Return a display that shows what ``display`` shows, and lets this object see the ring."""
@@ -165,6 +164,8 @@ class FunctionJob:
 
     def results(self, number: signal.Signals | None, ended: AgentResult) -> list[Any]:
         """Return the results by rank, or raise the error that says how the job has ended.
+
+        If a worker that has trained to the end has no result, a RuntimeWarning names it.
 
         Args:
             number: the signal that has asked the agent of this host to end; None: none has.
@@ -186,29 +187,14 @@ class FunctionJob:
             if failure.after_training:
                 why = f"the function has failed after the training, on {failure.worker}"
                 raise JobFailed(f"job {ended.job} has finished, but {why}\n\n{failure.text}")
-        if ended.end is AgentEnd.FINISHED:
-            self._check_complete(ended, found)
-        return [result for _, result in found.values()]
-
-    def _check_complete(self, ended: AgentResult, workers: Container[str]) -> None:
-        """Raise JobFailed if a worker has no result, or if `edl run` would not end with 0.
-
-        Args:
-            ended: how the agent of the finished job has ended. Its exit code is not 0 if a worker
-                of this host has failed after the training, or if the last checkpoint could not be
-                written.
-            workers: the workers that have written a result.
-        """
-        missing = [one for one in self._ring if one not in workers]
-        why = [f"its exit code is {ended.exit_code}"] if ended.exit_code else []
-        if missing:
-            why.append(
-                f"no result has come of {', '.join(missing)}: killed after the training, or its "
-                "function has ended the process (sys.exit)"
+        if missing := [one for one in self._ring if one not in found]:
+            warnings.warn(
+                f"the results of job {ended.job} lack that of {', '.join(missing)}: killed after "
+                "the training, or its function has ended the process (sys.exit)",
+                RuntimeWarning,
+                stacklevel=4,  # the line that calls edl.run
             )
-        if why:
-            begin = f"job {ended.job} has finished ({ended.reason})"
-            raise JobFailed(f"{begin}, but {'; '.join(why)}")
+        return [result for _, result in found.values()]
 
     def _failure(self, ended: AgentResult) -> JobError:
         """Return the error of a job that has no results, with the newest traceback of a worker."""
