@@ -227,11 +227,19 @@ class CoordinationError(EdlError):
 
 
 class ZooKeeperUnreachable(CoordinationError):
-    """No ZooKeeper server of ``hosts`` ("host:port,...") answered within ``timeout_s`` seconds."""
+    """No ZooKeeper server answered in time.
 
-    def __init__(self, hosts: str, timeout_s: float) -> None:
+    Args:
+        hosts: the servers, "host:port,...".
+        timeout_s: how long they were waited for, in seconds; 0: they were not asked.
+        trouble: what is known to be wrong, and what to do, as a sentence; empty: nothing is known.
+    """
+
+    def __init__(self, hosts: str, timeout_s: float, trouble: str = "") -> None:
         super().__init__(
-            f"no ZooKeeper answered at {hosts} within {timeout_s:g} s; check --zookeeper / "
+            f"no ZooKeeper answers at {hosts}. {trouble.removesuffix('.')}"
+            if trouble
+            else f"no ZooKeeper answered at {hosts} within {timeout_s:g} s; check --zookeeper / "
             "EDL_ZOOKEEPER, or start a local one with `edl zookeeper start`"
         )
         self.hosts = hosts

@@ -13,12 +13,12 @@ from edl import config
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import job_names, list_jobs, unlock
-from edl.coordination.local_server import find_local
+from edl.coordination.local_server import find_local, known_local, local_trouble
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
 from edl.core.cluster.tenant_names import own_name, parsed_word
 from edl.core.records import Job
-from edl.errors import AccessDenied, UsageError, nearest, some
+from edl.errors import AccessDenied, UsageError, ZooKeeperUnreachable, nearest, some
 
 
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
@@ -62,12 +62,14 @@ def connected(zookeeper: str | None) -> Iterator[Session]:
     or edl.toml, or else the local server of this user.
 
     Raises:
-        UsageError: no ZooKeeper is configured and no local one runs.
-        ZooKeeperUnreachable: ZooKeeper does not answer.
+        UsageError: no ZooKeeper is configured, and none was started on this machine.
+        ZooKeeperUnreachable: ZooKeeper does not answer, or the local one has ended.
     """
     settings = config.load(zookeeper=zookeeper)
     hosts = settings.zookeeper or find_local()
     if hosts is None:
+        if (ended := known_local()) and (trouble := local_trouble(ended)):
+            raise ZooKeeperUnreachable(ended, 0.0, trouble)
         raise UsageError(
             "no ZooKeeper is known: give --zookeeper or EDL_ZOOKEEPER, or start a local one with "
             "`edl zookeeper start`; `edl run` does that by itself"

@@ -212,8 +212,18 @@ def find_local(state_dir: Path | None = None) -> str | None:
         state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
             of edl.
     """
+    return known_local(state_dir) if _ServerFiles(state_dir).process() is not None else None
+
+
+def known_local(state_dir: Path | None = None) -> str | None:
+    """Return ``host:port`` of the local ZooKeeper, running or not; None before its first start.
+
+    Args:
+        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
+            of edl.
+    """
     files = _ServerFiles(state_dir)
-    return files.hosts() if files.endpoint()[1] and files.process() is not None else None
+    return files.hosts() if files.endpoint()[1] else None
 
 
 def local_trouble(hosts: str, state_dir: Path | None = None) -> str:
@@ -228,7 +238,7 @@ def local_trouble(hosts: str, state_dir: Path | None = None) -> str:
             of edl.
     """
     files = _ServerFiles(state_dir)
-    if not files.endpoint()[1] or files.hosts() != hosts:
+    if known_local(state_dir) != hosts:
         return ""
     try:
         process, free = files.process(), shutil.disk_usage(files.data).free
