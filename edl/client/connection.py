@@ -6,7 +6,7 @@ and for the job's secret.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from edl import config
@@ -17,6 +17,7 @@ from edl.coordination.local_server import find_local, known_local, local_trouble
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
 from edl.core.cluster.tenant_names import own_name, parsed_word
+from edl.core.job_summary import unreadable_jobs_notes
 from edl.core.records import Job
 from edl.errors import AccessDenied, UsageError, ZooKeeperUnreachable, nearest, some
 
@@ -114,7 +115,9 @@ def choose_job(
     if name is not None and meant and name not in mine:
         mine = unlock(session, [Access(name, one) for one in _of_cluster(session, name)])
     if store is None:
-        store = JobStore(session, _only(list_jobs(session, mine), len(mine) < len(names), ended))
+        unreadable: dict[str, str] = {}
+        jobs = list_jobs(session, mine, unreadable.__setitem__)
+        store = JobStore(session, _only(jobs, unreadable, len(mine) < len(names), ended))
     elif meant and store.name not in mine:
         raise AccessDenied(store.name, _locked(store.name, bool(known)))
     if store.name in mine:
@@ -148,34 +151,36 @@ def _of_cluster(session: Session, job: str) -> list[str]:
     return [] if secret is None else [secret]
 
 
-def _only(jobs: Sequence[Job], others: bool, ended: bool) -> str:
+def _only(jobs: Sequence[Job], unreadable: Mapping[str, str], others: bool, ended: bool) -> str:
     """Return the name of the only running job in ``jobs``.
 
     Args:
-        jobs: the jobs whose secrets are known here.
+        jobs: the jobs whose secrets are known here and whose records can be read.
+        unreadable: job -> why its record cannot be read, for the error message.
         others: whether there are jobs whose secrets are not known here, for the error message.
         ended: whether to return the only job, even if it has ended, when none is running.
 
     Raises:
         UsageError: no job, or more than one, could be chosen.
     """
-    running = [job.name for job in jobs if not job.state.over]
-    if len(running) == 1:
-        return running[0]
+    running = [job for job in jobs if not job.state.over]
+    choice = running or (jobs if ended else ())
+    if len(choice) == 1:
+        return choice[0].name
     if running:
-        raise UsageError(f"{len(running)} jobs are running, name one: {some(running)}")
-    if ended and len(jobs) == 1:
-        return jobs[0].name
-    if jobs and ended:
-        newest = sorted(jobs, key=lambda job: job.created, reverse=True)
+        why = f"{len(running)} jobs are running, name one: {some([job.name for job in running])}"
+    elif choice:
+        newest = sorted(choice, key=lambda job: job.created, reverse=True)
         names = some([job.name for job in newest])
-        raise UsageError(f"no job is running; name one that has ended: {names}")
-    if others:
-        raise UsageError(
+        why = f"no job is running; name one that has ended: {names}"
+    elif others:
+        why = (
             "no job whose secret is known here is running; for another one give its name and its "
             "secret, see `edl join --help`"
         )
-    raise UsageError("no job is running; start one with `edl run`")
+    else:
+        why = "no job is running; start one with `edl run`"
+    raise UsageError("; ".join([why, *unreadable_jobs_notes(unreadable)]))
 
 
 def _locked(job: str, tried: bool) -> str:

@@ -14,7 +14,7 @@ can list the names of the jobs.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -219,21 +219,37 @@ def _opened(session: Session, known: Sequence[Access]) -> dict[str, Access]:
     return {one.job: one for one in known if one.job in found and one.opens(found[one.job])}
 
 
-def list_jobs(session: Session, names: Iterable[str] | None = None) -> tuple[Job, ...]:
-    """Return the records of the jobs called ``names`` (None: of all jobs), sorted by name.
+def list_jobs(
+    session: Session,
+    names: Iterable[str] | None = None,
+    unreadable: Callable[[str, str], None] | None = None,
+) -> tuple[Job, ...]:
+    """Return the records of jobs, sorted by name.
 
-    Jobs that do not exist or that this session cannot open are left out.
+    Jobs that do not exist, that this session cannot open, or whose records this edl cannot read,
+    such as those of a newer edl, are left out.
+
+    Args:
+        session: The session to read with.
+        names: The names of the jobs; None: of all jobs.
+        unreadable: Called with the name of each job whose record cannot be read, and the reason.
 
     Raises:
         CoordinationError: ZooKeeper is away.
     """
-    paths = [JobPaths(name).job for name in sorted(job_names(session) if names is None else names)]
+    wanted = sorted(job_names(session) if names is None else names)
+    paths = [JobPaths(name).job for name in wanted]
     answers = session.read_open("list jobs", [get(path) for path in paths])
-    return tuple(
-        Job.from_json(decode(path, answer[0]))
-        for path, answer in zip(paths, answers, strict=True)
-        if answer is not None
-    )
+    found = []
+    for name, path, answer in zip(wanted, paths, answers, strict=True):
+        if answer is None:
+            continue
+        try:
+            found.append(Job.from_json(decode(path, answer[0])))
+        except CoordinationError as error:
+            if unreadable is not None:
+                unreadable(name, str(error))
+    return tuple(found)
 
 
 def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
