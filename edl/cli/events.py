@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from edl.cli.cluster.table import event_line
 from edl.cli.common import (
-    FOLLOW_S,
     JobArgument,
     JsonOption,
     MaybeClusterOption,
     ZooKeeperOption,
     console,
 )
+from edl.cli.following import followed
 from edl.client.cluster import waiting
 from edl.client.cluster.access import store_of_job
 from edl.client.connection import choose_job, connected
 from edl.client.events import flat, flat_of_cluster
 from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.session import Session
+from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_life import LifeState
 from edl.core.event_text import cost
 from edl.core.events import Event
 from edl.launch.output import wrapped
+
+E = TypeVar("E")
 
 
 def events(
@@ -48,15 +52,43 @@ def events(
             _show_of_cluster(of_cluster, job, as_json, follow)
             return
         store = choose_job(session, job, ended=True)
-        last, width = -1, console().width if console().is_terminal else None
-        while True:
+        width = console().width if console().is_terminal else None
+
+        def look(last: int) -> tuple[bool, list[tuple[int, Event]]]:
             over = store.snapshot().job.state.over  # before the events, so that none is missed
-            for number, event in store.events.read(last):
-                last = number
-                typer.echo(json.dumps(flat(event)) if as_json else aligned(event, width))
-            if over or not follow:
-                return
-            time.sleep(FOLLOW_S)
+            return over, store.events.read(last)
+
+        _show(
+            look,
+            lambda _, event: json.dumps(flat(event)) if as_json else aligned(event, width),
+            session if follow else None,
+        )
+
+
+def _show(
+    look: Callable[[int], tuple[bool, list[tuple[int, E]]]],
+    text: Callable[[int, E], str],
+    session: Session | None,
+) -> None:
+    """Print events, one a line, the oldest first.
+
+    Args:
+        look: returns whether no further event will come, and the events after that number.
+        text: returns the line of an event with a number.
+        session: the session that ``look`` reads with, to go on with new events until no further one
+            will come; None: only those that there are.
+    """
+    last = -1
+
+    def further() -> tuple[bool, list[tuple[int, E]]]:
+        return look(last)
+
+    for over, found in [further()] if session is None else followed(further, session):
+        for number, event in found:
+            last = number
+            typer.echo(text(number, event))
+        if over:
+            return
 
 
 def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow: bool) -> None:
@@ -74,17 +106,19 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
     store.nodes.check_administrator(
         "read the events of the cluster (`edl events JOB --cluster ''` shows those of a run)"
     )
-    last, width = -1, console().width if console().is_terminal else None
-    while True:
+    width = console().width if console().is_terminal else None
+
+    def look(last: int) -> tuple[bool, list[tuple[int, ClusterEvent]]]:
         # Read before the events, so that none is missed.
         over = job is not None and store.jobs.get(job).life.state is LifeState.ENDED
-        for number, event in waiting.events(store, job, last):
-            last = number
-            text = json.dumps(flat_of_cluster(number, event)) if as_json else ""
-            typer.echo(text or event_line(event, width, named=job is None))
-        if over or not follow:
-            return
-        time.sleep(FOLLOW_S)
+        return over, waiting.events(store, job, last)
+
+    def text(number: int, event: ClusterEvent) -> str:
+        if as_json:
+            return json.dumps(flat_of_cluster(number, event))
+        return event_line(event, width, named=job is None)
+
+    _show(look, text, store.nodes.session if follow else None)
 
 
 def aligned(event: Event, width: int | None = None) -> str:

@@ -18,6 +18,7 @@ import typer
 
 from edl import config
 from edl.cli.common import FOLLOW_S, MaybeClusterOption, ZooKeeperOption
+from edl.cli.following import followed
 from edl.client.cluster.access import knows_clusters, store_of_job
 from edl.client.cluster.logs import ClusterJobLogs
 from edl.client.cluster.waiting import UNSEEN, looks
@@ -83,12 +84,32 @@ def logs(
         raise UsageError(_missing(job, worker, here))
     with closing(_LogFiles(directory, worker)) as files:
         if follow:
-            with connected(zookeeper) as session:
-                is_over = _end(session, job, cluster)
-                while not is_over():
-                    files.show(finish=False)
-                    time.sleep(FOLLOW_S)
+            _follow_here(files, zookeeper, cluster, job)
         files.show(finish=True)
+
+
+def _follow_here(files: _LogFiles, zookeeper: str | None, cluster: str | None, job: str) -> None:
+    """Show what is written into the logs on this host until the job has ended.
+
+    Args:
+        files: shows the logs.
+        zookeeper: the ZooKeeper servers, ``host:port,...``; None for the configured ones.
+        cluster: the name of the job's cluster, as `--cluster` gives it; None: not given.
+        job: the name of the job.
+
+    Raises:
+        EdlError: the records of the job cannot be read.
+    """
+    with connected(zookeeper) as session:
+        is_over = _end(session, job, cluster)
+
+        def look() -> bool:
+            files.show(finish=False)  # also while ZooKeeper is away
+            return is_over()
+
+        for over in followed(look, session):
+            if over:
+                return
 
 
 def _end(session: Session, job: str, cluster: str | None) -> Callable[[], bool]:

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edl.cli.common import ZooKeeperOption, console
+from edl.cli.following import trouble_words
 from edl.client.connection import choose_job, connected
 from edl.client.observing import ObservedJob, ObservedJobs
 from edl.core.duration import rounded
@@ -149,7 +150,7 @@ def _renew(screen: Screen, read: Callable[[], Lines], connected: Callable[[], bo
     except UnknownJob:
         raise
     except CoordinationError as error:
-        screen.away = f"{'cannot be read' if connected() else 'ZooKeeper is away'}: {error}"
+        screen.away = trouble_words(connected(), error)
         return
     screen.away, screen.read_at_s = "", time.monotonic()
 

@@ -1,0 +1,56 @@
+"""Look at something in ZooKeeper again and again, as `--follow` does (:func:`followed`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import typer
+
+from edl.cli.common import FOLLOW_S
+from edl.client.cluster.waiting import looks
+from edl.client.waiting import ClientLimits
+from edl.coordination.session import Session
+from edl.errors import CoordinationError
+
+T = TypeVar("T")
+
+
+def followed(look: Callable[[], T], session: Session) -> Iterator[T]:
+    """Yield what ``look`` returns, twice a second, until the caller stops.
+
+    While ZooKeeper is away, nothing is yielded; standard error says so once for each absence.
+
+    Args:
+        look: reads something of ZooKeeper; what it has not read before an error it reads again.
+        session: the session that it reads with.
+
+    Raises:
+        CoordinationError: ZooKeeper did not answer for ten minutes.
+    """
+    is_said = False
+
+    def tried() -> T:
+        nonlocal is_said
+        try:
+            found = look()
+        except CoordinationError as error:
+            if not is_said:
+                trouble = trouble_words(session.connected, error)
+                typer.echo(f"edl: {trouble}; this goes on when it answers", err=True)
+            is_said = True
+            raise
+        is_said = False
+        return found
+
+    return looks(tried, None, ClientLimits(poll_s=FOLLOW_S))
+
+
+def trouble_words(connected: bool, error: CoordinationError) -> str:
+    """Return why nothing newer is shown: ZooKeeper is away, or a record cannot be read.
+
+    Args:
+        connected: whether there is a connection to ZooKeeper.
+        error: what the last reading ended with.
+    """
+    return f"{'cannot be read' if connected else 'ZooKeeper is away'}: {error}"
