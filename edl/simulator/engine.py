@@ -120,8 +120,8 @@ def simulate(
         nodes: the nodes of the cluster.
         policy: the policy that decides which slots each job has.
         rules: the rules by which time moves.
-        on_time: is called after each decision, with the time on the clock of the trace in seconds
-            and the number of jobs that have ended; None: nothing is called.
+        on_time: is called after each decision, with the seconds since the first submission and the
+            number of jobs that have ended; None: nothing is called.
 
     Returns:
         The result of each job, in the order of ``jobs``, with times on the clock of the trace.
@@ -142,6 +142,7 @@ def simulate(
         run: _Simulation = _QueueRun(jobs, nodes, policy, rules, begin_s)
     else:
         run = _Simulation(jobs, nodes, policy, rules, begin_s)
+    first_s = min((job.arrival_s for job in jobs), default=0.0)
     while run.unfinished:
         before_s = run.now_s
         run.move()
@@ -149,7 +150,7 @@ def simulate(
         if run.due:
             run.decide()
             if on_time is not None:
-                on_time(begin_s + run.now_s, len(jobs) - run.unfinished)
+                on_time(max(0.0, run.now_s - first_s), len(jobs) - run.unfinished)
     results = with_isolated(jobs, [job.result() for job in run.jobs], nodes)
     return Result(tuple(job.later(begin_s) for job in results), run.decisions)
 

@@ -93,8 +93,8 @@ def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
 
     Args:
         run: the description of the simulation.
-        on_time: is called after each decision, with the time on the clock of the trace in seconds
-            and the number of jobs that have ended; None: nothing is called.
+        on_time: is called after each decision, with the seconds since the first submission and the
+            number of jobs that have ended; None: nothing is called.
 
     Raises:
         UsageError: the jobs, the policy or the measurements do not allow the simulation; see
@@ -167,8 +167,8 @@ def _leave_interrupts_to_the_parent() -> None:
 def _teller(run: SimulatedRun, what: str, tell: Callable[[str], None]) -> OnTime:
     """Return a function that passes the progress of a simulation to ``tell``, as a message.
 
-    The function takes the time in seconds on the clock of the trace, and the number of jobs that
-    have ended.
+    The function takes the seconds since the first submission, and the number of jobs that have
+    ended.
 
     Args:
         run: the description of the simulation; it is not used.
@@ -176,7 +176,7 @@ def _teller(run: SimulatedRun, what: str, tell: Callable[[str], None]) -> OnTime
         tell: is called with each message.
     """
 
-    def on_time(now_s: float, ended: int) -> None:
-        tell(f"{what}: {ended} jobs have ended at {now_s / 3600:.1f} h")
+    def on_time(since_s: float, ended: int) -> None:
+        tell(f"{what}: {ended} jobs have ended at {since_s / 3600:.1f} h")
 
     return on_time

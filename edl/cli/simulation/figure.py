@@ -46,8 +46,9 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
     """Return a figure with a Gantt chart of each run's jobs, and three charts of all runs below.
 
     The three charts show the slots in use over time, the number of waiting jobs over time, and the
-    distribution of the completion times. ``outcomes`` are the runs with their results, from 1 to
-    ``MOST_RUNS``. The figure is not written into a file.
+    distribution of the completion times. Hours count from the first submission of all runs.
+    ``outcomes`` are the runs with their results, from 1 to ``MOST_RUNS``. The figure is not written
+    into a file.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
@@ -56,14 +57,15 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
     figure = Figure(figsize=(10.0, 2.4 * count + 2.8), layout="constrained")
     grid = figure.add_gridspec(count + 1, 3, height_ratios=[2.4] * count + [2.8])
     _explain(figure)
-    last_s = max(max(job.end_s for job in one.result.jobs) for one in outcomes)
+    first_s = min(job.arrival_s for one in outcomes for job in one.result.jobs)
+    last_s = max(job.end_s for one in outcomes for job in one.result.jobs)
     for number, one in enumerate(outcomes):
         axes = figure.add_subplot(grid[number, :])
-        _draw_jobs(axes, one)
-        axes.set_xlim(0, last_s / 3600)
+        _draw_jobs(axes, one, first_s)
+        axes.set_xlim(0, (last_s - first_s) / 3600)
     below = [figure.add_subplot(grid[count, column]) for column in range(3)]
     for one, colour in zip(outcomes, COLOURS, strict=False):
-        _draw_levels(below[0], below[1], one, colour)
+        _draw_levels(below[0], below[1], one, first_s, colour)
         _draw_distribution(below[2], one, colour)
     total = max(one.run.nodes * one.run.slots for one in outcomes)
     below[0].axhline(total, color="0.6", linestyle=":")
@@ -79,11 +81,16 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
     return figure
 
 
-def _draw_jobs(axes: Axes, outcome: RunOutcome) -> None:
+def _draw_jobs(axes: Axes, outcome: RunOutcome, first_s: float) -> None:
     """Draw one horizontal line over time for each job of a run, the darker the more slots it has.
 
     While a job waits, its line is grey. The jobs stand in the order of submission, the first one on
-    top. ``axes`` is the chart; ``outcome`` is the run with its result.
+    top.
+
+    Args:
+        axes: the chart.
+        outcome: the run with its result.
+        first_s: the time on the clock of the results, in seconds, that is drawn as 0.
     """
     jobs = outcome.result.jobs
     bars: dict[str, list[tuple[float, float, float]]] = {}
@@ -93,7 +100,7 @@ def _draw_jobs(axes: Axes, outcome: RunOutcome) -> None:
     many = sum(map(len, bars.values())) > MOST_BARS
     for shade, of in bars.items():
         rows = [row for row, _, _ in of]
-        starts = [from_s / 3600 for _, from_s, _ in of]
+        starts = [(from_s - first_s) / 3600 for _, from_s, _ in of]
         widths = [(to_s - from_s) / 3600 for _, from_s, to_s in of]
         axes.barh(rows, widths, 0.9, starts, color=shade, linewidth=0, rasterized=many)
     axes.invert_yaxis()
@@ -113,17 +120,20 @@ def _explain(figure: Figure) -> None:
     figure.legend(handles=patches, loc="outside upper center", ncols=len(patches), fontsize="small")
 
 
-def _draw_levels(used: Axes, waiting: Axes, outcome: RunOutcome, colour: str) -> None:
+def _draw_levels(
+    used: Axes, waiting: Axes, outcome: RunOutcome, first_s: float, colour: str
+) -> None:
     """Draw the slots in use and the number of waiting jobs of one run over time.
 
     Args:
         used: the chart for the slots.
         waiting: the chart for the jobs.
         outcome: the run with its result.
+        first_s: the time on the clock of the results, in seconds, that is drawn as 0.
         colour: the colour of the run's lines, as matplotlib names it.
     """
-    found = levels(outcome.result)
-    hours = [level.at_s / 3600 for level in found]
+    found = levels(outcome.result)  # the first one is at 0, before each job
+    hours = [max(0.0, level.at_s - first_s) / 3600 for level in found]
     for axes, values in (
         (used, [level.used for level in found]),
         (waiting, [level.waiting for level in found]),
