@@ -6,9 +6,7 @@ job nor ZooKeeper, uses it too.
 
 from __future__ import annotations
 
-import io
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -110,12 +108,7 @@ FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 
 
 def console() -> Console:
-    """Return a new console for standard output, which uses colours only if that is a terminal.
-
-    Characters that the encoding of standard output does not have are written as "?" from now on.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    """Return a new console for standard output, which uses colours only if that is a terminal."""
     return Console(highlight=False)
 
 

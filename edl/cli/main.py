@@ -7,6 +7,7 @@ the job, `edl agent` with codes of its own (:mod:`edl.core.host.exit_codes`).
 
 from __future__ import annotations
 
+import io
 import logging
 import shutil
 import sys
@@ -322,7 +323,10 @@ def run_command(command: Callable[[], int]) -> int:
     host has an agent already, 2 for any other impossible request, 130 after an interrupt (Ctrl-C),
     and else 1. An exception that is none of :data:`SENTENCES`, a bug, is passed on. The command can
     read the exit codes of its child processes, even if its parent process has ignored SIGCHLD.
+    Characters that the encoding of standard output does not have are written as "?" from now on.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         with child_ends_kept():
             return command()

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from edl import config
 from edl.cli.common import console, worker_number
 from edl.cli.events import aligned
-from edl.cli.main import app, invoke
+from edl.cli.main import app, invoke, run_command
 from edl.cli.status import line, status_table
 from edl.cli.worker import _reachable
 from edl.client.events import flat
@@ -465,7 +465,12 @@ def test_status_says_what_is_slow_and_what_is_free() -> None:
 def test_output_in_an_encoding_without_such_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii", write_through=True))
-    console().print("━─ 42%")
+
+    def command() -> int:
+        console().print("━─ 42%")
+        return 0
+
+    assert run_command(command) == 0
     assert raw.getvalue() == b"?? 42%\n"
 
 

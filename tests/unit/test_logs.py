@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -78,6 +79,16 @@ def test_the_links_tell_the_next_agent_the_numbers_of_workers(
         ("abc-1", 10),
         ("abc-2", None),
     ]
+
+
+def test_characters_that_the_output_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A progress bar in a log, and a terminal in Latin-1."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    job(tmp_path, "digits", w0="é █▏ 42%\n")
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+    assert invoke(["logs", "digits", "w0"]) == 0
+    assert raw.getvalue().decode("latin-1") == "é ?? 42%\n"
 
 
 def test_without_a_job_the_newest_one(tmp_path: Path, run: Run) -> None:
