@@ -11,7 +11,6 @@ import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -19,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edl.core.dashboard.event_page import PAGE, EventChoice
+from edl.dashboard.page_json import page_json
 from edl.dashboard.published_page import PublishedPage
 from edl.dashboard.static_files import static_files
 from edl.keys import derived
@@ -211,7 +211,7 @@ def whole_number(text: str | None, default: Any) -> Any:
 
 def json_answer(value: Any, status: int = 200) -> Response:
     """Return an answer with ``value`` as JSON."""
-    return encoded(msgspec.json.encode(value), status)
+    return encoded(page_json(value), status)
 
 
 def encoded(content: bytes, status: int = 200) -> Response:

@@ -1,0 +1,33 @@
+"""Encode what the dashboard shows as JSON, whatever texts it has (:func:`page_json`)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def page_json(value: Any) -> bytes:
+    """Return ``value`` as JSON.
+
+    A byte of a command or of a path that is not UTF-8 is, in Python's text, half a surrogate pair,
+    which has no encoding. Each of them is replaced by U+FFFD.
+    """
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(value)))
+
+
+def _encodable(value: Any) -> Any:
+    """Return a copy of ``value``, of lists and dictionaries, with U+FFFD for each surrogate."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(one) for one in value]
+    return value
