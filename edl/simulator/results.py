@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -222,21 +223,28 @@ class Result:
     def figures(self, history: bool = False) -> dict[str, Any]:
         """Return the summary of the run and the results of every job, as a dictionary for JSON.
 
-        The results of the jobs are a list under "jobs"; the other values are numbers.
+        The results of the jobs are a list under "jobs"; the other values are numbers, or None if
+        all jobs were rejected and the value is not defined then.
 
         Args:
             history: whether to include all changes of each job's slots and batch.
         """
+        ended = self.ended
         return {
-            "mean_jct_s": self.mean_jct_s,
-            "p50_jct_s": self.jct_percentile_s(50),
-            "p90_jct_s": self.jct_percentile_s(90),
-            "p99_jct_s": self.jct_percentile_s(99),
-            "worst_finish_time_fairness": self.worst_finish_time_fairness,
-            "makespan_s": self.makespan_s,
+            **{name: of(self) if ended else None for name, of in _OF_ENDED.items()},
             "slot_s": sum(job.slot_s for job in self.jobs),
             "resizes": sum(job.resizes for job in self.jobs),
             "decisions": self.decisions,
-            "dropped": len(self.jobs) - len(self.ended),
+            "dropped": len(self.jobs) - len(ended),
             "jobs": [job.figures(history) for job in self.jobs],
         }
+
+
+_OF_ENDED: dict[str, Callable[[Result], float]] = {  # not defined if all jobs were rejected
+    "mean_jct_s": lambda result: result.mean_jct_s,
+    "p50_jct_s": lambda result: result.jct_percentile_s(50),
+    "p90_jct_s": lambda result: result.jct_percentile_s(90),
+    "p99_jct_s": lambda result: result.jct_percentile_s(99),
+    "worst_finish_time_fairness": lambda result: result.worst_finish_time_fairness,
+    "makespan_s": lambda result: result.makespan_s,
+}

@@ -128,6 +128,17 @@ def test_runs_as_a_figure(name: str, begin: bytes, trace: Path, capsys: Captured
             assert b"<!-- %s -->" % text in drawn
 
 
+def test_all_jobs_are_turned_away(trace: Path, capsys: Captured) -> None:
+    trace.write_text("name,time_s,slots,duration_s\na,100,4,100\nb,110,4,50\n")
+    words = f"--trace {trace} --nodes 1 --mtbf 1 --repair 1000000 --drop"
+    (run,) = runs(words, capsys)
+    assert (run["dropped"], run["resizes"]) == (2, 0)
+    undefined = {name for name, value in run.items() if value is None}
+    assert undefined >= {"mean_jct_s", "p50_jct_s", "worst_finish_time_fairness", "makespan_s"}
+    shown = said(f"{words} --plot {trace.parent / 'runs.png'}", capsys)
+    assert shown.splitlines()[-2].split() == ["fifo", "0/2", "-", "-", "-", "-", "-", "0"]
+
+
 def test_beside_the_published_answers(capsys: Captured) -> None:
     (run,) = runs("pollux --load 0.5 --workload 6 --policy tiresias --compare", capsys)
     assert run["published"] == {"mean_jct_s": run["mean_jct_s"], "matches": 80, "differing": []}
@@ -143,6 +154,7 @@ def test_beside_the_published_answers(capsys: Captured) -> None:
         ("helios", "say which jobs"),
         ("pollux --policy best", "there is no policy 'best'; use one of fifo, fifo_backfill, "),
         ("pollux --load 3", "there is no load '3'; use 0.5, 1.0, 1.5, 2.0, realistic"),
+        ("pollux --load \u00b2", "there is no load '\u00b2'; use 0.5, 1.0, "),
         ("pollux --workload 9", "there is no workload '9'; write 1 to 8"),
         ("pollux --workload 3..1", "there is no workload '3..1'"),
         ("pollux --workload all", "there is no workload 'all'"),
@@ -154,6 +166,8 @@ def test_beside_the_published_answers(capsys: Captured) -> None:
         ("pollux --resize-cost -5", "'-5' has a time that is negative"),
         ("pollux --interference 2", "the interference is 2; give 0 to below 1"),
         ("pollux --mtbf 0", "--mtbf and --repair must be more than 0 seconds"),
+        ("pollux --mtbf inf", "--mtbf and --repair must be more than 0 seconds, and finite"),
+        ("pollux --mtbf 60 --repair inf", "--mtbf and --repair must be more than 0 seconds, and"),
         ("pollux --trace x.csv", "--trace brings its own jobs: leave pollux and --compare out"),
         ("virtualflow --trace x.csv", "leave virtualflow and --compare out"),
         ("jsa --compare", "--compare is for the published answers of pollux; leave it out"),

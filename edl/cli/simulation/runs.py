@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -144,12 +145,12 @@ def failures_of(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | 
         seed: the seed from which the failures are drawn.
 
     Raises:
-        UsageError: a time is not positive; that is not checked if no node fails.
+        UsageError: a time is not positive or not finite; that is not checked if no node fails.
     """
     if mtbf_s is None:
         return None
-    if not (mtbf_s > 0 and repair_s > 0):
-        raise UsageError("--mtbf and --repair must be more than 0 seconds")
+    if not (0 < mtbf_s < math.inf and 0 < repair_s < math.inf):
+        raise UsageError("--mtbf and --repair must be more than 0 seconds, and finite")
     return Failures(mtbf_s, repair_s, seed)
 
 
@@ -306,7 +307,7 @@ def _load(text: str) -> str:
         UsageError: there is no such load.
     """
     same = text.strip()
-    if same.replace(".", "", 1).isdigit():
+    if same.replace(".", "", 1).isdecimal():
         same = str(float(same))
     if same not in pollux_workload.LOADS:
         raise UsageError(f"there is no load {text!r}; use {', '.join(pollux_workload.LOADS)}")

@@ -13,6 +13,7 @@ from edl.errors import some
 from edl.simulator.built_in import JSA, MIX, POLLUX, SETS, TRACE
 from edl.simulator.published.pollux_answers import JctComparison
 from edl.simulator.registry import POLICIES
+from edl.simulator.results import Result
 from edl.simulator.runs import RunOutcome, SimulatedRun
 from edl.simulator.usage import levels
 
@@ -90,31 +91,39 @@ def _cells(group: Sequence[Done]) -> list[str]:
 
     The numbers of jobs, of their resizes and of jobs that end at the published time, and the
     computing time, are summed over the runs. Finish-time fairness is the worst of the runs; every
-    other value is their mean. ``group`` has a pair for each run: the run with its result, and its
+    other value is their mean. Runs that have rejected all jobs count in neither; where there is no
+    other run, the cell is "-". ``group`` has a pair for each run: the run with its result, and its
     comparison with published completion times (None if there is none).
     """
     results = [outcome.result for outcome, _ in group]
     jobs = sum(len(result.jobs) for result in results)
     ended = sum(len(result.ended) for result in results)
     count = str(jobs) if ended == jobs else f"{ended}/{jobs}"
-    mean_s = fmean(result.mean_jct_s for result in results)
     known = [comparison for _, comparison in group if comparison is not None]
     if known:
         return [
             count,
-            f"{mean_s:.1f}",
+            f"{fmean(result.mean_jct_s for result in results):.1f}",
             f"{fmean(one.published_mean_jct_s for one in known):.1f}",
             f"{sum(one.matches for one in known)}/{jobs}",
             f"{sum(outcome.took_s for outcome, _ in group):.1f}",
         ]
+    defined = [result for result in results if result.ended]
+    means = _means(defined) if defined else ["-"] * 5
+    return [count, *means, str(sum(job.resizes for result in results for job in result.jobs))]
+
+
+def _means(results: Sequence[Result]) -> list[str]:
+    """Return the five cells "mean s" to "span h" of a row that sums up ``results``.
+
+    In each of ``results``, at least one, a job has ended.
+    """
     return [
-        count,
-        f"{mean_s:.0f}",
+        f"{fmean(result.mean_jct_s for result in results):.0f}",
         f"{fmean(result.jct_percentile_s(50) for result in results):.0f}",
         f"{fmean(result.jct_percentile_s(99) for result in results):.0f}",
         f"{max(result.worst_finish_time_fairness for result in results):.2f}",
         f"{fmean(result.makespan_s for result in results) / 3600:.1f}",
-        str(sum(job.resizes for result in results for job in result.jobs)),
     ]
 
 
