@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from edl.core.job_spec import JobSettings
-from edl.core.settings import check_settings, setting
+from edl.core.settings import MOST_WAIT_S, check_settings, setting
 from edl.core.settings import variable as variable_of
 from edl.core.sizes import Sizes
 from edl.errors import ConfigError
@@ -64,7 +64,7 @@ class Config:
     # For jobs that horovodrun starts; `edl run` has options for them.
     hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
 
-    connect_timeout_s: float = 10.0  # first connection to ZooKeeper
+    connect_timeout_s: float = setting(10.0, "first connection to ZooKeeper", most=MOST_WAIT_S)
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
 
     keep_jobs: int = setting(100, "so many ended jobs, the newest, stay in ZooKeeper", least=0)

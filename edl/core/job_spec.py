@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from edl.core.record import Record
-from edl.core.settings import check_settings, setting
+from edl.core.settings import MOST_WAIT_S, check_settings, setting
 from edl.core.sizes import Sizes
 from edl.errors import ConfigError, UsageError
 
@@ -49,6 +49,7 @@ class JobSettings(Record):
         "the time-out of the ZooKeeper session of each worker and agent: how long a frozen one "
         "counts as alive. If the server grants another time, because its limits are other ones, "
         "edl counts with the granted time",
+        most=MOST_WAIT_S,
     )
     start_timeout_s: float = setting(
         120.0, "for the first `np` workers to come up; then `min_np` are enough"

@@ -13,6 +13,8 @@ from typing import Any
 
 from edl.errors import ConfigError
 
+MOST_WAIT_S = 86_400.0  # for ZooKeeper, whose client counts the milliseconds in 32 bits
+
 
 def setting(
     default: Any,

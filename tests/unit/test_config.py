@@ -70,6 +70,8 @@ def test_the_users_file_follows_xdg(tmp_path: Path) -> None:
         ({"EDL_SESSION_TIMEOUT_S": "soon"}, "must be a number"),
         ({"EDL_SESSION_TIMEOUT_S": "0"}, "session_timeout_s is 0; it must be a positive time"),
         ({"EDL_SESSION_TIMEOUT_S": "-1"}, "positive time"),
+        ({"EDL_SESSION_TIMEOUT_S": "inf"}, "session_timeout_s is inf; it must be at most 86400"),
+        ({"EDL_CONNECT_TIMEOUT_S": "inf"}, "connect_timeout_s is inf; it must be at most 86400"),
         ({"EDL_SUSPENDED_S": "-1"}, "suspended_s is -1; it must be at least 0"),
         ({"EDL_SUSPENDED_S": "nan"}, "suspended_s is nan; it must be at least 0"),
         ({"EDL_STATE_CHECK_STEPS": "-1"}, "it must be at least 0"),
