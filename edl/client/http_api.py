@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from edl.errors import CoordinationError, UsageError
 from edl.http.api_credentials import AUDIENCE, BEARER, api_key
@@ -50,7 +50,8 @@ class ApiClient:
         timeout_s: how long to wait for an answer, in seconds.
 
     Raises:
-        UsageError: the URL is not one of an API, or a token is not to be sent over TLS.
+        UsageError: the URL is not one of an API, which has no path of its own, or a token is not to
+            be sent over TLS.
     """
 
     def __init__(
@@ -63,9 +64,8 @@ class ApiClient:
         tls: ssl.SSLContext | None = None,
         timeout_s: float = ANSWER_S,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url!r} is no URL of an HTTP API; write http://HOST:PORT")
+        parts = _parts(url)
+        host = parts.hostname or ""
         if token is not None and parts.scheme != "https":
             raise UsageError("a token is sent over TLS only; use https, or sign with the secret")
         self._key = None if secret is None else api_key(secret, cluster)
@@ -77,12 +77,10 @@ class ApiClient:
         if parts.scheme == "https":
             context = tls or ssl.create_default_context()
             self._connection = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout_s, context=context
+                host, parts.port, timeout=timeout_s, context=context
             )
         else:
-            self._connection = http.client.HTTPConnection(
-                parts.hostname, parts.port, timeout=timeout_s
-            )
+            self._connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -153,6 +151,16 @@ class ApiClient:
             ) from None
         self._used_s = time.monotonic()
         return response, content
+
+
+def _parts(url: str) -> SplitResult:
+    """Return the parts of the URL of an HTTP API; raise a UsageError if ``url`` is none."""
+    with suppress(ValueError):  # of a port that is no number, or is too large
+        parts = urlsplit(url)
+        is_served = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if is_served and parts.path in ("", "/") and not (parts.query or parts.fragment):
+            return parts
+    raise UsageError(f"{url!r} is no URL of an HTTP API; write http://HOST:PORT")
 
 
 def _nonce_of(response: http.client.HTTPResponse) -> str:

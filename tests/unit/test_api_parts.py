@@ -98,6 +98,15 @@ def test_a_token_is_not_sent_in_clear() -> None:
         ApiClient("127.0.0.1:1", "lab")
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://h:99999", "http://h:port", "http://[::1", "https://proxy/edl", "http://h?cluster=lab"],
+)
+def test_a_url_that_is_not_of_an_api_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="is no URL of an HTTP API; write http://HOST:PORT"):
+        ApiClient(url, "lab")
+
+
 def test_a_signature_is_what_the_reference_says() -> None:
     """By docs/reference/http-api.md alone, as a client in another language does it."""
 
