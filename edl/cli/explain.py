@@ -31,7 +31,8 @@ def explain(
     ] = None,
 ) -> None:
     """Say what a kind of event means, why it happens, and what to do. Needs no job."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: the parent has closed it
+    width = shutil.get_terminal_size().columns if is_terminal else 80
     for line in explanation_lines(event, width) if event else overview_lines(width):
         typer.echo(line)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cluster_world import World
 
+from edl.cli.main import invoke
 from edl.core.cluster.host_jobs import RunProcess
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.manifest import JobManifest
@@ -22,6 +23,15 @@ from edl.scheduler.host.secret_files import SECRETS_VARIABLE, SecretFiles, secre
 
 KEY, NONCE = derived("a" * 64, "secrets", "lab"), bytes(range(NONCE_BYTES))
 TOKEN = b"hf_0123456789\n\x00\xff"
+
+
+def test_a_closed_standard_input_gives_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `edl secret set wandb <&-`."""
+    monkeypatch.setattr("sys.stdin", None)
+    assert invoke(["secret", "set", "wandb"]) == 2
+    assert capsys.readouterr().err == "edl: standard input is closed; give the value by --file\n"
 
 
 # --- sealed

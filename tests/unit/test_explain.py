@@ -25,6 +25,12 @@ def test_every_kind_is_explained_in_sentences(kind: EventKind) -> None:
         assert set(verbs) <= VERBS.keys(), f"it names a command that there is not: {verbs}"
 
 
+def test_nobody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `edl explain >&-`."""
+    monkeypatch.setattr("sys.stdout", None)
+    assert invoke(["explain"]) == 0
+
+
 def test_there_is_no_explanation_of_anything_else() -> None:
     assert list(EXPLANATIONS) == list(EventKind), "in the order of the kinds"
     assert {one.severity for one in EXPLANATIONS.values()} == set(Severity)

@@ -92,7 +92,13 @@ def delete_secret(
 
 
 def _given(name: str) -> bytes:
-    """Return the value of the secret ``name`` from standard input, without a newline at its end."""
+    """Return the value of the secret ``name`` from standard input, without a newline at its end.
+
+    Raises:
+        UsageError: there is no standard input.
+    """
+    if sys.stdin is None:  # the parent has closed it
+        raise UsageError("standard input is closed; give the value by --file")
     if sys.stdin.isatty():
         return getpass.getpass(f"Value of the secret {name}: ").encode()
     content = sys.stdin.buffer.read(MOST_BYTES + 2)
