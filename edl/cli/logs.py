@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -457,7 +457,10 @@ def _newest(jobs: Path) -> str:
     Raises:
         UsageError: there are no logs of any job.
     """
-    written = [(log.stat().st_mtime, log.parent.parent.name) for log in jobs.glob("*/logs/*.log")]
+    written = []
+    for log in jobs.glob("*/logs/*.log"):
+        with suppress(OSError):  # it was removed just now
+            written.append((log.stat().st_mtime, log.parent.parent.name))
     if not written:
         raise UsageError("no job has run on this host for this user, or its logs are gone")
     return max(written)[1]

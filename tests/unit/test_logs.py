@@ -98,6 +98,8 @@ def test_without_a_job_the_newest_one(tmp_path: Path, run: Run) -> None:
     job(tmp_path, "new", w0="new\n")
     assert run()[0] == "[w0] new\n"
     assert run("w0")[0] == "new\n"
+    (old / "w9.log").symlink_to("removed")
+    assert run("w0")[0] == "new\n"
 
 
 def test_who_was_not_here_is_said(tmp_path: Path, run: Run) -> None:
