@@ -52,10 +52,10 @@ def list_(
     found = [_listed(path) for path in files.checkpoint_files(place)]
     if as_json:
         typer.echo(json.dumps(found))
-    elif not found:
-        raise CheckpointError(f"there is no checkpoint in {directory}")
-    else:
+    elif found:
         _print_columns(("STEP", "EPOCH", "JOB", "SAVED", "SIZE", "FILE"), map(_row, found))
+    if not found:
+        raise CheckpointError(f"there is no checkpoint in {directory}")
 
 
 @app.command()

@@ -116,6 +116,8 @@ def test_files_are_listed_with_what_is_wrong_with_them(
     empty.mkdir()
     assert invoke(["checkpoint", "list", str(empty)]) == 1
     assert capsys.readouterr().err.endswith(f"edl: there is no checkpoint in {empty}\n")
+    assert invoke(["checkpoint", "list", str(empty), "--json"]) == 1
+    assert capsys.readouterr() == ("[]\n", f"edl: there is no checkpoint in {empty}\n")
 
 
 def test_one_is_shown_with_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
