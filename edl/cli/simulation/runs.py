@@ -30,6 +30,15 @@ from edl.simulator.runs import SimulatedRun
 from edl.simulator.work import SubmittedJob
 
 DRAWN = (JSA, MIX)  # by seed
+OF_SETS = {  # the options for some sets of jobs only
+    "--load": (POLLUX,),
+    "--workload": (POLLUX,),
+    "--arrivals": DRAWN,
+    "--mix": (MIX,),
+}
+LOAD = "1.0"
+WORKLOADS = "1..8"
+REPAIR_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -67,24 +76,33 @@ class Setup:
 class JobOptions:
     """The options of `edl simulate` that choose jobs, as the user typed them.
 
+    The constructor raises UsageError for an option that is for other sets of jobs.
+
     Attributes:
         built_in: the name of a built-in set of jobs; None if ``trace_file`` has the jobs.
         trace_file: the file with the jobs; None for built-in ones.
         loads: for the set ``pollux``: multiples of the paper's rate of jobs, or "realistic", like
-            "0.5,1.0".
-        workloads: for the set ``pollux``: the numbers of its workloads, like "1,3" or "1..8".
+            "0.5,1.0"; None for 1.0.
+        workloads: for the set ``pollux``: the numbers of its workloads, like "1,3" or "1..8"; None
+            for all.
         arrivals: for the sets ``jsa`` and ``mix``: the arrival rates of jobs, by name or in jobs a
             minute; None for the default of the set.
-        mix: for the set ``mix``: how often each application comes, like "cifar10=3,bert"; empty for
+        mix: for the set ``mix``: how often each application comes, like "cifar10=3,bert"; None for
             the published shares.
     """
 
     built_in: str | None
     trace_file: Path | None
-    loads: str
-    workloads: str
+    loads: str | None
+    workloads: str | None
     arrivals: str | None
-    mix: str
+    mix: str | None
+
+    def __post_init__(self) -> None:
+        given = (self.loads, self.workloads, self.arrivals, self.mix)
+        for (option, of), value in zip(OF_SETS.items(), given, strict=True):
+            if value is not None and self.built_in not in of:
+                raise UsageError(f"{option} is for {' and '.join(of)}; leave it out")
 
 
 def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet:
@@ -136,19 +154,24 @@ def seeds_of(text: str, built_in: str | None) -> list[int]:
     return seeds
 
 
-def failures_of(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | None:
+def failures_of(mtbf_s: float | None, repair_s: float | None, seed: int) -> Failures | None:
     """Return the failures of nodes to simulate; None if no node fails.
 
     Args:
         mtbf_s: the mean time between two failures of a node, in seconds; None if no node fails.
-        repair_s: the mean time until a failed node works again, in seconds.
+        repair_s: the mean time until a failed node works again, in seconds; None for ``REPAIR_S``
+            (600).
         seed: the seed from which the failures are drawn.
 
     Raises:
-        UsageError: a time is not positive or not finite; that is not checked if no node fails.
+        UsageError: a time is not positive or not finite, or ``repair_s`` is given though no node
+            fails.
     """
     if mtbf_s is None:
+        if repair_s is not None:
+            raise UsageError("--repair is for --mtbf; give both or neither")
         return None
+    repair_s = REPAIR_S if repair_s is None else repair_s
     if not (0 < mtbf_s < math.inf and 0 < repair_s < math.inf):
         raise UsageError("--mtbf and --repair must be more than 0 seconds, and finite")
     return Failures(mtbf_s, repair_s, seed)
@@ -192,11 +215,11 @@ def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
         return _drawn(JSA, jsa_jobs, jobs.arrivals or "high", setup)
     if jobs.built_in == MIX:
         pollux_workload.check_measured(setup.slots)
-        draw = partial(mixed_jobs, mix=jobs.mix)
+        draw = partial(mixed_jobs, mix=jobs.mix or "")
         return _drawn(MIX, draw, jobs.arrivals or mixed_workload.ARRIVALS, setup)
     if jobs.built_in == VIRTUALFLOW:
         return _alike(setup, virtualflow_jobs(), VIRTUALFLOW)
-    return _of_pollux(jobs.loads, jobs.workloads, setup)
+    return _of_pollux(jobs.loads or LOAD, jobs.workloads or WORKLOADS, setup)
 
 
 def check_comparable(runs: Sequence[SimulatedRun]) -> None:

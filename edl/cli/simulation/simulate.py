@@ -12,6 +12,9 @@ import typer
 from edl.cli.common import JsonOption, console, progress
 from edl.cli.simulation.figure import check_runs, figure_of
 from edl.cli.simulation.runs import (
+    LOAD,
+    REPAIR_S,
+    WORKLOADS,
     JobOptions,
     Setup,
     check_comparable,
@@ -24,7 +27,7 @@ from edl.cli.simulation.runs import (
 from edl.cli.simulation.table import Done, catalogue, difference, figures, results_table
 from edl.errors import UsageError
 from edl.figures import check_figure
-from edl.simulator.built_in import MIX, POLLUX
+from edl.simulator.built_in import POLLUX
 from edl.simulator.engine import Rules
 from edl.simulator.published.pollux_answers import answers, compare
 from edl.simulator.resize import parse_resize_cost
@@ -50,12 +53,23 @@ def simulate(
         ),
     ] = "fifo",
     loads: Annotated[
-        str,
-        typer.Option("--load", metavar="LOAD,…", help="Of pollux: 0.5 to 2.0, or realistic."),
-    ] = "1.0",
+        str | None,
+        typer.Option(
+            "--load",
+            metavar="LOAD,…",
+            help=f"Of pollux: 0.5 to 2.0, or realistic. Default: {LOAD}.",
+            show_default=False,
+        ),
+    ] = None,
     workloads: Annotated[
-        str, typer.Option("--workload", metavar="1..8", help="Of pollux: 6, or 1,3, or a range.")
-    ] = "1..8",
+        str | None,
+        typer.Option(
+            "--workload",
+            metavar="1..8",
+            help=f"Of pollux: 6, or 1,3, or a range. Default: {WORKLOADS}.",
+            show_default=False,
+        ),
+    ] = None,
     arrivals: Annotated[
         str | None,
         typer.Option(
@@ -67,7 +81,7 @@ def simulate(
         ),
     ] = None,
     applications_mix: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--mix",
             metavar="NAME=PART,…",
@@ -75,7 +89,7 @@ def simulate(
             "pollux.",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     trace_file: Annotated[
         Path | None,
         typer.Option(
@@ -124,8 +138,14 @@ def simulate(
         ),
     ] = None,
     repair_s: Annotated[
-        float, typer.Option("--repair", metavar="SECONDS", help="Mean time until it is back.")
-    ] = 600.0,
+        float | None,
+        typer.Option(
+            "--repair",
+            metavar="SECONDS",
+            help=f"With --mtbf: mean time until it is back. Default: {REPAIR_S:g}.",
+            show_default=False,
+        ),
+    ] = None,
     seeds: Annotated[
         str,
         typer.Option(
@@ -197,8 +217,8 @@ def simulate(
     if min(nodes, slots, processes) < 1:
         raise UsageError("--nodes, --slots and --jobs must be at least 1")
     drawn = seeds_of(seeds, workload_set)
-    if applications_mix and workload_set != MIX:
-        raise UsageError("--mix is for mix; leave it out")
+    if history and not as_json:
+        raise UsageError("--history is for --json; give both or neither")
     rules = Rules(
         interval_s=chosen.interval_s if interval_s is None else interval_s,
         resize=chosen.resize if resize_cost is None else parse_resize_cost(resize_cost),
@@ -207,9 +227,9 @@ def simulate(
         failures=failures_of(mtbf_s, repair_s, drawn[0]),
         drop=drop,
     )
+    jobs = JobOptions(workload_set, trace_file, loads, workloads, arrivals, applications_mix)
     names, own = policy_names(policies)
     setup = Setup(names, rules, nodes, slots, drawn, own)
-    jobs = JobOptions(workload_set, trace_file, loads, workloads, arrivals, applications_mix)
     runs = runs_of(jobs, setup)
     if compared:
         check_comparable(runs)
