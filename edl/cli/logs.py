@@ -50,6 +50,7 @@ def logs(
     previous: Annotated[
         bool, typer.Option("--previous", "-p", help="Of the run before, of the same name.")
     ] = False,
+    job_name: Annotated[str | None, typer.Option("--job", metavar="JOB", hidden=True)] = None,
     cluster: MaybeClusterOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
@@ -60,12 +61,9 @@ def logs(
     WORKER the lines of all workers are shown, each after the worker's name. Without JOB the job is
     the one whose workers wrote last here.
     """
-    named = list(words or ())
-    worker = named.pop() if named and _WORKER.fullmatch(named[-1]) else None
-    if len(named) > 1:
-        raise UsageError("edl logs takes a job and a worker, as `edl logs digits w3`")
     jobs = config.state_dir() / "jobs"
-    job = named[0] if named else _newest(jobs)
+    named, worker = _read(words or (), job_name)
+    job = named or _newest(jobs)
     directory = jobs / job / "logs"
     if previous:
         runs = earlier_runs(directory)
@@ -86,6 +84,25 @@ def logs(
         if follow:
             _follow_here(files, zookeeper, cluster, job)
         files.show(finish=True)
+
+
+def _read(words: Sequence[str], job: str | None) -> tuple[str | None, str | None]:
+    """Return the job and the worker that the words of the command line name; None: none is named.
+
+    Args:
+        words: the words after `edl logs`: a job and a worker, of which either may be left out. A
+            single word like "w3" is a worker.
+        job: the job that `--job` names; None: the option is not given.
+
+    Raises:
+        UsageError: the words name more than that.
+    """
+    named = list(words)
+    worker = named.pop() if named and _WORKER.fullmatch(named[-1]) else None
+    named += [] if job is None else [job]
+    if len(named) > 1:
+        raise UsageError("edl logs takes a job and a worker, as `edl logs digits w3`")
+    return named[0] if named else None, worker
 
 
 def _follow_here(files: _LogFiles, zookeeper: str | None, cluster: str | None, job: str) -> None:

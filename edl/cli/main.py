@@ -205,10 +205,10 @@ def _take_old_options(command: Any) -> None:
 def _take_job_by_option(command: Any) -> None:
     """Let ``--job JOB`` mean the same as the argument ``JOB`` of ``command``, a command of typer.
 
-    A command without that argument is left unchanged; `edl run` and `edl join` have the option
-    already.
+    A command without that argument is left unchanged; `edl run`, `edl join` and `edl logs` have the
+    option already.
     """
-    if not any(
+    if any("--job" in one.opts for one in command.params) or not any(
         "JOB" in (one.metavar or "") for one in command.params if one.param_type_name == "argument"
     ):
         return

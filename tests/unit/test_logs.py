@@ -102,6 +102,16 @@ def test_without_a_job_the_newest_one(tmp_path: Path, run: Run) -> None:
     assert run("w0")[0] == "new\n"
 
 
+def test_a_job_whose_name_is_that_of_a_worker(tmp_path: Path, run: Run) -> None:
+    job(tmp_path, "digits", w3="worker\n")
+    job(tmp_path, "w3", w0="job\n")
+    assert run("--job", "w3")[0] == "[w0] job\n"
+    assert run("w0", "--job=w3")[0] == "job\n"
+    assert run("digits", "w3")[0] == run("w3", "--job", "digits")[0] == "worker\n"
+    assert "takes a job and a worker" in run("digits", "w3", "--job", "w3", code=2)[1]
+    assert "takes a job and a worker" in run("digits", "--job", "w3", code=2)[1]
+
+
 def test_who_was_not_here_is_said(tmp_path: Path, run: Run) -> None:
     job(tmp_path, "digits", w0="a\n")
     assert run("digits", "w7", code=2)[1] == (
