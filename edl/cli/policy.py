@@ -22,6 +22,7 @@ from edl.policy_source import read_policy
 
 ACTIONS = ("show", "set", "off", "resume", "explain", "plot")
 FILES = ("set", "plot")  # that need a file
+SHOWING = ("show", "explain")
 
 
 def policy(
@@ -41,6 +42,8 @@ def policy(
     `edl scale` suspends the rule for a time (`hold` in the file); `resume` ends that.
     """
     job, action, file = _read(words or [])
+    if as_json and action not in SHOWING:
+        raise UsageError(f"--json is for {' and '.join(SHOWING)}; leave it out")
     target = Job(job, zookeeper)
     if action == "set":
         assert file is not None

@@ -499,3 +499,8 @@ def test_events() -> None:
     narrow = aligned(SWITCH, 75).splitlines()
     assert len(narrow) > 1
     assert all(line.startswith(" " * 56) and line[56] != " " for line in narrow[1:]), narrow
+
+
+def test_a_time_out_of_submit_is_for_a_watch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["submit", "none.yaml", "--timeout", "60"]) == 2
+    assert capsys.readouterr().err == "edl: --timeout is for --watch; give both or neither\n"

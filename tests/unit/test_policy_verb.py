@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from edl.cli.main import invoke
 from edl.cli.policy import _read
 from edl.errors import UsageError
 
@@ -34,3 +35,9 @@ def test_what_is_meant(words: str, read: tuple[str | None, str, Path | None]) ->
 def test_what_is_not_understood(words: str) -> None:
     with pytest.raises(UsageError, match=f"'{words}' is not understood; write edl policy show"):
         _read(words.split())
+
+
+@pytest.mark.parametrize("words", ["set p.toml", "off", "resume", "plot p.png"])
+def test_only_what_shows_something_has_json(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["policy", *words.split(), "--json"]) == 2
+    assert capsys.readouterr().err == "edl: --json is for show and explain; leave it out\n"

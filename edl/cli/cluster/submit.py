@@ -16,7 +16,7 @@ from edl.client.cluster.manifest_reading import manifest_in, read_job_manifest
 from edl.client.cluster.waiting import TIMED_OUT, wait_exit_code
 from edl.core.cluster.job_status import ClusterJobStatus
 from edl.core.cluster.manifest import JobManifest
-from edl.errors import ManifestError, TimedOut
+from edl.errors import ManifestError, TimedOut, UsageError
 
 STANDARD_INPUT = "-"
 
@@ -53,6 +53,8 @@ def submit(
     Returns as soon as the job is in ZooKeeper. With --watch it ends with 0 when the job trains; if
     it ends or is halted before that, as `edl wait`.
     """
+    if timeout_s is not None and not watch:
+        raise UsageError("--timeout is for --watch; give both or neither")
     given = _standard_input() if manifest == STANDARD_INPUT else read_job_manifest(manifest)
     with Cluster(cluster, zookeeper) as client:
         name = client.submit(given, key)
