@@ -253,6 +253,18 @@ def test_leaders_die_all_the_time(cluster: Shell) -> None:
         assert one.wait() == 0
 
 
+def test_the_policy_of_a_cluster_that_is_there_stays(cluster: Shell) -> None:
+    with Session(cluster.environment["EDL_ZOOKEEPER"], 10.0) as session:
+        create_cluster(session, LAB, ClusterRecord(version=own_version(), policy="priority"))
+    for policy in ("priority", "fifo"):
+        one = start(cluster, policy)
+        one.expect("leads cluster lab")
+        one.process.terminate()
+        assert one.wait() == 0
+        stays = "its policy stays priority; `edl cluster policy fifo` changes it\n"
+        assert (stays in one.output) == (policy == "fifo")
+
+
 def test_what_is_refused_is_one_sentence(cluster: Shell) -> None:
     """Another secret, records of another version of edl, and options that do not go together."""
 

@@ -245,6 +245,9 @@ def start(
         hosts = session.hosts
         access, is_new = access_to_start(session, name, settings)
     typer.echo(f"cluster {name} {'is created' if is_new else 'is there'}, at ZooKeeper {hosts}")
+    client = Cluster(name, hosts, secret=access.secret)
+    if policy is not None and (kept := client.policy.get().policy) != policy:
+        typer.echo(f"its policy stays {kept}; `edl cluster policy {policy}` changes it")
     for sentence in next_steps(name, hosts, local):
         typer.echo(sentence)
     about = ControllerRecord(
@@ -274,7 +277,6 @@ def start(
             server = BackgroundProcess([*api_words, *where], "the HTTP API", _say)
             server.start()
             stack.callback(server.end, API_END_S)
-        client = Cluster(name, hosts, secret=access.secret)
         stack.enter_context(HistoryKeeper(client, HistoryFile(history_path(name)), _say))
         run_controller(controller, host)
     _say("has ended")
