@@ -8,7 +8,7 @@ that are not persistent. It also holds what ``get_extra_state()`` of the modules
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
     Returns:
         Two dicts. The first maps the name of each tensor in ``state_dict()`` to its name in
         ``named_parameters()`` or ``named_buffers()``. The second has the values in ``state_dict()``
-        that are neither, by name, without those that a file cannot hold (:func:`is_portable`).
+        that are neither, by name, without those that a file cannot hold (:func:`can_save`).
     """
     known = {id(tensor): name for name, tensor in model.named_buffers()}
     known |= {id(tensor): name for name, tensor in model.named_parameters()}
@@ -39,7 +39,7 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) in known:
             names[name] = known[id(value)]
-        elif is_portable(value):
+        elif can_save(value):
             besides[name] = value.detach() if isinstance(value, torch.Tensor) else value
     return names, besides
 
@@ -47,8 +47,8 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
 def extra_states(model: torch.nn.Module) -> dict[str, Any]:
     """Return what ``get_extra_state()`` of the modules of ``model`` returns, by the module's name.
 
-    Modules that do not define that method are left out, and so are values that a file cannot hold
-    (:func:`is_portable`).
+    Modules that do not define that method are left out, and so are values that cannot be sent to
+    other workers (:func:`is_portable`).
     """
     return {
         name: state
@@ -71,18 +71,21 @@ def load_extra_states(model: torch.nn.Module, states: Mapping[str, Any]) -> None
 
 
 def is_portable(value: Any) -> bool:
-    """Return whether ``value`` has only parts that a checkpoint file can hold.
+    """Return whether ``value`` has only parts that workers send each other.
 
     These are numbers, text, bytes, arrays and tensors, in dicts, lists and tuples.
     """
-    odd: list[Any] = []
+    return _all_leaves(value, lambda leaf: isinstance(leaf, _PORTABLE))
 
-    def note(leaf: Any, _where: str) -> None:
-        if not isinstance(leaf, _PORTABLE) or (isinstance(leaf, np.ndarray) and not can_hold(leaf)):
-            odd.append(leaf)
 
-    map_leaves(value, note)
-    return not odd
+def can_save(value: Any) -> bool:
+    """Return whether ``value`` has only parts that a checkpoint file can hold.
+
+    These are the parts of :func:`is_portable`, without arrays whose type would be lost.
+    """
+    return is_portable(value) and _all_leaves(
+        value, lambda leaf: not isinstance(leaf, np.ndarray) or can_hold(leaf)
+    )
 
 
 def plain_name(name: str) -> str:
@@ -93,3 +96,15 @@ def plain_name(name: str) -> str:
 def _with_extra_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     base = torch.nn.Module.get_extra_state
     return ((n, one) for n, one in model.named_modules() if type(one).get_extra_state is not base)
+
+
+def _all_leaves(value: Any, test: Callable[[Any], bool]) -> bool:
+    """Return whether ``test`` is true for everything in the containers ``value``."""
+    odd: list[Any] = []
+
+    def note(leaf: Any, _where: str) -> None:
+        if not test(leaf):
+            odd.append(leaf)
+
+    map_leaves(value, note)
+    return not odd

@@ -24,7 +24,7 @@ from edl.torch.computed_options import ComputedOptions
 from edl.torch.digest import digests, size_of
 from edl.torch.groups import Flags, Names, ParameterGroups, optimizer_parameters
 from edl.torch.last_step import LastStep
-from edl.torch.names import extra_states, load_extra_states, state_dict_names
+from edl.torch.names import can_save, extra_states, load_extra_states, state_dict_names
 from edl.torch.optimizer_state import (
     copied_for_step,
     keeps_tensors,
@@ -111,6 +111,7 @@ class TorchReplica(FrameworkReplica):
         self._trained = [_Trained(model, optimizer, last_step or LastStep())]
         self._copier = Copier()
         self._flags = Flags()
+        self._unsaved: set[str] = set()  # modules with an extra state that was warned of
 
     def add(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
@@ -392,7 +393,8 @@ class TorchReplica(FrameworkReplica):
 
         Beside the state of :meth:`state`, it has the kind of the optimizers, and what a later
         ``load_state_dict()`` needs: the names of the tensors in the models' ``state_dict()``, and
-        the values in it that are no parameters or buffers.
+        the values in it that are no parameters or buffers. It has no extra state that a file cannot
+        hold, of which a warning tells once.
         """
         names: dict[str, str] = {}
         besides: dict[str, Any] = {}
@@ -400,7 +402,25 @@ class TorchReplica(FrameworkReplica):
             found, rest = state_dict_names(model)
             names |= {f"{prefix}{name}": f"{prefix}{tensor}" for name, tensor in found.items()}
             besides |= {f"{prefix}{name}": value for name, value in rest.items()}
-        return {**super().durable(), "state_dict": {"names": names, "besides": besides}}
+        state = super().durable()
+        extra = [self._saved_extra(states) for states in state["extra"]]
+        return {**state, "extra": extra, "state_dict": {"names": names, "besides": besides}}
+
+    def _saved_extra(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those extra states that a checkpoint can hold; warn once of each other one.
+
+        Args:
+            states: the extra states of a model by the names of its modules.
+        """
+        saved = {name: state for name, state in states.items() if can_save(state)}
+        if unsaved := states.keys() - saved.keys() - self._unsaved:
+            self._unsaved |= unsaved
+            logger.warning(
+                "checkpoints leave out the extra state of %s, which a file cannot hold: newcomers "
+                "get it, but not a job that continues from a checkpoint",
+                ", ".join(sorted(name or "the model" for name in unsaved)),
+            )
+        return saved
 
     def copied(self, state: dict[str, Any]) -> Any:
         """Return ``state`` with the bytes of each tensor copied into host memory.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -150,3 +151,48 @@ def test_a_momentum_or_a_rate_that_differs_is_in_the_digest() -> None:
     sgd.state[net.large]["momentum_buffer"][7, 7] += 1e-6
     sgd.param_groups[0]["lr"] *= 1 + 1e-15
     assert changed() == ["optimizer.large.momentum_buffer", "optimizer.param_groups.0.lr"]
+
+
+class Labelled(torch.nn.Linear):
+    """A module with an extra state."""
+
+    def __init__(self, extra: dict[str, Any]) -> None:
+        super().__init__(2, 1)
+        self.extra = extra
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.extra
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.extra = state
+
+
+def of_labelled(extra: dict[str, Any]) -> TorchReplica:
+    net = torch.nn.Sequential(Labelled(extra), Labelled({"seen": 8}))
+    return TorchReplica(net, torch.optim.SGD(net.parameters(), lr=0.5))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        np.array(["cat", "dog"], object),
+        np.ma.masked_array([1, 2], [0, 1]),
+        np.array([(1, 2.5)], [("step", "i4"), ("loss", "f4")]),
+    ],
+)
+def test_an_extra_state_that_a_file_cannot_hold_reaches_newcomers(
+    odd: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    job, newcomer = of_labelled({"odd": odd, "seen": 7}), of_labelled({"odd": None, "seen": 0})
+    newcomer.load(job.state(), Receive.ALL)
+    came = newcomer.state()["extra"][0]["0"]
+    assert type(came["odd"]) is type(odd)
+    assert came["odd"].tolist() == odd.tolist()
+    assert came["seen"] == 7
+    assert not caplog.records
+
+    for _ in range(2):
+        assert pack_state(job.capture())
+        assert job.durable()["extra"] == [{"1": {"seen": 8}}]
+    (record,) = caplog.records
+    assert "leave out the extra state of 0, which" in record.getMessage()
