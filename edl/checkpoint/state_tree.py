@@ -60,15 +60,23 @@ def to_tree(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob | RankArray
     )
 
 
-def can_hold(array: np.ndarray[Any, Any]) -> bool:
-    """Return whether a NumPy array has the same type when a checkpoint that holds it is read.
+def can_hold(value: Any) -> bool:
+    """Return whether a value has the same type when a checkpoint that holds it is read.
 
-    A structured array has not, nor one of a type of another library, such as bfloat16 of ml_dtypes:
-    the text of such a type names bytes only. A masked array would lose its mask.
+    Of NumPy's arrays, a structured one has not, nor one of a type of another library, such as
+    bfloat16 of ml_dtypes: the text of such a type names bytes only. A masked array would lose its
+    mask. Of NumPy's scalars, dates, complex numbers and ``longdouble`` are no numbers in JSON.
+
+    Args:
+        value: a value that is no container: None, a number, text, bytes, an array or anything else.
     """
-    if array.dtype.hasobject or isinstance(array, np.ma.MaskedArray):
-        return False
-    return bool(np.dtype(array.dtype.str) == array.dtype)
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
+            return False
+        return bool(np.dtype(value.dtype.str) == value.dtype)
+    if value is None or isinstance(value, bool | int | float | str | bytes | Blob | RankArray):
+        return True
+    return isinstance(value, np.generic) and _number(value) is not None
 
 
 def _number(value: np.generic) -> int | float | None:

@@ -81,11 +81,10 @@ def is_portable(value: Any) -> bool:
 def can_save(value: Any) -> bool:
     """Return whether ``value`` has only parts that a checkpoint file can hold.
 
-    These are the parts of :func:`is_portable`, without arrays whose type would be lost.
+    These are tensors and what :func:`edl.checkpoint.state_tree.can_hold` says, in dicts, lists and
+    tuples.
     """
-    return is_portable(value) and _all_leaves(
-        value, lambda leaf: not isinstance(leaf, np.ndarray) or can_hold(leaf)
-    )
+    return _all_leaves(value, lambda leaf: isinstance(leaf, torch.Tensor) or can_hold(leaf))
 
 
 def plain_name(name: str) -> str:

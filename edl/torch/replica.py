@@ -35,7 +35,7 @@ from edl.torch.optimizer_state import (
     with_own_options,
 )
 from edl.torch.scalers import Scalers
-from edl.torch.schedulers import Schedulers, load_scheduler
+from edl.torch.schedulers import Schedulers, load_scheduler, savable
 from edl.torch.transfer import TorchArrays
 from edl.worker.progress import Receive
 
@@ -393,8 +393,8 @@ class TorchReplica(FrameworkReplica):
 
         Beside the state of :meth:`state`, it has the kind of the optimizers, and what a later
         ``load_state_dict()`` needs: the names of the tensors in the models' ``state_dict()``, and
-        the values in it that are no parameters or buffers. It has no extra state that a file cannot
-        hold, of which a warning tells once.
+        the values in it that are no parameters or buffers. It has nothing of extra states and LR
+        schedulers that a file cannot hold; a warning tells once of an extra state.
         """
         names: dict[str, str] = {}
         besides: dict[str, Any] = {}
@@ -403,8 +403,9 @@ class TorchReplica(FrameworkReplica):
             names |= {f"{prefix}{name}": f"{prefix}{tensor}" for name, tensor in found.items()}
             besides |= {f"{prefix}{name}": value for name, value in rest.items()}
         state = super().durable()
-        extra = [self._saved_extra(states) for states in state["extra"]]
-        return {**state, "extra": extra, "state_dict": {"names": names, "besides": besides}}
+        state["extra"] = [self._saved_extra(states) for states in state["extra"]]
+        state["schedulers"] = savable(state["schedulers"])
+        return {**state, "state_dict": {"names": names, "besides": besides}}
 
     def _saved_extra(self, states: Mapping[str, Any]) -> dict[str, Any]:
         """Return those extra states that a checkpoint can hold; warn once of each other one.

@@ -27,6 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 from edl.core.dict_kinds import dict_of_kind, kind_of_dict
 from edl.framework.digest import PLAIN
 from edl.framework.state import map_leaves
+from edl.torch.names import can_save
 
 logger = logging.getLogger(__name__)
 
@@ -268,6 +269,14 @@ def _portable(state: dict[str, Any]) -> Any:
     """
     values = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
     return map_leaves(state, lambda leaf, _: leaf if isinstance(leaf, values) else STAYS)
+
+
+def savable(states: list[dict[str, Any]]) -> Any:
+    """Return ``states``, from :meth:`Schedulers.states`, in a form that a checkpoint can hold.
+
+    A marker takes the place of each value that no file can hold, such as a structured array.
+    """
+    return map_leaves(states, lambda leaf, _: leaf if can_save(leaf) else STAYS)
 
 
 def load_scheduler(scheduler: LRScheduler, state: Any) -> None:

@@ -1771,6 +1771,7 @@ mean.update_state([1.0, 3.0])
 some = {
     "a": [1, 2.5, None, "x", b"y", True, (1, [2])], 3: {1, 2}, "d": deque([1, 2], maxlen=3),
     "n": np.float32(0.5), "z": np.arange(3), "t": tf.constant([1.0]), "v": tf.Variable(4.0),
+    "b": np.ones(2, tf.bfloat16.as_numpy_dtype), "l": np.longdouble(1), "o": np.ones(2, ">i4"),
     "m": mean, "k": keras.Variable(1.0), "c": Counter("aab"), (1, 2): float("nan"),
 }
 stored = taken(some)
@@ -1781,7 +1782,8 @@ restored_value(stored, some)
 assert value_fingerprint(stored) == value_fingerprint(taken(some)), some
 assert kept == (some["v"], some["d"], some["m"], some["c"]) and some["d"].maxlen == 3
 assert float(some["v"]) == 4.0 and float(mean.result()) == 2.0 and some["n"].dtype == np.float32
-for odd in (object(), np.array(["text"]), np.array([None]), [open]):
+masked = np.ma.masked_array([0.5, 1.5], [0, 1])
+for odd in (object(), np.array(["text"]), np.array([None]), [open], masked, masked[1]):
     try: taken(odd)
     except NoData: continue
     raise AssertionError(odd)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler as lr
@@ -32,6 +33,15 @@ class OfTheirOwn(lr.LRScheduler):
 
     def get_lr(self) -> list[float | torch.Tensor]:
         return [base * self.shape(self.last_epoch) for base in self.base_lrs]
+
+
+class WithRows(lr.StepLR):
+    """One with values that no file can hold."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.rows = np.zeros(2, [("step", "i4"), ("loss", "f4")])
+        self.seen = {"at": [np.datetime64(1, "ns"), 1j]}
+        super().__init__(optimizer, 3)
 
 
 class Halves:
@@ -72,6 +82,7 @@ KINDS: dict[str, Make] = {
     ),
     "SWALR": lambda sgd: SWALR(sgd, 0.05),
     "OfTheirOwn": OfTheirOwn,
+    "WithRows": WithRows,
 }
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from edl.tensorflow.transfer import bytes_of
+from edl.checkpoint.state_tree import can_hold
+from edl.tensorflow.transfer import bytes_of, tensor_array_of
 from edl.tensorflow.variables import plain, variables_of
 
 PLAIN = (type(None), bool, int, float, str, bytes)
@@ -41,7 +42,7 @@ def taken(value: Any) -> Any:
     :func:`restored_value` is the inverse.
 
     Raises:
-        NoData: something in ``value`` cannot be sent to other workers.
+        NoData: something in ``value`` cannot be sent to other workers, or no file can hold it.
     """
     value = plain(value)
     if type(value) in PLAIN:
@@ -49,6 +50,9 @@ def taken(value: Any) -> Any:
     if isinstance(value, (np.generic, np.ndarray)):
         if value.dtype.kind not in NUMBERS and not hasattr(tf, value.dtype.name):
             raise NoData(f"an array of {value.dtype}")
+        array = np.asanyarray(value)
+        if tensor_array_of(array) is None and not can_hold(array):
+            raise NoData(f"a {type(value).__name__} of {value.dtype}")
         return value.copy() if isinstance(value, np.ndarray) else {"scalar": np.asarray(value)}
     if isinstance(value, tf.Tensor) and hasattr(value, "numpy") and value.dtype != tf.string:
         return {"tensor": value.numpy()}
