@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
+from collections.abc import Mapping
 
+from edl.checkpoint.bounded_look import LOOK_S, looked
 from edl.checkpoint.location import Location, RemotePath
 
 logger = logging.getLogger(__name__)
@@ -20,7 +23,9 @@ FILE = "logged.json"
 class LoggedSteps:
     """The highest logged step by series, in the file ``logged.json`` of a checkpoint directory.
 
-    A file that cannot be read counts as empty; a failure to write is logged once.
+    A file that cannot be read counts as empty; a failure to write is logged once. No call but
+    :meth:`forget` waits longer than :data:`LOOK_S` seconds for a file server that is away. While
+    one write waits for it, later ones wait for nothing: the newest steps are written after it.
 
     Args:
         directory: the directory of the checkpoints, which exists. In one with a URL nothing is
@@ -30,29 +35,28 @@ class LoggedSteps:
     def __init__(self, directory: Location) -> None:
         self._path = None if isinstance(directory, RemotePath) else directory / FILE
         self._told = False
+        self._lock = threading.Lock()
+        self._unwritten: dict[str, int] = {}
+        self._is_writing = False
 
     def read(self) -> dict[str, int]:
         """Return the highest logged step by the name of the series."""
         if self._path is None:
             return {}
-        try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-            return {str(name): int(step) for name, step in found.items()}
-        except (OSError, ValueError, AttributeError, TypeError):
-            return {}
+        if (found := looked(self._read, LOOK_S, otherwise=None)) is None:
+            self._tell(f"{self._path} was not read in {LOOK_S:g} s")
+        return found or {}
 
     def put(self, series: str, step: int) -> None:
         """Write that ``series`` was logged up to ``step``; the others stay as they are."""
         if self._path is None:
             return
-        partial = self._path.with_name(f".{FILE}.{os.getpid()}")
-        try:
-            partial.write_text(json.dumps(self.read() | {series: step}), encoding="utf-8")
-            partial.rename(self._path)
-        except OSError as error:
-            if not self._told:
-                logger.warning("steps may be logged twice after a restart of the job: %s", error)
-            self._told = True
+        with self._lock:
+            self._unwritten[series] = step
+            waits = self._is_writing
+            self._is_writing = True
+        if not waits and not looked(self._write_all, LOOK_S, otherwise=False):
+            self._tell(f"{self._path} was not written in {LOOK_S:g} s")
 
     def forget(self) -> None:
         """Remove the file, as a job that starts afresh logs from its first step."""
@@ -62,3 +66,38 @@ class LoggedSteps:
             self._path.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("steps of this job may not be logged: %s", error)
+
+    def _read(self) -> dict[str, int]:
+        """Return the steps in the file by series; an empty dict if it cannot be read."""
+        assert self._path is not None
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            return {str(name): int(step) for name, step in found.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def _write_all(self) -> bool:
+        """Write the file until nothing is left to be written; return True."""
+        while True:
+            with self._lock:
+                steps, self._unwritten = self._unwritten, {}
+                if not steps:
+                    self._is_writing = False
+                    return True
+            self._write(steps)
+
+    def _write(self, steps: Mapping[str, int]) -> None:
+        """Write ``steps``, by series, into the file, with the series that are there already."""
+        assert self._path is not None
+        partial = self._path.with_name(f".{FILE}.{os.getpid()}")
+        try:
+            partial.write_text(json.dumps({**self._read(), **steps}), encoding="utf-8")
+            partial.rename(self._path)
+        except OSError as error:
+            self._tell(str(error))
+
+    def _tell(self, why: str) -> None:
+        """Log once that steps may be logged twice, because of ``why``."""
+        if not self._told:
+            logger.warning("steps may be logged twice after a restart of the job: %s", why)
+        self._told = True

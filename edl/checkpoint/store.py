@@ -13,22 +13,23 @@
 4. A failed save is reported and has no other effect; the next save is tried at its usual time, or,
    after a failed one in parts, at once and by rank 0 alone.
 5. Only the newest ring that has begun in a directory writes there (:mod:`edl.checkpoint.owner`).
-6. A file server that is away holds up no call for ever. From the first step on the training thread
+6. A file server that is away holds up no step for ever. From the first step on the training thread
    does not use the directory itself; other threads do, and it waits for them for a limited time.
+   What a ring does before its first step (to check, read and claim the directory) has no limit.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from edl.checkpoint import format as files
+from edl.checkpoint.bounded_look import LOOK_S, looked
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location, RemotePath, modified_s
 from edl.checkpoint.resumable import check_source, nothing_to_resume, warn_of_another_job
@@ -42,9 +43,6 @@ from edl.errors import CheckpointError, DataError
 from edl.mount_point import mount_point
 
 logger = logging.getLogger(__name__)
-
-LOOK_S = 2.0  # for a look into the directory between two steps: all workers wait
-T = TypeVar("T")
 
 # Step, ledger, samples, gradient noise scale, global batch, script's seed of a checkpoint, and why
 # the last fit was stopped.
@@ -339,7 +337,7 @@ class Checkpoints:
         """
         if self.writer.last_step >= 0:  # this worker has read it, or written it
             return 0.0
-        age_s = _looked(self._look_at_age, LOOK_S, otherwise=0.0)
+        age_s = looked(self._look_at_age, LOOK_S, otherwise=0.0)
         return min(max(0.0, age_s), self._config.every_s)
 
     def _look_at_age(self) -> float:
@@ -432,7 +430,7 @@ class Checkpoints:
         known, directory = self.writer.last_step, str(self._config.directory)
         if known == step:
             return known, directory
-        found = _looked(partial(self._look_for_newest, step), limit_s, otherwise=None)
+        found = looked(partial(self._look_for_newest, step), limit_s, otherwise=None)
         if found is None and known >= 0:
             found = known
         return found, directory
@@ -461,18 +459,3 @@ class Checkpoints:
             logger.warning("%s", error)
             return None
         return known if known >= 0 else earlier
-
-
-def _looked(look: Callable[[], T], limit_s: float, otherwise: T) -> T:
-    """Return what ``look`` returns, or ``otherwise`` if that takes longer than ``limit_s`` seconds.
-
-    ``look`` reads a directory in a thread of its own, because on a file server that is away it may
-    take for ever. It must raise no error.
-    """
-    found: list[T] = []
-    thread = threading.Thread(
-        target=lambda: found.append(look()), name="edl-checkpoint-look", daemon=True
-    )
-    thread.start()
-    thread.join(limit_s)
-    return found[0] if found else otherwise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edl.checkpoint import logged_steps
 from edl.checkpoint.logged_steps import LoggedSteps
 from edl.core.learning_meter import LearningMeter
 from edl.errors import UsageError
@@ -100,6 +103,47 @@ def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
     for text in ("", "[1]", '{"loss": "x"}'):
         (tmp_path / "logged.json").write_text(text)
         assert LoggedSteps(tmp_path).read() == {}
+
+
+def test_a_file_server_that_is_away_holds_up_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The training thread does not wait for the write, and the newest step is written later."""
+    monkeypatch.setattr(logged_steps, "LOOK_S", 0.0, raising=False)
+    is_back, write_text = threading.Event(), Path.write_text
+
+    def away(path: Path, text: str, encoding: str) -> int:
+        if not is_back.wait(10.0):
+            raise OSError("the training thread waits for it")
+        return write_text(path, text, encoding)
+
+    monkeypatch.setattr(Path, "write_text", away)
+    steps = LoggedSteps(tmp_path)
+    for step in (1, 2, 3):
+        steps.put("loss", step)
+        steps.put("accuracy", 1)
+    (thread,) = (one for one in threading.enumerate() if one.name == "edl-checkpoint-look")
+    assert not (tmp_path / "logged.json").exists()
+    assert "was not written in 0 s" in caplog.text
+    is_back.set()
+    thread.join(10.0)
+    assert json.loads((tmp_path / "logged.json").read_text()) == {"loss": 3, "accuracy": 1}
+
+
+def test_a_file_server_that_is_away_holds_up_no_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_back, read_text = threading.Event(), Path.read_text
+    LoggedSteps(tmp_path).put("loss", 8)
+
+    def away(path: Path, encoding: str) -> str:
+        assert is_back.wait(10.0), "the training thread waits for it"
+        return read_text(path, encoding)
+
+    monkeypatch.setattr(Path, "read_text", away)
+    monkeypatch.setattr(logged_steps, "LOOK_S", 0.0, raising=False)
+    assert LoggedSteps(tmp_path).read() == {}
+    is_back.set()
 
 
 def test_nothing_is_written_in_a_warm_up(worker: Any) -> None:

@@ -1,0 +1,25 @@
+"""Use a directory of checkpoints for a limited time: :func:`looked`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+LOOK_S = 2.0  # for a look into the directory between two steps: all workers wait
+T = TypeVar("T")
+
+
+def looked(look: Callable[[], T], limit_s: float, otherwise: T) -> T:
+    """Return what ``look`` returns, or ``otherwise`` if that takes longer than ``limit_s`` seconds.
+
+    ``look`` uses a directory in a thread of its own, because on a file server that is away it may
+    take for ever. It must raise no error.
+    """
+    found: list[T] = []
+    thread = threading.Thread(
+        target=lambda: found.append(look()), name="edl-checkpoint-look", daemon=True
+    )
+    thread.start()
+    thread.join(limit_s)
+    return found[0] if found else otherwise
