@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import asdict, dataclass, replace
 
 from edl.checkpoint.location import Location
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 FILE = ".edl-owner"
 MOST_REPLACED = 100  # runs that a claim names, the newest
+PAUSES_S = (0.1, 0.3, 0.6)  # before a failed read is repeated
 
 
 class OwnerSuperseded(CheckpointError):
@@ -72,20 +74,38 @@ def owner_of(directory: Location) -> Owner | None:
     """Return the ring that has claimed ``directory`` last.
 
     The result is None if none has claimed it, or, after a warning in the log, if the file that says
-    so is damaged.
+    so is damaged. A failed read is repeated after each of :data:`PAUSES_S`: a file server may fail
+    for a moment, and the job may have no later checkpoint.
 
     Raises:
         OSError: the file cannot be read, so another ring may have claimed the directory.
     """
     path = directory / FILE
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(_text_of(path))
         return Owner(**{**values, "replaced": tuple(values.get("replaced", ()))})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, AttributeError) as error:
         logger.warning("%s is damaged, and counts as no claim of the directory: %s", path, error)
         return None
+
+
+def _text_of(path: Location) -> str:
+    """Return the text of the file ``path``, which is read again if that fails.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: each read has failed.
+    """
+    for pause_s in PAUSES_S:
+        try:
+            return path.read_text()
+        except FileNotFoundError:
+            raise
+        except OSError:
+            time.sleep(pause_s)
+    return path.read_text()
 
 
 def take_over(directory: Location, owner: Owner) -> Owner:

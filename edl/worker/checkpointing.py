@@ -18,6 +18,7 @@ from typing import NoReturn
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location, RemotePath, location
 from edl.checkpoint.logged_steps import LoggedSteps
+from edl.checkpoint.owner import OwnerSuperseded
 from edl.checkpoint.saved_state import (
     CheckpointConfig,
     CheckpointPosition,
@@ -197,7 +198,7 @@ class Checkpointing:
         one call of Keras' ``fit``. A checkpoint of a later fit is not loaded:
         ``LoaderProgress.fits_ahead`` is set to the fits before it, which the scripts then pass
         over, and this method is called again in the next fit. An error in finding or loading the
-        state ends the job as failed.
+        state, or in claiming the directory, ends the job as failed, unless a newer ring has it.
 
         Args:
             generation: the generation of the ring that gets the state.
@@ -220,20 +221,19 @@ class Checkpointing:
             if found is None and warmed_up:
                 how = ", before it was saved" if self.saves else self.progress.without_checkpoint
                 raise JobFailed(f"all workers died and the job's state with them{how}")
+            if self._checkpoints is not None:
+                self._checkpoints.writer.take_over(generation.number)
+        except OwnerSuperseded:  # the job has not ended: it goes on in another ring
+            raise
         except EdlError as error:
             self._end_job(str(error))
             raise
-        if self._checkpoints is not None:
-            self._checkpoints.writer.take_over(generation.number)
         if found is None and self._logged is not None:
             self._logged.forget()
         if found is not None:
             if found.manifest.learned:
                 self._coordinator.policy.put_learned(found.manifest.learned)
             self._log_resumed(generation, found, warmed_up)
-            before = Arithmetic.from_json(found.manifest.arithmetic)
-            if (now := self._shared.arithmetic()).why_unlike(before):
-                logger.warning("%s", OTHER_BITS.format(now=now, before=before))
 
     @property
     def _resumes_or_begins(self) -> bool:
@@ -316,7 +316,7 @@ class Checkpointing:
             self._checkpoints.hasten()
 
     def _log_resumed(self, generation: Generation, found: Checkpoint, warmed_up: bool) -> None:
-        """Log, also as an event of the job, that the job was resumed from a checkpoint.
+        """Log, also as an event of the job, that it was resumed, and warn of other arithmetic.
 
         Args:
             generation: the generation of the ring that gets the state.
@@ -337,6 +337,9 @@ class Checkpointing:
             reason += f" of job {found.manifest.job}: {found.path}"
         logger.info("%s", reason)
         self._log_event(ResumedDetails(str(found.path), lost_steps), step, reason)
+        before = Arithmetic.from_json(found.manifest.arithmetic)
+        if (now := self._shared.arithmetic()).why_unlike(before):
+            logger.warning("%s", OTHER_BITS.format(now=now, before=before))
 
     # --- while it trains
 

@@ -18,9 +18,10 @@ from edl.checkpoint import owner, store
 from edl.checkpoint.owner import Owner
 from edl.config import Config
 from edl.core.events import CheckpointFailedDetails
-from edl.core.job.ending import UNSAVED_EXIT
+from edl.core.job.ending import UNSAVED_EXIT, JobEnd
 from edl.core.job.state_share import WHOLE_STATE
 from edl.core.job_spec import JobSettings
+from edl.core.records import JobState
 from edl.errors import CheckpointError
 from edl.mount_point import mount_point
 from edl.worker.checkpointing import Checkpointing
@@ -207,12 +208,16 @@ def test_a_leftover_that_cannot_be_removed_does_not_end_the_job(
     assert other.exists() is (fails == "listdir")
 
 
-def fail_read(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the read with this number, from 1, of a claim of a directory fail."""
+ALL_READS = 4  # of a claim: the first one, and one after each pause
+
+
+def fail_reads(monkeypatch: pytest.MonkeyPatch, first: int = 1, times: int = ALL_READS) -> None:
+    """Let reads of a claim of a directory fail, from the one with the number ``first``, from 1."""
     real, numbers = Path.read_text, count(1)
+    monkeypatch.setattr(owner, "PAUSES_S", (0.0,) * (ALL_READS - 1), raising=False)
 
     def read(path: Path, *given: Any, **named: Any) -> str:
-        if path.name == owner.FILE and next(numbers) == number:
+        if path.name == owner.FILE and first <= next(numbers) < first + times:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return real(path, *given, **named)
 
@@ -225,7 +230,7 @@ def test_a_replaced_start_does_not_get_the_directory_back_by_a_failed_read(
     first, second = Start(tmp_path), Start(tmp_path, run="r2", resume=tmp_path)
     first.checkpoints.writer.take_over(1)
     second.checkpoints.writer.take_over(1)
-    fail_read(1, monkeypatch)
+    fail_reads(monkeypatch)
     assert f"Input/output error: {tmp_path / owner.FILE}" in first.save(10)
     assert owner.owner_of(tmp_path) == Owner("digits", "r2", 1, ("r1",))
     assert "another start of job digits" in first.save(11)
@@ -238,10 +243,40 @@ def test_a_save_that_cannot_read_whose_the_directory_is_fails_and_is_tried_again
 ) -> None:
     start = Start(tmp_path)
     start.checkpoints.writer.take_over(1)
-    fail_read(number, monkeypatch)
+    fail_reads(monkeypatch, number)
     assert "Input/output error" in start.save(10)
     assert start.save(10) == ""
     assert start.saved == [10]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_save_reads_again_whose_the_directory_is(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Start(tmp_path)
+    start.checkpoints.writer.take_over(1)
+    fail_reads(monkeypatch, number, ALL_READS - 1)
+    assert start.save(10) == ""
+
+
+@pytest.mark.parametrize("is_superseded", [False, True])
+def test_a_job_that_cannot_claim_its_directory_ends(
+    is_superseded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not if it goes on in a newer ring."""
+    job, progress, ends = JobOfOne(Config()), LoaderProgress(), list[JobEnd]()
+    progress.attach(SOURCE, 0)
+    monkeypatch.setattr(job, "end_job", lambda end, _event: ends.append(end))
+    one = Checkpointing(Config(), SharedState(), progress, job)
+    one.replica = Replica()
+    one.attach(tmp_path, 1000.0, 1)
+    owner.take_over(tmp_path, Owner("alone", job.run, ALONE.number + is_superseded))
+    if not is_superseded:
+        fail_reads(monkeypatch)
+    with pytest.raises(CheckpointError) as error:
+        one.begin(ALONE, warmed_up=False)
+    ended = [] if is_superseded else [JobEnd(JobState.FAILED, str(error.value), exit_code=1)]
+    assert ends == ended
 
 
 def test_a_start_that_cannot_read_whose_the_directory_is_does_not_begin(
@@ -250,7 +285,7 @@ def test_a_start_that_cannot_read_whose_the_directory_is_does_not_begin(
     """It would not know which starts it replaces, and one of them could take its directory."""
     Start(tmp_path).checkpoints.writer.take_over(1)
     second = Start(tmp_path, run="r2", resume=tmp_path)
-    fail_read(1, monkeypatch)
+    fail_reads(monkeypatch)
     with pytest.raises(CheckpointError, match=f"cannot claim {tmp_path}: Input/output error"):
         second.checkpoints.writer.take_over(1)
     second.checkpoints.writer.take_over(1)
