@@ -10,13 +10,17 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
 
 from edl.core.dict_kinds import dict_of_kind, kind_of_dict
 from edl.errors import RingBroken
 from edl.ring.ring import CollectiveFailed, Ring
 
 LARGE_BYTES = 2**18  # an array of this size is worth a collective of its own
+_dumps = partial(pickle.dumps, protocol=5)  # before 5, NumPy's arrays lose their byte order
 
 Array = TypeVar("Array")
 
@@ -115,7 +119,7 @@ def exchange_state(
     root: int,
     state: Any,
     keep: bool,
-    dumps: Callable[[Any], bytes] = pickle.dumps,
+    dumps: Callable[[Any], bytes] = _dumps,
 ) -> Any:
     """Broadcast the state of the rank ``root``; return it on the workers that need it.
 
@@ -184,12 +188,19 @@ def describe(
     def leaf(value: Any, _where: str) -> Any:
         found = refer(value, len(taken))
         if found is None:
-            return value
+            return _in_one_piece(value)
         array, reference = found
         taken.append(array)
         return reference
 
     return map_leaves(state, leaf)
+
+
+def _in_one_piece(value: Any) -> Any:
+    """Return ``value``; a copy if it is a NumPy array with gaps, whose pickle has no byte order."""
+    if type(value) is not np.ndarray or value.flags.forc:
+        return value
+    return value.copy()
 
 
 def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Reference], Array]) -> Any:

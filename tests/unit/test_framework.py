@@ -7,18 +7,22 @@ import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.broadcast import FIRST_PIECE_BYTES, LENGTH_BYTES, broadcast_message
+from edl.framework.digest import of_value
 from edl.framework.horovod_errors import classify_error, refusal
 from edl.framework.interrupt import raise_in
 from edl.framework.state import (
     LARGE_BYTES,
     Reference,
     describe,
+    exchange_state,
     few,
     fill,
     map_leaves,
@@ -102,6 +106,30 @@ def test_newcomers_get_dicts_of_the_same_kinds() -> None:
     assert sent == state
     assert [type(one) for one in sent] == [Counter, OrderedDict, defaultdict, dict]
     assert sent[2]["new"] == set()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1, 2], ">i4"),
+        np.arange(6, dtype=">f8").reshape(2, 3).T,
+        np.arange(6, dtype=">i2")[::2],
+        np.array(1, ">i8"),
+        np.array(["ab"], ">U2"),
+    ],
+    ids=repr,
+)
+def test_an_array_in_another_byte_order_is_sent_as_it_is(array: np.ndarray[Any, Any]) -> None:
+    """The check of the states tells it from one in this host's."""
+    place = SimpleNamespace(rank=0)
+    ring: Any = SimpleNamespace(place=place, broadcast=lambda mine, _root, _name: mine)
+    arrays: Any = SimpleNamespace(
+        refer=lambda _value, _index: None, broadcast=lambda *_: {}, empty=None
+    )
+    (came,) = exchange_state(arrays, ring, 0, [array], keep=True)
+    assert came.dtype.str == array.dtype.str
+    np.testing.assert_array_equal(came, array, strict=True)
+    assert of_value(came) == of_value(array)
 
 
 def test_a_few_of_many() -> None:
