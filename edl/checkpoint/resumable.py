@@ -71,8 +71,8 @@ def warn_of_another_job(found: Checkpoint, job: str) -> None:
     if job != before and is_given_name(job) and is_given_name(before):
         logger.warning(
             "job %s goes on from a checkpoint of job %s, %s, and saves there from now on "
-            "(--resume=auto), which job %s can no more: if these are two trainings, stop this one, "
-            "and give each a directory of its own",
+            "(--resume=auto), and job %s cannot save there any more: if these are two trainings, "
+            "stop this one, and give each a directory of its own",
             *(job, before, found.path, before),
         )
 

@@ -139,8 +139,6 @@ class Checkpoints:
         check_source(found, source)
         if len(found.manifest.fits) != fits:
             return found
-        if self._config.or_begin:
-            warn_of_another_job(found, self._config.job)
         try:
             replica.restore(found.state)
             about = found.manifest
@@ -149,6 +147,8 @@ class Checkpoints:
             resume(*place, about.fit_stopped)
         except DataError as error:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
+        if self._config.or_begin:
+            warn_of_another_job(found, self._config.job)
         if found.path.parent == self._config.directory:
             self.writer.restored(found)
         self._records.saved(str(found.path.parent), found.manifest.step)

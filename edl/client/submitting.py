@@ -37,6 +37,7 @@ from edl.core.job.device_sets import NO_DEVICES, DeviceSets, check_devices, devi
 from edl.core.job.placement import Placement, whole
 from edl.core.job.run_token import check_run_token
 from edl.core.job_spec import JobSpec
+from edl.core.names import ends_made_up
 from edl.core.plural import counted
 from edl.core.records import NO_POLICY, JobPolicy
 from edl.errors import EdlError, UsageError
@@ -236,10 +237,14 @@ def made_up_name(command: Sequence[str]) -> str:
     """Return a name for a job that the user has not named.
 
     It is the name of the script in ``command``, without its ending and cut to 40 characters, and
-    four random hexadecimal digits, like "train-3f9a". Whether a job has the name is not checked.
+    four random hexadecimal digits with a letter among them, like "train-3f9a". Whether a job has
+    the name is not checked.
     """
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(title(command)).stem).strip("-_")[:40] or "job"
-    return f"{stem}-{uuid.uuid4().hex[:4]}"
+    name = ""
+    while not ends_made_up(name):
+        name = f"{stem}-{uuid.uuid4().hex[:4]}"
+    return name
 
 
 def prepare(session: Session, name: str, secret: str | None = None) -> Submission:

@@ -13,7 +13,7 @@ ALONE = "alone"
 """The name of the job of a script without a launcher."""
 
 _NAME = re.compile(PATTERN)
-_MADE_UP = re.compile(r".+-[0-9a-f]{4}")  # what edl.client.submitting.made_up_name returns
+_MADE_UP = re.compile(r".+-(?=[0-9]*[a-f])[0-9a-f]{4}")
 
 
 def is_name(name: str) -> bool:
@@ -25,9 +25,17 @@ def is_name(name: str) -> bool:
     return _NAME.match(name) is not None
 
 
+def ends_made_up(job: str) -> bool:
+    """Return whether a job's name ends as those that edl makes up, like "train-3f9a".
+
+    The end is four hexadecimal digits with a letter among them: "run-2024" is a user's.
+    """
+    return _MADE_UP.fullmatch(job) is not None
+
+
 def is_given_name(job: str) -> bool:
     """Return whether a user has certainly given a job its name ``job``, and edl has not made it up.
 
-    A user's name that ends as a made-up one does, like "run-2024", counts as made up.
+    A user's name that ends as a made-up one does (:func:`ends_made_up`) counts as made up.
     """
-    return job != ALONE and _MADE_UP.fullmatch(job) is None
+    return job != ALONE and not ends_made_up(job)

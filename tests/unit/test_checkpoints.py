@@ -184,6 +184,7 @@ def test_resuming_if_there_is_a_checkpoint_else_beginning(tmp_path: Path) -> Non
         ("lr-0.1", "lr-0.01", False, False),  # a user has asked for it
         ("lr-0.1", "lr-0.1", True, False),
         ("train-3f9a", "train-07c1", True, False),  # edl has made them up
+        ("sweep-0001", "sweep-0002", True, True),
         ("alone", "lr-0.1", True, False),
     ],
 )
@@ -196,6 +197,22 @@ def test_who_goes_on_from_a_job_of_another_name_is_told(
     path = files.path_of(tmp_path, 700)
     said = f"job {job} goes on from a checkpoint of job {before}, {path}, and saves there from now"
     assert [text.startswith(said) for text in caplog.messages] == [True] * warned
+    assert all(f"and job {before} cannot save there any more" in text for text in caplog.messages)
+
+
+def test_a_job_that_does_not_go_on_from_another_ones_is_not_said_to(
+    tmp_path: Path, caplog: Any
+) -> None:
+    Start(tmp_path, job="lr-0.1").save(700)
+    again = Start(tmp_path, run="r2", resume=tmp_path, or_begin=True, job="lr-0.01")
+
+    def refuse(_state: Any) -> None:
+        raise CheckpointError("it is of another model")
+
+    again.replica.restore = refuse
+    with pytest.raises(CheckpointError, match="another model"):
+        again.restore()
+    assert caplog.messages == []
 
 
 def test_resuming_from_another_directory_then_from_the_own_one(tmp_path: Path) -> None:

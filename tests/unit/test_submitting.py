@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,6 +149,15 @@ def test_a_name_is_made_up_from_the_command() -> None:
         assert len(made) == 5
         assert {name[:-5] for name in made} == {stem}
         assert not any(map(is_given_name, made))
+
+
+def test_a_name_that_is_made_up_has_a_letter_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's names may be numbers, as in a sweep."""
+    drawn = iter(["0001", "20e1"])
+    monkeypatch.setattr(submitting.uuid, "uuid4", lambda: SimpleNamespace(hex=next(drawn)))
+    assert made_up_name(COMMAND) == "train-20e1"
+    assert is_given_name("sweep-0001")
+    assert not is_given_name("train-000a")
 
 
 def test_a_new_job_gets_a_secret_of_its_own(state: Path) -> None:
