@@ -417,8 +417,9 @@ class Checkpoints:
         It is one of a step up to ``step``: the newest one that this start of the job has written,
         or else the one that this worker has restored; none that it has refused. A checkpoint of
         another start that was not restored may have been refused because its data are damaged; so
-        one of an earlier step counts only if this worker has restored and written none. If the
-        directory cannot be read, the result is what this worker has written or restored.
+        one of an earlier step counts only if this worker has restored and written none. Of one of
+        the same step it is not known then: the job may have begun with it, or it was refused. If
+        the directory cannot be read, the result is what this worker has written or restored.
 
         Args:
             step: the step of the job; None: this worker has not got the state yet.
@@ -442,9 +443,10 @@ class Checkpoints:
             step: the step of the job; None: this worker has not got the state yet.
 
         Returns:
-            Its step; -1 if there is none, and None if the directory cannot be read.
+            Its step; -1 if there is none, and None if it is not known.
         """
-        known, limit, earlier = self.writer.last_step, math.inf if step is None else step, -1
+        known, limit = self.writer.last_step, math.inf if step is None else step
+        others: list[int] = []  # steps of checkpoints of other starts
         try:
             for path in files.checkpoint_files(self._config.directory):
                 if files.step_of(path) > limit or path in self._refused:
@@ -453,9 +455,10 @@ class Checkpoints:
                     found = files.read_manifest(path)
                     if found.run == self._config.run:
                         return max(known, found.step)
-                    if found.step < limit:
-                        earlier = max(earlier, found.step)
+                    others.append(found.step)
         except CheckpointError as error:
             logger.warning("%s", error)
             return None
-        return known if known >= 0 else earlier
+        if known >= 0:
+            return known
+        return None if step in others else max(others, default=-1)

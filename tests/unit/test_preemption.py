@@ -58,8 +58,8 @@ def test_a_job_of_which_nobody_knows_what_is_saved_names_the_directory() -> None
     end = halted(CAUSE, 120, None, "/runs/17")
     assert end.exit_code == UNSAVED_EXIT
     assert end.reason == (
-        f"{CAUSE}: no checkpoint of step 120 was written in time; /runs/17 cannot be read now, so "
-        "its newest checkpoint is not known; `edl run --resume` goes on from it"
+        f"{CAUSE}: no checkpoint of step 120 was written in time; the newest intact checkpoint in "
+        "/runs/17 is not known now; `edl run --resume` goes on from it"
     )
 
 
@@ -224,9 +224,18 @@ def test_a_worker_that_has_not_restored_names_no_later_step_than_the_jobs(tmp_pa
     for step in (10, 20, 30):
         before.save(step)
     start = Start(tmp_path, run="r2", resume=tmp_path)
-    assert start.checkpoints.newest_saved(20, 60) == (10, str(tmp_path))
+    assert start.checkpoints.newest_saved(25, 60) == (20, str(tmp_path))
+    assert start.checkpoints.newest_saved(20, 60) == (None, str(tmp_path)), "it may be damaged"
     assert start.checkpoints.newest_saved(5, 60) == (-1, str(tmp_path))
     assert start.checkpoints.newest_saved(None, 60) == (30, str(tmp_path)), "it has no state yet"
+
+
+def test_a_checkpoint_that_a_dead_worker_has_restored_may_be_there(tmp_path: Path) -> None:
+    """The job does not say that it has to begin again."""
+    Start(tmp_path).save(20)
+    dead, start = [Start(tmp_path, run="r2", resume=tmp_path) for _ in range(2)]
+    assert dead.restore() == 20
+    assert start.checkpoints.newest_saved(20, 60) == (None, str(tmp_path))
 
 
 def test_what_another_rank_0_of_this_start_has_saved_counts(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def halted(cause: str, step: int, saved_step: int | None, directory: str, why: s
         cause: what has preempted the job, such as "edl preempt --within 30s".
         step: the number of steps that the job had completed, as far as it is known.
         saved_step: the step of the newest complete checkpoint; -1: there is none; None: it is not
-            known, because the directory cannot be read.
+            known, because the directory cannot be read, or has one of an earlier start.
         directory: the directory of that checkpoint.
         why: why no checkpoint of ``step`` was written, as a clause; empty: that is not known.
     """
@@ -120,8 +120,8 @@ def halted(cause: str, step: int, saved_step: int | None, directory: str, why: s
     why = why or f"no checkpoint of step {step} was written in time"
     if saved_step is None:
         reason = (
-            f"{cause}: {why}; {directory} cannot be read now, so its newest checkpoint is not "
-            "known; `edl run --resume` goes on from it"
+            f"{cause}: {why}; the newest intact checkpoint in {directory} is not known now; "
+            "`edl run --resume` goes on from it"
         )
         return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)
     if saved_step < 0:
