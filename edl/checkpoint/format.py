@@ -43,6 +43,7 @@ from edl.checkpoint.safetensors import (
     METADATA,
     Blob,
     Layout,
+    check_header_length,
     nothing,
     places_of,
     read_some,
@@ -207,6 +208,22 @@ def pack_state(state: Any) -> PackedState:
         {name: array for name, array in arrays.items() if isinstance(array, Blob)},
         {name: array.rank for name, array in arrays.items() if isinstance(array, RankArray)},
     )
+
+
+def check_plain_values(state: PackedState) -> None:
+    """Check that the plain values of ``state`` do not make a file's header too long.
+
+    :func:`write` finds it, too, but in a thread that cannot stop a job before its first step. What
+    else the header has, which is short, is not counted here.
+
+    Raises:
+        CheckpointError: if they do.
+    """
+    text = json.dumps(json.dumps(state.tree, separators=(",", ":")))  # a text within the header
+    try:
+        check_header_length(len(text))
+    except CheckpointError as error:
+        raise CheckpointError(f"a checkpoint cannot be written: {error}") from error
 
 
 def write(

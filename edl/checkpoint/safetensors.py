@@ -110,13 +110,22 @@ class Layout:
         """
         text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
-        if len(text) > LONGEST_HEADER:
-            raise CheckpointError(
-                f"its header would have {len(text) / 1e6:.1f} MB, and may have "
-                f"{LONGEST_HEADER / 1e6:.1f} MB at most: state_dict() must return large bytes and "
-                "long lists as NumPy arrays, which are not in the header"
-            )
+        check_header_length(len(text))
         return LENGTH.pack(len(text)) + text
+
+
+def check_header_length(length: int) -> None:
+    """Check that a header of ``length`` bytes can be read again.
+
+    Raises:
+        CheckpointError: if it is longer than ``LONGEST_HEADER``; the message is a clause.
+    """
+    if length > LONGEST_HEADER:
+        raise CheckpointError(
+            f"its header would have {length / 1e6:.1f} MB, and may have "
+            f"{LONGEST_HEADER / 1e6:.1f} MB at most: state_dict() must return large bytes and "
+            "long lists as NumPy arrays, which are not in the header"
+        )
 
 
 def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:

@@ -178,6 +178,8 @@ class CheckpointWriter:
         )
         try:
             state = files.pack_state(replica.capture(share))
+            if at.step == 0:
+                files.check_plain_values(state)
         except CheckpointError as error:
             if at.step == 0:
                 raise

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from edl.checkpoint import format as files
+from edl.checkpoint import safetensors
 from edl.checkpoint.location import Location
 from edl.checkpoint.owner import Owner, owner_of
 from edl.checkpoint.resumable import check_resumable
@@ -487,6 +488,20 @@ def test_state_that_is_no_data_is_an_error_at_the_first_step_only(tmp_path: Path
     ((kind, step, reason),) = start.logged
     assert (kind, step) == ("checkpoint_failed", 3)
     assert reason.startswith("the checkpoint of step 3 was not written")
+
+
+def test_plain_values_that_no_header_holds_are_an_error_at_the_first_step_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors, "LONGEST_HEADER", 1 << 16)
+    start = Start(tmp_path)
+    start.replica.value = bytes(40_000)  # two digits for each
+    with pytest.raises(CheckpointError, match=r"cannot be written: its header would have 0\.1 MB"):
+        start.checkpoints.save_if_due(start.at, start.replica)
+    assert not start.checkpoints.writer.is_writing
+    start.progress.step = 3
+    unsaved = start.checkpoints.save_last(start.at, start.replica, timeout_s=10)
+    assert unsaved.startswith("the checkpoint of step 3 was not written: its header would have")
 
 
 def test_a_failed_write_is_said_and_training_goes_on(tmp_path: Path) -> None:
