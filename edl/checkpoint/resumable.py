@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _OTHER = {
     "total": "a dataset of other size",
     "fingerprint": "a dataset of other files",
-    "seed": "another seed",
+    "seed": "another seed (of the data loader, or of its generator)",
     "shuffle": "another shuffle",
 }
 
@@ -29,7 +29,8 @@ _OTHER = {
 def check_source(found: Checkpoint, source: Source) -> None:
     """Check that the sample numbers in a checkpoint's ledger mean the same samples in this script.
 
-    Size, seed, shuffling and files of the data set must be equal. The batch size may differ.
+    Size, seed, shuffling and files of the data set must be equal. The batch size may differ, and
+    also the seed where the order does not follow from it (:attr:`Source.needs_same_seed`).
 
     Args:
         found: the checkpoint that the job is to resume, with the facts about its data.
@@ -45,6 +46,8 @@ def check_source(found: Checkpoint, source: Source) -> None:
         ("fingerprint", source.fingerprint),
     ):
         theirs = found.manifest.source.get(name, "")
+        if name == "seed" and not source.needs_same_seed:
+            continue
         if theirs != mine:
             what = _OTHER[name]
             if name == "total" and isinstance(theirs, int):

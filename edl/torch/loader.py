@@ -117,7 +117,7 @@ class DataLoader:
         )
         _check(options)
         ahead = num_workers * (prefetch_factor or 2)
-        seed = seed_of_order(seed, None if order is not None else options.get("generator"))
+        seed = seed_of_order(seed, options.get("generator"), shuffle and order is None)
         how = batches, shuffle, seed, ahead
         loaded: Any = dataset
         if is_numbered(dataset):

@@ -32,13 +32,15 @@ def is_shuffled(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.sampler, RandomSampler)
 
 
-def seed_of_order(seed: int | None, generator: Any) -> int:
+def seed_of_order(seed: int | None, generator: Any, shuffle: bool) -> int:
     """Return the seed of the order of the samples: ``seed``, that of ``generator``, or 0.
 
     Args:
         seed: what the script gives; None: nothing.
         generator: the generator that it gives to the loader; None: none. What was drawn from it
             does not matter.
+        shuffle: whether the order follows from the seed; if False, that of the generator is not
+            used, which may have the rank in it.
 
     Raises:
         UsageError: the script gives both.
@@ -50,7 +52,7 @@ def seed_of_order(seed: int | None, generator: Any) -> int:
             f"edl.DataLoader was given seed={seed!r}, and a generator, whose seed would be that of "
             "the order, too; leave one of them out"
         )
-    return generator.initial_seed()
+    return generator.initial_seed() if shuffle else 0
 
 
 def training_options(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def training_options(loader: DataLoader[Any]) -> dict[str, Any]:
         "dataset": loader.dataset,
         "batch_size": loader.batch_size,
         "shuffle": is_shuffled(loader),
-        "seed": seed_of_order(None, loader.generator),
+        "seed": seed_of_order(None, loader.generator, is_shuffled(loader)),
     }
     if loader.num_workers:
         options["prefetch_factor"] = loader.prefetch_factor

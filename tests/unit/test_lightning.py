@@ -52,7 +52,7 @@ def test_the_order_follows_from_the_loaders_generator_unless_the_strategy_has_a_
 ) -> None:
     monkeypatch.setattr(loaders, "current_worker", lambda: SimpleNamespace(logical=0))
     monkeypatch.setattr(loaders.edl, "DataLoader", dict)
-    given = DataLoader(range(4), generator=torch.Generator().manual_seed(5))
+    given = DataLoader(range(4), shuffle=True, generator=torch.Generator().manual_seed(5))
     made: Any = training_loader(given, seed=asked, global_batch=None, max_global_batch=4)
     assert (made["seed"], made["max_global_batch"], made["batch_size"]) == (seed, 4, 1)
 

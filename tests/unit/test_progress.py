@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -70,7 +71,7 @@ def test_without_fingerprints_the_size_must_do() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"seed": 8}, "loader of w3 is 8 and the job's 7; give all workers the same seed, without"),
+        ({"seed": 8}, "loader of w3 is 8 and the job's 7; give all workers the same seed, or a g"),
         ({"shuffle": False}, "w3 is False and the job's True; give all workers the same shuffle$"),
     ],
 )
@@ -85,6 +86,27 @@ def test_another_order_is_refused_before_anything_moves(
     with pytest.raises(NewcomerDiffers, match=sentence):
         other.take_over(json.loads(json.dumps(root.header())), receive)
     assert (other.step, other.has_state) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("data", "is_refused"),
+    [
+        (replace(SAMPLES, shuffle=False), False),
+        (StreamSource.of(3, Batching(4), False, 7, 0), False),
+        (replace(SAMPLES, sampler=lambda epoch: range(100)), False),
+        (replace(SAMPLES, shuffle=False, batching=Batching(global_batch=4, logical=2)), True),
+    ],
+)
+def test_another_seed_is_refused_only_where_it_has_to_be_the_same(
+    data: Source, is_refused: bool
+) -> None:
+    """Scripts give a seed with the rank in it, for what they draw while they load samples."""
+    root, other = LoaderProgress(), LoaderProgress()
+    root.attach(data, 0, Mock())
+    other.attach(replace(data, seed=8), 3, Mock())
+    with pytest.raises(NewcomerDiffers) if is_refused else nullcontext():
+        other.take_over(json.loads(json.dumps(root.header())), Receive.ALL)
+    assert other.has_state is not is_refused
 
 
 def test_workers_with_other_numbers_of_loader_processes_grant_the_same_leases() -> None:

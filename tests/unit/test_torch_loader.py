@@ -131,6 +131,7 @@ def test_seed_and_shuffle_are_values_that_a_checkpoint_can_hold(dataset: Any) ->
         ({"seed": 3}, 3),
         ({"generator": torch.Generator().manual_seed(5)}, 5),
         ({"generator": torch.Generator().manual_seed(5), "order": range(2)}, 0),
+        ({"generator": torch.Generator().manual_seed(5), "shuffle": False}, 0),
     ],
 )
 def test_the_order_follows_from_the_seed_or_the_generator(
@@ -139,7 +140,8 @@ def test_the_order_follows_from_the_seed_or_the_generator(
     worker = Listener()
     if order := options.get("order"):
         options = {**options, "order": Mock(total=len(order))}
-    edl.torch.DataLoader([1.0, 2.0], shuffle=True, worker=cast(Worker, worker), **options)
+    options = {"shuffle": True, **options}
+    edl.torch.DataLoader([1.0, 2.0], worker=cast(Worker, worker), **options)
     assert worker.source is not None
     assert worker.source.seed == seed
 

@@ -68,6 +68,17 @@ class Source:
     lets_newcomers_pad: ClassVar[bool] = True  # until their first batch is loaded
 
     @property
+    def needs_same_seed(self) -> bool:
+        """Whether ``seed`` has to be the same on all workers, and after a resume.
+
+        It has to where the order of the samples follows from it. Else only what the script draws
+        while it loads a sample (augmentation) follows from it. That may differ between workers,
+        and scripts give seeds with the rank in them for it; but logical workers must draw the same
+        on each worker.
+        """
+        return bool(self.batching.logical) or (self.shuffle and self.sampler is None)
+
+    @property
     def batch_size(self) -> int:
         """The nominal batch, in samples, from which the weights of gradients are computed.
 
@@ -173,7 +184,8 @@ def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> Non
     """Refuse to take over the progress of a job that trains on other data, or in another order.
 
     The ledger has positions only, and each worker finds the samples at them by its own order. A
-    ``sampler`` is not compared: its order may take long to compute. The worker is not replaced: its
+    ``sampler`` is not compared: its order may take long to compute. Seeds are compared only where
+    they have to be the same (:attr:`Source.needs_same_seed`). The worker is not replaced: its
     script would load the same data again or, by a seed from the clock, have another order again.
 
     Args:
@@ -199,11 +211,11 @@ def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> Non
             f"the dataset of w{worker} has {mine.describe_total(total)} and the job's "
             f"{mine.describe_total(total_of_job)}; every worker must load the same data"
         )
-    if mine.seed != header["order_seed"]:
+    if mine.needs_same_seed and mine.seed != header["order_seed"]:
         raise NewcomerDiffers(
             f"the seed of the data loader of w{worker} is {mine.seed} and the job's "
-            f"{header['order_seed']}; give all workers the same seed, without the rank or the time "
-            "in it"
+            f"{header['order_seed']}; give all workers the same seed, or a generator with the same "
+            "one, without the rank or the time in it"
         )
     if mine.shuffle != header["shuffle"]:
         raise NewcomerDiffers(
