@@ -389,7 +389,7 @@ class StateDiffers(JobFailed):
 
 
 class NewcomerDiffers(JobError):
-    """This worker has joined the job, and its state or data differ from the others'; it ends."""
+    """This worker has joined, and its state or sample order differs from the others'; it ends."""
 
 
 class JobStopped(JobError):

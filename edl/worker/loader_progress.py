@@ -455,7 +455,8 @@ class LoaderProgress(TrainingProgress):
             receive: which part of the job's state this worker takes over.
 
         Raises:
-            NewcomerDiffers: the state source trains on other data, or in another order.
+            DataError: the state source trains on other data.
+            NewcomerDiffers: the state source trains in another order, or in other batches.
         """
         check_same_data(self.source, header, self._worker)
         self._upcoming = None  # it was of members that are no more

@@ -147,7 +147,8 @@ class TrainingProgress(ABC):
             receive: which part of the job's state this worker takes over.
 
         Raises:
-            NewcomerDiffers: the state source trains on other data, or in another order.
+            DataError: the state source trains on other data.
+            NewcomerDiffers: the state source trains in another order, or in other batches.
         """
 
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:

@@ -503,7 +503,8 @@ class Switching:
             RendezvousFailed: the ring could not be built; none is open.
             RingBroken: the exchange failed; the ring stays open, and the caller closes it.
             UsageError: this worker's script is not that of the state source.
-            NewcomerDiffers: its data are not those of the state source.
+            DataError: its data are not those of the state source.
+            NewcomerDiffers: it orders or divides them in another way.
         """
         rank = generation.rank_of(self.worker)
         assert rank is not None

@@ -17,7 +17,7 @@ from edl.core.events import Event, StateDiffersDetails
 from edl.core.job.signature import Arithmetic, ScriptOfJob
 from edl.core.records import JobState
 from edl.core.step.source import Source
-from edl.errors import NewcomerDiffers
+from edl.errors import DataError, NewcomerDiffers
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.worker.stream_sampler import StreamReader
@@ -193,25 +193,50 @@ def test_one_whose_model_lacks_something_costs_the_others_nothing(np: int) -> No
 
 
 @dataclass(frozen=True)
-class Reordering(Counting):
-    """A script that orders the samples by a seed of its own on all workers but the first ones.
-
-    ``first``: so many of them.
-    """
+class Redescribing(Counting):
+    """A script whose description of its data differs on some workers: :meth:`described`."""
 
     samples: int = 144
     epochs: int = 1
-    first: int = 2
+
+    def described(self, source: Source, worker: int) -> Source:
+        """Return the description of worker number ``worker``."""
+        raise NotImplementedError
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker, attach = one.worker, one.worker.attach_source
 
         def attach_source(source: Source, reader: StreamReader | None = None) -> None:
-            attach(replace(source, seed=100 + worker.id), reader)
+            attach(self.described(source, worker.id), reader)
 
-        if worker.id >= self.first:
-            worker.attach_source = attach_source  # type: ignore[method-assign]
+        worker.attach_source = attach_source  # type: ignore[method-assign]
         super().__call__(one)
+
+
+@dataclass(frozen=True)
+class Reordering(Redescribing):
+    """A script that orders the samples by a seed of its own on all workers but the first ones.
+
+    ``first``: so many of them.
+    """
+
+    first: int = 2
+
+    def described(self, source: Source, worker: int) -> Source:
+        return replace(source, seed=100 + worker) if worker >= self.first else source
+
+
+@dataclass(frozen=True)
+class Copying(Redescribing):
+    """A script whose host has not all of the data yet when worker 2 starts.
+
+    ``change``: the fields that differ there.
+    """
+
+    change: tuple[tuple[str, Any], ...] = ()
+
+    def described(self, source: Source, worker: int) -> Source:
+        return replace(source, **dict(self.change)) if worker == 2 else source
 
 
 @pytest.mark.parametrize("np", [1, 2])
@@ -229,3 +254,15 @@ def test_of_the_first_workers_those_with_the_order_of_rank_0_go_on() -> None:
     job = of(Reordering(first=1), np=3)
     job.run()
     assert_goes_on(job, 1, 2)
+
+
+@pytest.mark.parametrize("change", [("fingerprint", "100 lines"), ("total", 100)])
+def test_one_with_other_data_is_started_again(change: tuple[str, Any]) -> None:
+    """They may be there a moment later."""
+    job = of(Copying(change=(change,)), min_np=2)
+    job.after_step(5, lambda job: job.kill(1))
+    job.run()
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    assert {worker: type(error) for worker, error in job.errors.items()} == {2: DataError}
+    judge_finished(Copying(), job.results)
+    assert job.results.keys() == {0, 3}

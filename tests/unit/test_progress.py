@@ -17,7 +17,7 @@ from edl.core.step.source import Source
 from edl.core.step.step_events import BatchStart, RingPlace
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.stream import StreamSource
-from edl.errors import NewcomerDiffers
+from edl.errors import DataError, NewcomerDiffers
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.progress import Receive
 
@@ -56,13 +56,13 @@ def test_other_data_are_refused_before_anything_moves(
 ) -> None:
     root, newcomer = progress_of(0, theirs), progress_of(3, mine)
     root.step = 7
-    with pytest.raises(NewcomerDiffers, match=sentence):
+    with pytest.raises(DataError, match=sentence):
         newcomer.take_over(root.header(), Receive.ALL)
     assert newcomer.step == 0
 
 
 def test_without_fingerprints_the_size_must_do() -> None:
-    with pytest.raises(NewcomerDiffers, match="the dataset of w3 has 99 samples and the job's 100"):
+    with pytest.raises(DataError, match="the dataset of w3 has 99 samples and the job's 100"):
         progress_of(3, total=99).take_over(progress_of(0).header(), Receive.ALL)
 
 

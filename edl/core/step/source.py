@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from edl.core.step.batching import Batching, check_alike
 from edl.core.step.ledger import LeasePolicy, Ledger, free_leases, restore, start_epoch
 from edl.core.step.shuffle import EpochOrder, Indices
-from edl.errors import NewcomerDiffers
+from edl.errors import DataError, NewcomerDiffers
 
 NO_FINGERPRINT = "data of unknown files"
 
@@ -185,8 +185,11 @@ def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> Non
 
     The ledger has positions only, and each worker finds the samples at them by its own order. A
     ``sampler`` is not compared: its order may take long to compute. Seeds are compared only where
-    they have to be the same (:attr:`Source.needs_same_seed`). The worker is not replaced: its
-    script would load the same data again or, by a seed from the clock, have another order again.
+    they have to be the same (:attr:`Source.needs_same_seed`).
+
+    A worker with other data is started again: its host may have them for a moment only, while
+    they are copied there, say. One with another order is not replaced: its script would ask for
+    the same again or, by a seed from the clock, for yet another order.
 
     Args:
         mine: the data of the worker.
@@ -195,19 +198,20 @@ def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> Non
         worker: the id of the worker, for the message.
 
     Raises:
-        NewcomerDiffers: the data differ in fingerprint or size, are divided into other batches, or
-            are ordered by another seed or ``shuffle``.
+        DataError: the data differ in fingerprint or size.
+        NewcomerDiffers: the data are divided into other batches, or are ordered by another seed or
+            ``shuffle``.
     """
     theirs = header["fingerprint"]
     if mine.fingerprint != theirs:
-        raise NewcomerDiffers(
+        raise DataError(
             f"the data of w{worker} are not the job's; every worker must load the same. "
             f"Here: {mine.fingerprint or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
         )
     check_alike(mine.batching, Batching.from_json(header["batching"]), worker)
     total, total_of_job = mine.total, restore(header["ledger"]).total
     if total_of_job != total:
-        raise NewcomerDiffers(
+        raise DataError(
             f"the dataset of w{worker} has {mine.describe_total(total)} and the job's "
             f"{mine.describe_total(total_of_job)}; every worker must load the same data"
         )
