@@ -55,7 +55,8 @@ class DataLoader:
         shuffle: whether the order of the samples is random. The order of an epoch is a function of
             (seed, epoch) alone.
         seed: the seed of that order, and of the random numbers drawn while samples are loaded; the
-            same on all workers. None: that of the option ``generator``, or 0 if there is none.
+            same on all workers. None: that of the option ``generator``, or 0 if there is none or
+            nothing is shuffled.
         num_workers: how many processes load samples, as in ``torch.utils.data.DataLoader``; 0: the
             training thread loads them.
         max_global_batch: the largest global batch, in samples; None: no limit. Where all workers
@@ -80,8 +81,7 @@ class DataLoader:
     Raises:
         DataError: the dataset is empty.
         UsageError: an argument cannot work here (``sampler``, ``drop_last``, ...), or PyTorch
-            refuses it, or an iterable data set lacks ``state_dict`` and ``load_state_dict``, or
-            both ``seed`` and a ``generator`` are given.
+            refuses it, or an iterable data set lacks ``state_dict`` and ``load_state_dict``.
     """
 
     def __init__(  # noqa: PLR0913 (a constructor: its arguments are those of PyTorch's, and edl's)

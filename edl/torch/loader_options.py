@@ -41,18 +41,10 @@ def seed_of_order(seed: int | None, generator: Any, shuffle: bool) -> int:
             does not matter.
         shuffle: whether the order follows from the seed; if False, that of the generator is not
             used, which may have the rank in it.
-
-    Raises:
-        UsageError: the script gives both.
     """
-    if not isinstance(generator, torch.Generator):
-        return 0 if seed is None else seed
     if seed is not None:
-        raise UsageError(
-            f"edl.DataLoader was given seed={seed!r}, and a generator, whose seed would be that of "
-            "the order, too; leave one of them out"
-        )
-    return generator.initial_seed() if shuffle else 0
+        return seed
+    return generator.initial_seed() if shuffle and isinstance(generator, torch.Generator) else 0
 
 
 def training_options(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -129,6 +129,7 @@ def test_seed_and_shuffle_are_values_that_a_checkpoint_can_hold(dataset: Any) ->
     [
         ({}, 0),
         ({"seed": 3}, 3),
+        ({"seed": 0, "generator": torch.Generator().manual_seed(5)}, 0),
         ({"generator": torch.Generator().manual_seed(5)}, 5),
         ({"generator": torch.Generator().manual_seed(5), "order": range(2)}, 0),
         ({"generator": torch.Generator().manual_seed(5), "shuffle": False}, 0),
@@ -144,12 +145,6 @@ def test_the_order_follows_from_the_seed_or_the_generator(
     edl.torch.DataLoader([1.0, 2.0], worker=cast(Worker, worker), **options)
     assert worker.source is not None
     assert worker.source.seed == seed
-
-
-def test_a_seed_and_a_generator_are_refused() -> None:
-    given = cast(Worker, Listener())
-    with pytest.raises(UsageError, match=r"seed=0, and a generator.*; leave one of them out"):
-        edl.torch.DataLoader([1.0], seed=0, generator=torch.Generator(), worker=given)
 
 
 @pytest.mark.parametrize("generator", [None, torch.Generator()])
