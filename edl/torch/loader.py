@@ -76,7 +76,8 @@ class DataLoader:
         worker: the :class:`~edl.worker.worker.Worker` to load for; None: that of this process.
         options: all other arguments of ``torch.utils.data.DataLoader``. ``persistent_workers`` is
             True if it is not given and there are loader processes; with False, new ones start in
-            each epoch.
+            each epoch. ``order_generator``, which PyTorch does not have, is the generator of the
+            order; if it is not given, that is ``generator``.
 
     Raises:
         DataError: the dataset is empty.
@@ -117,7 +118,8 @@ class DataLoader:
         )
         _check(options)
         ahead = num_workers * (prefetch_factor or 2)
-        seed = seed_of_order(seed, options.get("generator"), shuffle and order is None)
+        generator = options.pop("order_generator", options.get("generator"))
+        seed = seed_of_order(seed, generator, shuffle and order is None)
         how = batches, shuffle, seed, ahead
         loaded: Any = dataset
         if is_numbered(dataset):
@@ -160,7 +162,7 @@ class DataLoader:
             keeps_processes,
         )
         # PyTorch's RandomSampler draws its seed in each epoch, unless it has a generator.
-        self._draws = self._source.shuffle and options.get("generator") is None
+        self._draws = self._source.shuffle and generator is None
         self._numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
         self._steps = BatchSteps(self._worker, self._feed, unfinished, end_batch, self._numbers)
         self.dataset = dataset

@@ -61,7 +61,8 @@ def training_options(loader: DataLoader[Any]) -> dict[str, Any]:
         "dataset": loader.dataset,
         "batch_size": loader.batch_size,
         "shuffle": is_shuffled(loader),
-        "seed": seed_of_order(None, loader.generator, is_shuffled(loader)),
+        "generator": loader.generator,
+        "order_generator": getattr(loader.sampler, "generator", None),
     }
     if loader.num_workers:
         options["prefetch_factor"] = loader.prefetch_factor

@@ -46,15 +46,16 @@ def test_a_worker_by_itself_gets_its_own_value() -> None:
     assert alone.reduce(value, "mean") is value
 
 
-@pytest.mark.parametrize(("asked", "seed"), [(None, 5), (0, 0), (3, 3)])
+@pytest.mark.parametrize("asked", [None, 0, 3])
 def test_the_order_follows_from_the_loaders_generator_unless_the_strategy_has_a_seed(
-    monkeypatch: pytest.MonkeyPatch, asked: int | None, seed: int
+    monkeypatch: pytest.MonkeyPatch, asked: int | None
 ) -> None:
     monkeypatch.setattr(loaders, "current_worker", lambda: SimpleNamespace(logical=0))
     monkeypatch.setattr(loaders.edl, "DataLoader", dict)
     given = DataLoader(range(4), shuffle=True, generator=torch.Generator().manual_seed(5))
     made: Any = training_loader(given, seed=asked, global_batch=None, max_global_batch=4)
-    assert (made["seed"], made["max_global_batch"], made["batch_size"]) == (seed, 4, 1)
+    assert (made["max_global_batch"], made["batch_size"]) == (4, 1)
+    assert (made.get("seed"), made["order_generator"]) == (asked, given.generator)
 
 
 @pytest.mark.parametrize("total", [1, 2, 7, 12])

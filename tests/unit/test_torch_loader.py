@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tfrecords import framed
+from torch.utils.data import RandomSampler
 
 import edl.data
 import edl.torch
@@ -28,6 +29,7 @@ from edl.errors import UsageError
 from edl.framework.source import refuse_logical
 from edl.framework.steps import BatchSteps
 from edl.torch.loader import _Leases, _LoaderBatchSource
+from edl.torch.loader_options import training_options
 from edl.worker.worker import Worker
 
 
@@ -168,6 +170,58 @@ def test_an_epoch_draws_from_pytorchs_generator_what_its_own_sampler_draws(
                 pass
             drawn.append(float(torch.rand(())))
     assert drawn[0] == drawn[1]
+
+
+def options_of_order() -> list[dict[str, Any]]:
+    """Return what scripts give to PyTorch's loader about the order of the samples."""
+    generator = torch.Generator().manual_seed(5)
+    return [
+        {"shuffle": True},
+        {"shuffle": True, "generator": generator},
+        {"shuffle": False, "generator": generator},
+        {"sampler": RandomSampler(range(4))},
+        {"sampler": RandomSampler(range(4), generator=generator)},
+        {"sampler": RandomSampler(range(4)), "generator": generator},
+    ]
+
+
+@pytest.mark.parametrize("options", options_of_order())
+def test_a_loop_with_a_loader_of_pytorchs_draws_what_that_one_draws(options: Any) -> None:
+    """So dropout of a job of one, with Lightning or Accelerate, is that of PyTorch alone."""
+    plain = torch.utils.data.DataLoader(cast(Any, range(4)), batch_size=2, **options)
+    leases: deque[Batch] = deque()
+    given: Any = Listener()
+    given.warming_up = False
+    given.loader.sampler = SimpleNamespace(form=lambda _: leases.popleft() if leases else None)
+    given.loader.sampler.has_more = lambda _: bool(leases)
+    given.loader.ledger = None
+    loader = edl.torch.DataLoader(**training_options(plain), worker=given)
+    loader._steps = Mock(begin=lambda: bool(leases and loader._feed.next()))
+
+    def epoch_of_edl(epoch: int) -> Any:
+        loader._feed.restart()
+        given.loader.epoch = epoch
+        leases.extend(Batch(0, np.arange(at, at + 2)) for at in (0, 2))
+        return loader
+
+    drawn = []
+    with torch.random.fork_rng():
+        for epoch_of in (epoch_of_edl, lambda _: plain):
+            torch.manual_seed(0)
+            drawn.append([float(torch.rand(())) for epoch in (0, 1) for _ in epoch_of(epoch)])
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "seed"), [*zip(options_of_order(), (0, 5, 0, 0, 5, 0), strict=True)]
+)
+def test_the_generator_of_the_order_may_be_that_of_the_sampler(options: Any, seed: int) -> None:
+    plain = torch.utils.data.DataLoader(cast(Any, range(4)), batch_size=2, **options)
+    worker = Listener()
+    edl.torch.DataLoader(**training_options(plain), worker=cast(Worker, worker))
+    assert worker.source is not None
+    assert worker.source.seed == seed
 
 
 @pytest.mark.parametrize("seed", [1.0, "7", True, torch.tensor(7)])

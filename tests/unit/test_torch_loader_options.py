@@ -17,7 +17,8 @@ def test_a_training_loader_of_pytorch_becomes_options() -> None:
     options = training_options(
         DataLoader(range(10), batch_size=4, shuffle=True, num_workers=2, generator=generator)
     )
-    assert (options["batch_size"], options["shuffle"], options["seed"]) == (4, True, 5)
+    assert (options["batch_size"], options["shuffle"]) == (4, True)
+    assert options["generator"] is options["order_generator"] is generator
     assert (options["num_workers"], "collate_fn" in options) == (2, False)
     plain = training_options(DataLoader(range(10), collate_fn=list))
     assert "prefetch_factor" not in plain
