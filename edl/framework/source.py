@@ -186,7 +186,7 @@ def attach_stream(
     stream: ShardReader,
     batches: Batching,
     shuffle: bool,
-    seed: int,
+    seed: int | None,
     prefetch_batches: int,
 ) -> Source:
     """Declare ``stream`` as the job's training data, and return the data's description.
@@ -198,7 +198,7 @@ def attach_stream(
         stream: the reader of the samples.
         batches: the batch sizes, as :func:`asked_batching` returns them.
         shuffle: whether to shuffle the order of the shards.
-        seed: the seed of that order.
+        seed: the seed of that order; None: 0.
         prefetch_batches: how many batches the loader forms ahead of the one in training.
 
     Raises:
@@ -242,7 +242,7 @@ def attach_source(
     total: int,
     batches: Batching,
     shuffle: bool,
-    seed: int,
+    seed: int | None,
     prefetch_batches: int,
     sampler: Callable[[int], Indices] | None = None,
 ) -> Source:
@@ -258,7 +258,7 @@ def attach_source(
         total: the number of samples in it; with ``sampler``, the number of positions of an epoch.
         batches: the batch sizes, as :func:`asked_batching` returns them.
         shuffle: whether to shuffle the samples in each epoch.
-        seed: the seed of the shuffled order.
+        seed: the seed of the shuffled order; None: 0.
         prefetch_batches: how many batches the loader forms ahead of the one in training.
         sampler: returns the sample at each position of an epoch, by the epoch's number from 0, the
             same on all workers; None: the order follows from ``shuffle`` and ``seed``.
@@ -282,11 +282,13 @@ def _whole_seed(given: Any) -> int:
     """Return a user's seed as an ``int``, which messages and checkpoints can hold.
 
     Args:
-        given: the seed; an integer of NumPy is one, too.
+        given: the seed; an integer of NumPy is one, too. None: 0.
 
     Raises:
         UsageError: ``given`` is no integer (a boolean is none).
     """
+    if given is None:
+        return 0
     whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
     if not whole:
         raise UsageError(f"seed is {given!r}; give a whole number, the same on all workers")

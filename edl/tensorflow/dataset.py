@@ -424,7 +424,7 @@ def Dataset(
     source: Any,
     batch_size: int = 1,
     shuffle: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     *,
     max_global_batch: int | None = None,
     global_batch: int | tuple[int, int] | None = None,
@@ -456,7 +456,7 @@ def Dataset(
             number of workers.
         shuffle: whether to shuffle the samples (of a stream: its shards) anew in each epoch; the
             order is a function of (seed, epoch) alone. False: the order of the source.
-        seed: the seed of the shuffled order; the same on all workers.
+        seed: the seed of the shuffled order; the same on all workers. None: 0.
         max_global_batch: the largest global batch, in samples; with more workers the batch of each
             worker becomes smaller. None: there is no limit.
         global_batch: in place of batch_size: the samples of all workers together, the same in each

@@ -38,7 +38,7 @@ def elastic_shard_generator(
     batch_size: int = 1,
     epochs: int = 1,
     shuffle: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     *,
     max_global_batch: int | None = None,
     global_batch: int | tuple[int, int] | None = None,
@@ -57,7 +57,7 @@ def elastic_shard_generator(
         batch_size: samples of one worker in a step.
         epochs: how many epochs the job trains, at least 1; then ``edl.Session.Done()`` is true.
         shuffle: whether to shuffle the samples (of a stream: its shards) anew in each epoch.
-        seed: the seed of the shuffled order; the same on all workers.
+        seed: the seed of the shuffled order; the same on all workers. None: 0.
         max_global_batch: the largest global batch, in samples; None: there is no limit.
         global_batch: in place of ``batch_size``, the samples of all workers together; or a tuple of
             the smallest and the largest number, between which the job chooses. None: ``batch_size``

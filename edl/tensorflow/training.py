@@ -178,7 +178,7 @@ class Training:
         source: Any,
         batch_size: int,
         shuffle: bool,
-        seed: int,
+        seed: int | None,
         max_global_batch: int | None = None,
         global_batch: Any = None,
         what: str = "edl.Dataset",
@@ -195,7 +195,7 @@ class Training:
                 iterable with ``state_dict`` and ``load_state_dict``.
             batch_size: samples of one worker in a step.
             shuffle: whether to shuffle the samples (of a stream: its shards) anew in each epoch.
-            seed: the seed of the shuffled order.
+            seed: the seed of the shuffled order; None: 0.
             max_global_batch: the largest global batch, in samples; None: there is no limit.
             global_batch: the samples of all workers together, or the smallest and largest number,
                 in place of ``batch_size``; None: ``batch_size`` holds.

@@ -26,7 +26,7 @@ from edl.core.step.batching import Batching
 from edl.core.step.seeds import derived_seed
 from edl.core.step.source import Source
 from edl.errors import UsageError
-from edl.framework.source import refuse_logical
+from edl.framework.source import attach_source, attach_stream, refuse_logical
 from edl.framework.steps import BatchSteps
 from edl.torch.loader import _Leases, _LoaderBatchSource
 from edl.torch.loader_options import training_options
@@ -222,6 +222,17 @@ def test_the_generator_of_the_order_may_be_that_of_the_sampler(options: Any, see
     edl.torch.DataLoader(**training_options(plain), worker=cast(Worker, worker))
     assert worker.source is not None
     assert worker.source.seed == seed
+
+
+def test_a_seed_may_be_none_in_each_framework() -> None:
+    """As that of a command line without one; TensorFlow's data set passes it on."""
+    numbered, stream = Listener(), Listener()
+    how = Batching(2), False, None, 0
+    attach_source(cast(Worker, numbered), [1.0], 1, *how)
+    attach_stream(cast(Worker, stream), edl.data.stream([0], lambda *_: iter([0])), *how)
+    assert numbered.source is not None
+    assert stream.source is not None
+    assert (numbered.source.seed, stream.source.seed) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", [1.0, "7", True, torch.tensor(7)])
