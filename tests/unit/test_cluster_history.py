@@ -297,6 +297,25 @@ def test_a_file_of_an_older_edl_is_taken_over_by_its_cluster(tmp_path: Path) -> 
     ]
 
 
+def test_a_file_of_an_older_edl_is_not_taken_by_a_log_that_begins_later(tmp_path: Path) -> None:
+    """A log without the file's last event may be another cluster's: both would be mixed."""
+    path, log, trial = tmp_path / "history.sqlite", Log(), Log(5000.0)
+    log.submitted(0, "a")
+    HistoryFile(path).fill(log.read, UID)
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE cluster")
+    db.close()
+    for number in range(3):
+        trial.submitted(number, "toy")
+    trial.events = trial.events[2:]  # as one of 10,000 events
+    ours, theirs = HistoryFile(path), HistoryFile(path)
+    for _ in range(2):
+        theirs.fill(trial.read, "6-0")
+        assert names(theirs) == {"toy"}
+    ours.fill(log.read, UID)
+    assert names(ours) == {"a"}
+
+
 def test_a_name_is_used_again(file: HistoryFile) -> None:
     log = Log()
     story(log)

@@ -97,7 +97,8 @@ class HistoryFile:
         Args:
             read: Reads the events of the cluster, which may take long.
             uid: The text that tells the cluster from all others, as :meth:`ClusterNodes.uid` makes
-                it. A file that an older edl has made is the first cluster's that has its events.
+                it. A file that an older edl has made is the first cluster's whose log has its last
+                event.
 
         Raises:
             DataError: the file cannot be written, or another process fills it for too long.
@@ -292,7 +293,7 @@ def _filled(
 ) -> int | None:
     """Add new events of a cluster to a file, if it is that cluster's; return how many were new.
 
-    A file of no cluster becomes that cluster's.
+    A file of no cluster becomes that cluster's, unless it has events of which the log has none.
 
     Args:
         db: the file.
@@ -314,6 +315,8 @@ def _filled(
             owner = _owner(db)
             if _last(db) != known or owner not in (None, uid):
                 continue
+            if owner is None and found.has_gap:
+                return None  # whose events the file has, nobody can tell
             if owner is None:
                 db.execute("INSERT INTO cluster VALUES (?)", (uid,))
             if found.has_gap:
