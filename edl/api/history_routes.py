@@ -15,6 +15,7 @@ from edl.api.records import AuditList, JobHistoryList, SlotIntervalList
 from edl.api.schemas import answer_schemas
 from edl.client import Cluster
 from edl.client.cluster.history_file import MOST_ROWS, HistoryFile
+from edl.errors import DataError
 
 FRESH_S = 1.0  # how old an answer may be
 FILLING_S = 2.0  # how long a request waits for another one to add what is new
@@ -43,11 +44,11 @@ class HistoryReader:
         """Return the file, after new events of ``cluster`` were added to it.
 
         While another thread adds them for longer than ``FILLING_S`` seconds, it is returned as it
-        is.
+        is, if it was read before.
 
         Raises:
             CoordinationError: ZooKeeper is away.
-            DataError: the file cannot be written.
+            DataError: the file cannot be written, or another thread reads it for the first time.
         """
         if self._filling.acquire(timeout=FILLING_S):
             try:
@@ -56,6 +57,8 @@ class HistoryReader:
                     self._filled_s = time.monotonic()
             finally:
                 self._filling.release()
+        elif not self._file.is_chosen:
+            raise DataError("the history of the cluster is read for the first time; ask again")
         return self._file
 
 

@@ -12,17 +12,20 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import docs_tables
 import pytest
 
+from edl.client.cluster.history_file import HistoryFile
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import Goal, Wanted
 from edl.errors import (
     AccessDenied,
     ConfigError,
     CoordinationError,
+    DataError,
     ManifestError,
     UnknownJob,
     UsageError,
@@ -380,3 +383,19 @@ def test_a_client_that_zookeeper_did_not_answer_is_replaced() -> None:
 
     asyncio.run(story())
     assert [one.story for one in made] == [["connected", "closed"]] * 2
+
+
+def test_a_history_is_waited_for_only_until_it_was_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edl.api import history_routes
+
+    monkeypatch.setattr(history_routes, "FILLING_S", 0.0)
+    file = HistoryFile(tmp_path / "history.sqlite")
+    reader = history_routes.HistoryReader(file)
+    reader._filling.acquire()  # as another thread, which reads the events
+    cluster: Any = FakePool()
+    with pytest.raises(DataError, match="is read for the first time; ask again"):
+        reader.of(cluster)
+    file.fill(lambda _: (), "5-0")
+    assert reader.of(cluster) is file

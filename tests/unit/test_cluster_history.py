@@ -316,6 +316,23 @@ def test_a_file_of_an_older_edl_is_not_taken_by_a_log_that_begins_later(tmp_path
     assert names(ours) == {"a"}
 
 
+def test_a_history_that_cannot_be_filled_shows_what_it_has(tmp_path: Path) -> None:
+    """A process has just started, and ZooKeeper is away; or it is asked for another cluster."""
+    path, log = tmp_path / "history.sqlite", Log()
+    story(log)
+    HistoryFile(path).fill(log.read, UID)
+    fresh = HistoryFile(path)
+    assert names(fresh) == set()
+
+    def away(_: int) -> Sequence[Numbered]:
+        raise CoordinationError("ZooKeeper is away")
+
+    for uid, shown in ((UID, {"a", "b"}), ("6-0", set())):
+        with pytest.raises(CoordinationError):
+            fresh.fill(away, uid)
+        assert names(fresh) == shown
+
+
 def test_a_name_is_used_again(file: HistoryFile) -> None:
     log = Log()
     story(log)

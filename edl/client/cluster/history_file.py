@@ -71,7 +71,7 @@ def history_path(cluster: str) -> Path:
 
 
 class HistoryFile:
-    """The file with the history of a cluster; before it is filled it is read as empty.
+    """The file with the history of a cluster; until :meth:`fill` finds it, it is read as empty.
 
     Args:
         path: The path of the file, which need not exist. If it is another cluster's of the name, a
@@ -82,7 +82,13 @@ class HistoryFile:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
-        self._filled: Path | None = None
+        self._chosen: Path | None = None
+        self._uid = ""  # of the cluster that the file was chosen for
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether a file of the cluster was found or made; else the history is read as empty."""
+        return self._chosen is not None
 
     def fill(self, read: ReadEvents, uid: str) -> int:
         """Add what has happened since the last call, and return how many events were new.
@@ -102,13 +108,18 @@ class HistoryFile:
 
         Raises:
             DataError: the file cannot be written, or another process fills it for too long.
-            EdlError: as ``read`` raises it; nothing was added then.
+            EdlError: as ``read`` raises it; nothing was added then. What the file has is read
+                nonetheless.
         """
+        if uid != self._uid:
+            self._chosen, self._uid = None, uid
         for path in self._paths(uid):
             with _opened(path) as db:
+                if self._chosen is None and _owner(db) == uid:
+                    self._chosen = path  # it is read also if the events cannot be
                 added = _filled(db, read, uid, self._clock)
             if added is not None:
-                self._filled = path
+                self._chosen = path
                 return added
         return 0
 
@@ -205,8 +216,9 @@ class HistoryFile:
 
     def _read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Return the rows that ``query`` finds with the ``values``."""
-        with _opened(self._filled or self._path) as db:
-            return db.execute(query, values).fetchall() if self._filled else []
+        chosen = self._chosen
+        with _opened(chosen or self._path) as db:
+            return db.execute(query, values).fetchall() if chosen else []
 
 
 @contextmanager
