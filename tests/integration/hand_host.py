@@ -19,6 +19,7 @@ from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.secrets import keep
 from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer, HostReport, JobReport
+from edl.core.host.exit_codes import EXIT_CODES, AgentEnd
 from edl.errors import EdlError
 from edl.launch.template import TemplateError
 from edl.scheduler.host.path_probe import exists_here
@@ -83,6 +84,9 @@ class HandHost:
     def _turn(self) -> None:
         assigned, version = self._registration.assigned()
         wanted = {(job, one.run): one for job, one in assigned.jobs.items() if not one.ends}
+        for key, agent in [*self.agents.items()]:
+            if agent.process.poll() == EXIT_CODES[AgentEnd.NO_SUCH_JOB]:
+                del self.agents[key]  # the run is created after it was assigned: once more
         for job, run in wanted.keys() - self.agents.keys():
             with suppress(TemplateError):  # a busy machine: the next turn tries again
                 self.agents[job, run] = self._start(job, run)
