@@ -246,7 +246,6 @@ REFUSED = {
     "import horovod.torch as hvd; hvd.nothing": "has no attribute 'nothing'",
     "step": "from a DataLoader with sampler=DistributedSampler",
     "step op=hvd.Sum": "multiply the learning rate by hvd.size",
-    "step backward_passes_per_step=2": "backward_passes_per_step above 1 is not there",
 }
 LEFT_EARLY = """
 import torch, horovod.torch as hvd
