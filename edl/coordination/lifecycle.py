@@ -224,7 +224,7 @@ def list_jobs(
     names: Iterable[str] | None = None,
     unreadable: Callable[[str, str], None] | None = None,
 ) -> tuple[Job, ...]:
-    """Return the records of jobs, sorted by name.
+    """Read the record of each job in ``names``, and return the records sorted by name.
 
     Jobs that do not exist, that this session cannot open, or whose records this edl cannot read,
     such as those of a newer edl, are left out.

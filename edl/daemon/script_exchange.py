@@ -18,8 +18,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between looks
 def exchange_before_training(
     store: JobStore, shared: SharedState, limit_s: float, number: int, payload: bytes
 ) -> list[bytes] | None:
-    """Send a message, and wait for those of all workers of the job's first ring.
+    """Carry out a collective that an unchanged script calls before its training.
 
+    The call sends this worker's message, and waits for those of all workers of the first ring.
     Evicted workers are not waited for. A worker that is not in the ring waits for the messages of
     those that are. While ZooKeeper is away, or has lost the job, the call waits until it is back.
 

@@ -204,7 +204,7 @@ def cast_like(batch: Any, spec: Any) -> Any:
 
 
 def _cast(spec: Any, batch: Any) -> Any:
-    """Return ``batch`` with each array cast to the type that ``spec`` has for it.
+    """Do what :func:`cast_like` does, with the errors of Python and NumPy.
 
     Args:
         spec: ``tf.TensorSpec``s, in tuples and dicts.

@@ -6,6 +6,7 @@ The workers are edl's own; the judge is the counting model, so each sample count
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -193,15 +194,15 @@ def test_one_whose_model_lacks_something_costs_the_others_nothing(np: int) -> No
 
 
 @dataclass(frozen=True)
-class Redescribing(Counting):
+class Redescribing(Counting, ABC):
     """A script whose description of its data differs on some workers: :meth:`described`."""
 
     samples: int = 144
     epochs: int = 1
 
+    @abstractmethod
     def described(self, source: Source, worker: int) -> Source:
         """Return the description of worker number ``worker``."""
-        raise NotImplementedError
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker, attach = one.worker, one.worker.attach_source

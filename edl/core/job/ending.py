@@ -68,9 +68,10 @@ def save_limit_s(within_s: float) -> float:
 
 
 def look_limit_s(within_s: float) -> float:
-    """Return for how many seconds a worker may look for the newest checkpoint after the last save.
+    """Return how long a preempted worker may read the directory of checkpoints, in seconds.
 
-    It is a third of the time that :func:`save_limit_s` leaves of the bound of ``within_s`` seconds.
+    It reads it after its last save has failed, to name the newest checkpoint. The result is a third
+    of the time that :func:`save_limit_s` leaves of the bound of ``within_s`` seconds.
     """
     return LOOK_SHARE * (within_s - save_limit_s(within_s))
 

@@ -69,12 +69,12 @@ class Source:
 
     @property
     def needs_same_seed(self) -> bool:
-        """Whether ``seed`` has to be the same on all workers, and after a resume.
+        """Whether all workers, and a checkpoint that is resumed, must have the same ``seed``.
 
-        It has to where the order of the samples follows from it. Else only what the script draws
-        while it loads a sample (augmentation) follows from it. That may differ between workers,
-        and scripts give seeds with the rank in them for it; but logical workers must draw the same
-        on each worker.
+        It is True if the order of the samples follows from the seed: it shuffles, without a sampler
+        of the script's own. It is also True with logical workers, whose augmentation must draw the
+        same numbers on each worker. Otherwise only augmentation follows from the seed, and scripts
+        may put the rank into it.
         """
         return bool(self.batching.logical) or (self.shuffle and self.sampler is None)
 
