@@ -8,8 +8,10 @@ as a world of one in the same process.
 import itertools
 import json
 import os
+import resource
 import sys
 import time
+from pathlib import Path
 
 import horovod.torch as hvd
 import torch
@@ -26,6 +28,8 @@ ALONE = {
 DEADLINE_S = 60.0
 PAUSE_S = 1e-4  # between two tensors
 SEND_ON_S = 0.5  # after the first error
+ROOM = 2**25  # bytes; a fusion buffer has 2**27
+UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 def send(_: torch.Tensor) -> None:
@@ -47,11 +51,23 @@ def send(_: torch.Tensor) -> None:
                 raise HorovodInternalError(error) from error
 
 
+def without_memory(_: torch.Tensor) -> None:
+    """Rank 0 has no memory for the buffer in which the tensors of a group are put together."""
+    if hvd.rank() == 0:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, resource.RLIM_INFINITY))
+    try:
+        hvd.grouped_allreduce([torch.ones(3), torch.ones(4)], name="group")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, UNLIMITED)
+
+
 COLLECTIVES = {
     "allreduce": lambda tensor: hvd.allreduce_(tensor, name="tensor"),
     "broadcast from 0": lambda tensor: hvd.broadcast_(tensor, 0, name="tensor"),
     "broadcast from 1": lambda tensor: hvd.broadcast_(tensor, 1, name="tensor"),
     "sending on": send,
+    "without memory": without_memory,
 }
 
 

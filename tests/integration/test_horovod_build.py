@@ -300,6 +300,21 @@ def test_a_ring_that_breaks_while_tensors_are_sent_freezes_nobody(
     assert result["sum"] == [2.0, 2.0, 2.0]
 
 
+def test_without_memory_for_a_collective_all_get_an_error(
+    workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store]
+) -> None:
+    """The tensors had left Horovod's table, and threads waited for them for ever."""
+    store = serve(Store())
+    argv = ("without memory", "1")
+    for rank in (0, 1):
+        workers.append(start_worker(rank, 2, store, *argv, gloo_timeout_s=LONG_GLOO_TIMEOUT_S))
+
+    for result in [outcome(one) for one in workers]:
+        assert result["raised"] == "HorovodInternalError"
+        assert float(str(result["elapsed_s"])) < LONG_GLOO_TIMEOUT_S / 2
+        assert result["sum"] == [2.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize(
     "ranks",
     [pytest.param(ranks, marks=pytest.mark.long) for ranks in (2, 3, 6)] + [4],
