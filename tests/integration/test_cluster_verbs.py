@@ -240,6 +240,20 @@ class TestWhichCluster:
             "~/.local/state/edl/clusters/lab/secret"
         )
 
+    def test_a_secret_that_is_given_says_which_is_meant(
+        self, lab: Cluster, edl: Verb, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on a machine on which no cluster was started, and with EDL_SECRET_FILE."""
+        lab.submit("job.yaml")
+        shutil.rmtree(config.state_dir() / "clusters")
+        assert "digits" not in edl("list")[1]
+        monkeypatch.setenv("EDL_SECRET", SECRET)
+        assert "digits" in edl("list")[1]
+        assert "submitted" in edl("events", "digits")[1]
+        assert "cluster lab has no host" in edl("drain", "node1")[2]
+        monkeypatch.setenv("EDL_SECRET", "0" * 64)
+        assert "digits" not in edl("list")[1], "it may be that of a job of `edl run`"
+
     def test_none(self, home: Path) -> None:
         with pytest.raises(UsageError, match="there is no cluster; start one with `edl cluster"):
             Cluster().list()

@@ -139,7 +139,7 @@ def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
     """Return the records of the cluster that a user means, for a command that needs none; or None.
 
     It is the one that ``cluster`` or EDL_CLUSTER names, or else the only one in this ZooKeeper
-    whose secret this user has stored. None: nothing names a cluster, and the user has stored the
+    whose secret this user has given or stored. None: nothing names a cluster, and the user has the
     secret of none or of several.
 
     Raises:
@@ -152,18 +152,21 @@ def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
         return open_cluster_store(session, named)
     if not knows_clusters():
         return None  # without a question to ZooKeeper
-    mine = sorted(stored(config.state_dir(), cluster_names(session), CLUSTERS))
-    found = known_accesses(session, mine, None)
+    names = cluster_names(session)
+    if not config.load().secret:  # else it may be that of any
+        names = tuple(sorted(stored(config.state_dir(), names, CLUSTERS)))
+    found = known_accesses(session, names, None)
     return open_cluster_store(session, found[0].job) if len(found) == 1 else None
 
 
 def knows_clusters() -> bool:
     """Return whether a cluster may be meant, though none is named on the command line.
 
-    So it is if EDL_CLUSTER names one, this user has stored the secret of one, or is a tenant.
+    So it is if EDL_CLUSTER names one, or this user has given a secret, which may be that of a
+    cluster, a job or a tenant, or has stored the secret of a cluster.
     """
     own = config.load()
-    if own.cluster or parsed_word(own.secret or ""):
+    if own.cluster or own.secret:
         return True
     return (config.state_dir() / CLUSTERS).is_dir()
 
