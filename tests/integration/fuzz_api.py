@@ -19,7 +19,7 @@ from edl.http.signing import authorization
 ANSWER_S = 40.0
 EXAMPLES = 25  # requests to each route
 # Keys of a manifest that may contradict others, or name what the cluster does not have.
-CONTRADICTING = {"np", "sizes", "after", "secrets", "batch", "hints", "settings"}
+CONTRADICTING = {"np", "sizes", "size_step", "after", "secrets", "batch", "hints", "settings"}
 KNOWN = "known"  # a job that the cluster has, for half of the requests about a job
 WANTED = [
     "not_a_server_error",

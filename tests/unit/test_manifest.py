@@ -402,8 +402,16 @@ def test_the_schema_accepts_what_is_parsed_and_refuses_the_rest() -> None:
         {"settings": {"on_divergence": "mend"}},
         {"settings": {"resume": "auto"}},
         {"hints": {"throughput": {"a": 5}}},
+        {"command": ["", "x"]},
+        {"command": ["python", "\x17"]},
+        {"cwd": "/a\x8e"},
     ):
         assert not schema.is_valid({**shortest, **wrong}), wrong
+        with pytest.raises(ManifestError):
+            job_manifest({**shortest, **wrong})
+    for right in ({"max": 4.0}, {"profile": None}, {"command": ["python", ""]}):
+        schema.validate({**shortest, **right})
+        job_manifest({**shortest, **right})
 
 
 def test_the_schema_describes_every_key() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-_NOT_ALLOWED = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]"
-_FIRST = re.compile(_NOT_ALLOWED)
+# Ranges of a regular expression, of Python and of JSON schemas.
+CONTROL = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff"
+_FIRST = re.compile(rf"[{CONTROL}\ud800-\udfff]")
 
 
 def first_control_character(text: str) -> tuple[str, int] | None:

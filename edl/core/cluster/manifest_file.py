@@ -193,12 +193,15 @@ class _Reader:
             ManifestError: the value is missing, has another type, or is out of range.
         """
         kind = _plain_type(hint)
+        is_empty = value.content == "" and value.plain
+        if _is_optional(hint) and value.is_null and not (is_empty and value.line):
+            return None
+        if is_empty:
+            what = f"{_name(key)} has no value; give one, or leave the key out"
+            raise self._error(value.line, key, what)
         if is_dataclass(kind):
             assert isinstance(kind, type)
             return self.record(value, kind, key)
-        if value.content == "" and value.plain:
-            what = f"{_name(key)} has no value; give one, or leave the key out"
-            raise self._error(value.line, key, what)
         if get_origin(kind) is tuple:
             return self._items(value, hint, key)
         if get_origin(kind) is Mapping:
@@ -272,6 +275,8 @@ class _Reader:
         """
         as_written = _plain_type(hint) is str and isinstance(value.content, str)
         given: Any = value.content if as_written else value.scalar
+        if isinstance(given, float) and given.is_integer() and _plain_type(hint) is int:
+            given = int(given)  # 4.0, which JSON schema takes for an integer, too
         if isinstance(value.content, str):
             try:
                 found: Scalar = msgspec.convert(given, hint)
@@ -344,6 +349,13 @@ def _limits(hint: Any) -> _Limits:
         if meta.extra:
             found = found._replace(must=meta.extra["must"])
     return found
+
+
+def _is_optional(hint: Any) -> bool:
+    """Return whether the type ``hint``, with or without annotations, has ``| None``."""
+    if get_origin(hint) is Annotated:
+        return _is_optional(get_args(hint)[0])
+    return NoneType in get_args(hint)
 
 
 def _plain_type(hint: Any) -> Any:

@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from edl.core.cluster.control_characters import CONTROL
 from edl.core.cluster.manifest import JobManifest
 from edl.core.job_spec import JobSettings
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _AS_WRITTEN = ["string", "number", "boolean"]  # of a text that a user need not quote
+_TEXT = f"^[^{CONTROL}]*$"
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
@@ -34,8 +36,13 @@ def manifest_schema() -> dict[str, Any]:
             for inner in (one.get("items"), one.get("additionalProperties")):
                 if inner and inner.get("type") == "string" and "pattern" not in inner:
                     inner["type"] = _AS_WRITTEN
+            for text in (one, *one.values()):
+                if isinstance(text, dict) and "string" in text.get("type", ()):
+                    text.setdefault("pattern", _TEXT)
     _describe_settings(kinds["JobSettings"]["properties"])
     manifest = kinds.pop("JobManifest")
+    command = manifest["properties"]["command"]
+    command["prefixItems"] = [{**command["items"], "minLength": 1}]
     manifest["title"] = "A job of an edl cluster"
     return {"$schema": _DIALECT, **manifest, "$defs": kinds}
 

@@ -59,6 +59,11 @@ class YamlValue:
     plain: bool = False
 
     @property
+    def is_null(self) -> bool:
+        """Whether this is null, or nothing at all."""
+        return isinstance(self.content, str) and self.scalar is None
+
+    @property
     def scalar(self) -> Scalar:
         """The scalar in its type: a number, a truth value, None or a text.
 
