@@ -33,15 +33,14 @@ class Sizes(Record):
 
     min_np: int = setting(
         1,
-        "the job never trains with fewer workers. Under horovodrun, the `--min-np` of horovodrun "
-        "counts instead, unless edl [cannot see it](../guides/horovodrun.md#settings)",
+        "the job never trains with fewer workers. Under horovodrun its `--min-np` is the default, "
+        "unless edl [cannot see it](../guides/horovodrun.md#settings)",
         option="--min-np",
     )
     max_np: int | None = setting(
         None,
         "the job never has more workers. Default: `-np`, or `--slots` if that is given and "
-        "greater. Under horovodrun, the `--max-np` of horovodrun counts instead, unless edl "
-        "cannot see it",
+        "greater. Under horovodrun its `--max-np` is the default, unless edl cannot see it",
         option="--max-np",
     )
     sizes: tuple[int, ...] = setting(

@@ -49,7 +49,7 @@ EXAMPLE_HOSTS = {
     "host-a:9400",  # as Prometheus is told of agents
     "host-b:9400",
     "10.0.0.5:9400",
-    "10.0.0.5:4317",
+    "10.0.0.5:4318",
 }
 
 
