@@ -396,6 +396,7 @@ def test_a_host_process_that_is_killed_at_any_moment(lab: Lab) -> None:
     lab.assign(j=JobAssignment(RUN, (0, 1)), k=JobAssignment(LATER, (2,)))
     lab.shell.until_size(2)
     lab.shell.until_size(1, "k")
+    lab.until(lambda: len(lab.of().processes) == 2)
     workers = lab.of().processes
     for number in range(12):
         host = lab.shell.started[-1]

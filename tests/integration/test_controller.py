@@ -179,6 +179,7 @@ def test_it_is_shown_and_changed_while_jobs_run(cluster: Shell) -> None:
         page = (ROOT / "docs" / "guides" / "writing-a-policy.md").read_text()
         mine = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
         (cluster.directory / "my_policy.py").write_text(mine)
+        controller.expect("job y: starting -> running")  # until then it keeps its slots
         assert planned("plan", "--policy", "my_policy:Fewest") == {"x": {"a": 1}, "y": {"a": 3}}
         assert said("policy", "my_policy:Fewest", "spare=2").startswith(
             "policy: my_policy:Fewest spare=2\n"
