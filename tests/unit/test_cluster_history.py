@@ -114,9 +114,13 @@ def test_only_new_events_are_read(file: HistoryFile) -> None:
     assert [one.slot_s for one in file.jobs(1042.0)] == [20.0, 70.0]
 
 
-def test_several_fill_one_file(tmp_path: Path) -> None:
-    """A controller, an API and a command, each with a file object of its own."""
-    log, path = Log(), tmp_path / "history.sqlite"
+@pytest.mark.parametrize("name", "abcd")
+def test_several_fill_one_file(tmp_path: Path, name: str) -> None:
+    """A controller, an API and a command, each with a file object of its own.
+
+    SQLite says only now and then that a file which is being made is locked; hence four files.
+    """
+    log, path = Log(), tmp_path / f"{name}.sqlite"
     story(log)
     with ThreadPoolExecutor(6) as threads:
         filled = list(threads.map(lambda _: HistoryFile(path).fill(log.read, UID), range(24)))

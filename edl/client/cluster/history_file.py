@@ -34,6 +34,7 @@ from edl.errors import DataError
 
 FORMAT = 1  # of the file; one of another format is made again
 LOCKED_S = 20.0  # for another process to write what it has read
+RETRY_S = 0.01
 # If others are faster twice, a call is done: the second one has read the log after it began.
 FILLS = 2
 KEPT_S = 365 * 86400.0  # what ended so long before the newest event is removed
@@ -260,7 +261,7 @@ def _connected(path: Path) -> sqlite3.Connection:
         ) from None
     db = sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)
     try:
-        db.execute("PRAGMA journal_mode = WAL")
+        _log_ahead(db)
         db.execute("PRAGMA synchronous = NORMAL")  # a lost transaction is replayed again
         if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
             with _transaction(db):
@@ -271,6 +272,27 @@ def _connected(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _log_ahead(db: sqlite3.Connection) -> None:
+    """Let the file be read while another process writes it (SQLite's write-ahead log).
+
+    The first process to do so needs the file alone. SQLite waits for that only in some cases, and
+    else says at once that the file is locked, so it is asked again.
+
+    Raises:
+        sqlite3.OperationalError: others have used the file for LOCKED_S (20) seconds, or it cannot
+            be written.
+    """
+    deadline = time.monotonic() + LOCKED_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_S)
 
 
 def _remove(path: Path) -> None:
