@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 from paths import SCRIPTS
 
 LOGICAL = SCRIPTS / "logical.py"
@@ -17,8 +16,9 @@ def alone(directory: Path, logical: int, epochs: int, limit_s: float = 240.0) ->
     """Return the digests by step of one process without a launcher, which nothing disturbs."""
     directory.mkdir()
     environment = os.environ | {"EDL_LOGICAL": str(logical), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(LOGICAL), "--out", str(directory), "--epochs", str(epochs)]
-    subprocess.run(command, env=environment, check=True, timeout=limit_s, cwd=directory)
+    words = [LOGICAL, "--out", directory, "--epochs", str(epochs)]
+    done = forked.python("torch", words, limit_s, env=environment, cwd=directory)
+    assert done.returncode == 0, done.stderr
     found = digests(directory)
     assert len(set(found.values())) == len(found) == epochs * EPOCH[logical]
     return found

@@ -14,7 +14,18 @@ from typing import Any
 NAME = "torch._dynamo"
 
 
+class _Config(ModuleType):
+    error_on_nested_fx_trace = True  # which torch.utils.checkpoint reads
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_compiler.import_real().config, name)
+
+
 class _Compiler(ModuleType):
+    config = _Config(f"{NAME}.config")
+
     @staticmethod
     def disable(function: Any, recursive: bool = True, wrapping: bool = True) -> Any:
         return function
@@ -27,10 +38,16 @@ class _Compiler(ModuleType):
         if sys.modules.get(NAME) is self:
             if name.startswith("__") and name != "__path__":
                 raise AttributeError(name)
-            del sys.modules[NAME]
-            sys.modules["torch"]._dynamo = importlib.import_module(NAME)  # type: ignore[attr-defined]
+            self.import_real()
         return getattr(sys.modules[NAME], name)
 
+    def import_real(self) -> Any:
+        if sys.modules.get(NAME) is self:
+            del sys.modules[NAME]
+            sys.modules["torch"]._dynamo = importlib.import_module(NAME)  # type: ignore[attr-defined]
+        return sys.modules[NAME]
 
+
+_compiler = _Compiler(NAME)
 if NAME not in sys.modules:
-    sys.modules[NAME] = _Compiler(NAME)
+    sys.modules[NAME] = _compiler
