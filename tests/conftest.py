@@ -30,7 +30,7 @@ settings.register_profile(
     "ci",
     derandomize=True,
     deadline=None,
-    max_examples=9,
+    max_examples=12,
     stateful_step_count=40,
     database=None,
     suppress_health_check=SLOW_MACHINE,

@@ -33,16 +33,16 @@ FAULTS = ("kill", "fail", "cut", "delay", "freeze", "expire")
 def points(first: int, end: int, step: int = 1, turn: int = 0) -> range:
     """Where a worker is struck, or the seeds, in one job after the other.
 
-    In `make test` it is each eighteenth, and ``turn`` says which; in `make property` all of them.
+    In `make test` it is each twelfth, and ``turn`` says which; in `make property` all of them.
     """
-    part = 18 if settings.get_current_profile_name() == "ci" else 1
+    part = 12 if settings.get_current_profile_name() == "ci" else 1
     return range(first + step * (turn % part), end, step * part)
 
 
 T = TypeVar("T")
 
 
-def sampled(cases: Sequence[T], part: int = 4) -> Sequence[T]:
+def sampled(cases: Sequence[T], part: int = 3) -> Sequence[T]:
     """Return each ``part``-th of the cases in `make test`, and all of them in `make property`."""
     return cases[::part] if settings.get_current_profile_name() == "ci" else cases
 
