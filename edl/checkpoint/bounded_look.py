@@ -1,4 +1,4 @@
-"""Use a directory of checkpoints for a limited time: :func:`looked`."""
+"""Look into a directory of checkpoints, and give up when that takes too long: :func:`looked`."""
 
 from __future__ import annotations
 

@@ -11,9 +11,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def page_json(value: Any) -> bytes:
-    """Return ``value`` as JSON.
+    """Return the JSON text of ``value``, in UTF-8.
 
-    A byte of a command or of a path that is not UTF-8 is, in Python's text, half a surrogate pair,
+    ``value`` is a record (a dataclass), or lists and dictionaries of records, texts and numbers. A
+    byte of a command or of a path that is not UTF-8 is, in Python's text, half a surrogate pair,
     which has no encoding. Each of them is replaced by U+FFFD.
     """
     try:

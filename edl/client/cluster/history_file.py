@@ -34,7 +34,7 @@ from edl.errors import DataError
 
 FORMAT = 1  # of the file; one of another format is made again
 LOCKED_S = 20.0  # for another process to write what it has read
-RETRY_S = 0.01
+RETRY_S = 0.01  # between two tries to get the file alone
 # If others are faster twice, a call is done: the second one has read the log after it began.
 FILLS = 2
 KEPT_S = 365 * 86400.0  # what ended so long before the newest event is removed
@@ -88,7 +88,7 @@ class HistoryFile:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether a file of the cluster was found or made; else the history is read as empty."""
+        """Whether :meth:`fill` has found or made the cluster's file; until then nothing is read."""
         return self._chosen is not None
 
     def fill(self, read: ReadEvents, uid: str) -> int:

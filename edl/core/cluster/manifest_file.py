@@ -352,7 +352,10 @@ def _limits(hint: Any) -> _Limits:
 
 
 def _is_optional(hint: Any) -> bool:
-    """Return whether the type ``hint``, with or without annotations, has ``| None``."""
+    """Return whether the value of a key may be null.
+
+    ``hint`` is the type of its field, such as ``int | None`` or ``Annotated[int | None, ...]``.
+    """
     if get_origin(hint) is Annotated:
         return _is_optional(get_args(hint)[0])
     return NoneType in get_args(hint)
