@@ -53,6 +53,7 @@ SCRIPTS = Path(__file__).parent / "integration" / "scripts"
 RUNS = "EDL_TEST_SCRIPT"  # names the one of SCRIPTS that chaos/scripts run
 READY_S = 120.0
 WANTED = os.environ.get("EDL_FORKED") != "0"
+_FRAMEWORKS: dict[str, str] = {}  # by name of a job, of the script that `edl run` has started last
 
 
 class Forked(Child):
@@ -222,7 +223,11 @@ def _framework(words: Sequence[str], directory: Path, environment: Mapping[str, 
     if RUNS in text:  # it trains nothing itself
         text += (SCRIPTS / environment.get(RUNS, "counting.py")).read_text()
     package = "horovod" if "--transparent" in rest else "edl"
-    return next((name for name in IMPORTS if name and f"{package}.{name}" in text), "")
+    found = next((name for name in IMPORTS if name and f"{package}.{name}" in text), "")
+    job = rest[rest.index("--job") + 1] if "--job" in rest else ""
+    if scripts:
+        _FRAMEWORKS[job] = found
+    return found or _FRAMEWORKS.get(job, "")  # `edl join` starts the script of `edl run`
 
 
 def _of_edl(words: Sequence[str]) -> Sequence[str]:

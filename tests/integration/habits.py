@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from paths import SCRIPTS
 
-sys.path.insert(0, str(SCRIPTS))
-
+ALONE = """
+import json, sys, torch
+from torch_habits import SAMPLES, Training
+training = Training()
+rows = [training.train(torch.tensor(indices, dtype=int), e) for indices, e in json.load(sys.stdin)]
+print(json.dumps([SAMPLES, rows]))
+"""
 NEVER = slice(8, 12)  # of the weights: the parameter without a gradient
 
 Line = dict[str, Any]
@@ -25,9 +30,6 @@ def prove_as_one_process(out: Path, epochs: int, workers: int | None = None) -> 
     Who was in a step, and with how many samples, they say themselves; that it is true shows in
     their weights. ``workers``: how many trained to the end; None: any number.
     """
-    import torch  # not by each process of pytest that only collects
-    from torch_habits import SAMPLES, Training
-
     batches: dict[tuple[int, int], list[int]] = {}
     steps: dict[int, list[Line]] = defaultdict(list)
     finals = []
@@ -41,16 +43,19 @@ def prove_as_one_process(out: Path, epochs: int, workers: int | None = None) -> 
                 finals.append(line)
     assert sorted(steps) == list(range(len(steps)))
 
-    alone = Training()
+    global_batches: list[tuple[list[int], int]] = []
     trained: dict[int, list[int]] = defaultdict(list)
     for step, rows in sorted(steps.items()):
         (counted,) = {json.dumps(row["counted"]) for row in rows if "counted" in row}
         indices = [i for w, n in json.loads(counted) for i in batches.get((step, w), [])[:n]]
         (epoch,) = {row["epoch"] for row in rows}
         trained[epoch] += indices
-        _compare(rows, alone.train(torch.tensor(indices, dtype=torch.int64), epoch), step)
+        global_batches.append((indices, epoch))
+    samples, alone = _train_alone(global_batches)
+    for step, expected in enumerate(alone):
+        _compare(steps[step], expected, step)
     assert {epoch: sorted(indices) for epoch, indices in trained.items()} == {
-        epoch: list(range(SAMPLES)) for epoch in range(epochs)
+        epoch: list(range(samples)) for epoch in range(epochs)
     }
     assert finals
     assert workers in (None, len(finals))
@@ -59,6 +64,18 @@ def prove_as_one_process(out: Path, epochs: int, workers: int | None = None) -> 
         assert final["steps"] == len(steps)
         assert final["final"][NEVER] == [1.0] * 4, "no weight decay without a gradient"
     return [row for rows in steps.values() for row in rows]
+
+
+def _train_alone(batches: list[tuple[list[int], int]]) -> tuple[int, list[Line]]:
+    """Train the batches (sample indices, epoch) in one process without a job.
+
+    Returns:
+        The number of samples of an epoch, and what became of each step.
+    """
+    done = forked.python("torch", ["-c", ALONE], 120.0, json.dumps(batches), cwd=SCRIPTS)
+    assert done.returncode == 0, done.stderr
+    samples, rows = json.loads(done.stdout)
+    return samples, rows
 
 
 def _compare(rows: list[Line], expected: Line, step: int) -> None:
