@@ -16,6 +16,7 @@ import socket
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
@@ -219,6 +220,30 @@ def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
         )
 
 
+def misspelled(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variables that look like misspelled settings of edl.
+
+    Such a variable begins with ``EDL_``, belongs to no setting, and differs from the variable of
+    one by a letter or two. It may be a variable of the user's script.
+
+    Args:
+        environ: environment variables by name; None: those of this process.
+
+    Returns:
+        By name of each such variable, the setting's variable that it is most like.
+    """
+    environ = os.environ if environ is None else environ
+    known = {variable_of(name).removeprefix("EDL_"): variable_of(name) for name in SETTINGS}
+    found = {}
+    for variable in sorted(environ):
+        prefix, _, name = variable.partition("EDL_")
+        if prefix == "" and name and name not in known and name.lower() not in OLD_NAMES.values():
+            for near in get_close_matches(name, known, n=1, cutoff=SIMILAR):
+                found[variable] = known[near]
+    return found
+
+
+SIMILAR = 0.85  # of difflib's ratio, from 0 to 1
 OLD_NAMES = {"borrowed_file": "lent_file"}  # of settings, in older versions of edl
 KINDS = (Config, Sizes, JobSettings)
 SETTINGS: Mapping[str, tuple[type, Any]] = {

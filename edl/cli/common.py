@@ -7,14 +7,16 @@ job nor ZooKeeper, uses it too.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from edl import config
 from edl.errors import UsageError
 
 ZooKeeperOption = Annotated[
@@ -110,6 +112,23 @@ FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 def console() -> Console:
     """Return a new console for standard output, which uses colours only if that is a terminal."""
     return Console(highlight=False)
+
+
+def settings_of_agent(**arguments: Any) -> config.Config:
+    """Return the settings of a process that starts workers, as :func:`edl.config.load` does.
+
+    For each environment variable that looks like a misspelled setting, a line is printed to
+    standard error.
+
+    Args:
+        **arguments: values by setting, such as the options of a command; None counts as absent.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    for variable, near in config.misspelled().items():
+        print(f"edl: {variable} is no setting of edl; {near} is", file=sys.stderr)
+    return config.load(**arguments)
 
 
 @contextmanager

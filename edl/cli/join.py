@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from edl import config
 from edl.cli.common import (
     AddressOption,
     BorrowedFileOption,
@@ -15,6 +14,7 @@ from edl.cli.common import (
     MetricsPortOption,
     ZooKeeperOption,
     console,
+    settings_of_agent,
 )
 from edl.cli.last_line import AgentCommand, LastLineOption, last_line
 from edl.client.connection import choose_job, connected, in_session_of_job
@@ -64,7 +64,7 @@ def join(
     Ends with the job. Ctrl-C makes the workers of this host leave the job, which goes on.
     """
     with last_line(as_json, job) as line:
-        settings = config.load(
+        settings = settings_of_agent(
             host=host,
             address=address,
             network_interface=network_interface,

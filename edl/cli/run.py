@@ -19,6 +19,7 @@ from edl.cli.common import (
     MetricsPortOption,
     ZooKeeperOption,
     console,
+    settings_of_agent,
 )
 from edl.cli.last_line import AgentCommand, LastLine, LastLineOption, last_line
 from edl.cli.options import with_settings
@@ -124,7 +125,7 @@ def run(
     `edl run` stand before COMMAND; what follows COMMAND belongs to it.
     """
     with last_line(as_json, job) as line:
-        settings = config.load(
+        settings = settings_of_agent(
             host=host,
             address=address,
             network_interface=network_interface,

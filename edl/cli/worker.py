@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from edl import config
+from edl.cli.common import settings_of_agent
 from edl.cli.main import configure_logging, run_command
 from edl.client.connection import in_session_of_job, open_session
 from edl.config import Config, HorovodSlot
@@ -211,7 +212,7 @@ def _create(
     launcher = find_launcher()
     seen = launcher.limits() if launcher is not None else None
     limits = {} if seen is None else {"min_np": seen.min_np, "max_np": seen.max_np}
-    asked = config.load(defaults=limits)
+    asked = settings_of_agent(defaults=limits)
     of_job = asked.job_settings.of_size(slot.size)
     spec = JobSpec(tuple(command), slot.size, asked.sizes, of_job, str(Path.cwd()))
     job = Job(name=name, spec=spec, created=time.time(), driver=slot.driver)

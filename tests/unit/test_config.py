@@ -12,6 +12,7 @@ import pytest
 from made import make_job
 
 from edl import config
+from edl.cli.common import settings_of_agent
 from edl.config import Config, load
 from edl.core.records import Host
 from edl.errors import ConfigError, UsageError
@@ -265,3 +266,34 @@ def test_a_worker_belongs_to_the_run_of_its_agent(monkeypatch: pytest.MonkeyPatc
     environment = worker_environment(make_job(), "127.0.0.1:1", here, secret, "", "0123")
     assert load(environment).run == "0123"
     assert load(worker_environment(make_job(), "127.0.0.1:1", here, secret, "")).run == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("EDL_SESSION_TIMEOUT", "EDL_SESSION_TIMEOUT_S"),
+        ("EDL_SESION_TIMEOUT_S", "EDL_SESSION_TIMEOUT_S"),
+        ("EDL_MAX_RESTART", "EDL_MAX_RESTARTS"),
+        ("EDL_ZOOKEPER", "EDL_ZOOKEEPER"),
+    ],
+)
+def test_a_misspelled_variable_is_found(variable: str, near: str) -> None:
+    assert config.misspelled({variable: "4", near: "4"}) == {variable: near}
+
+
+def test_settings_old_names_and_variables_of_scripts_are_not_misspelled() -> None:
+    own = {"EDL_EXPERIMENT": "a", "MY_EDL_SLOTS": "b", "EDL_": "c", "EDL_LOG": "INFO"}
+    assert config.misspelled(own) == {}
+    settings = {f"EDL_{name.upper()}": "x" for name in (*config.SETTINGS, "lent_file")}
+    assert config.misspelled(settings) == {}
+
+
+def test_a_process_that_starts_workers_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDL_MAX_RESTART", "3")
+    settings = settings_of_agent(host="a")
+    assert settings.host == "a"
+    assert settings.job_settings.max_restarts == Config().job_settings.max_restarts
+    message = "edl: EDL_MAX_RESTART is no setting of edl; EDL_MAX_RESTARTS is\n"
+    assert capsys.readouterr().err == message

@@ -13,6 +13,7 @@ from edl.cli.common import (
     ClusterOption,
     InterfaceOption,
     ZooKeeperOption,
+    settings_of_agent,
 )
 from edl.client.cluster.connection import connected_cluster
 from edl.coordination.paths import check_name
@@ -111,7 +112,7 @@ def host(
     It may be killed and started again at any time: the jobs train on. SIGTERM makes the host leave
     the cluster, and its workers leave their jobs; a second one kills them.
     """
-    settings = config.load(
+    settings = settings_of_agent(
         host=host,
         address=address,
         network_interface=network_interface,
