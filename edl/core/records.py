@@ -499,12 +499,11 @@ class Generation(Record):
     def as_end(self, reason: str) -> Generation:
         """Return the generation without members, numbered :data:`END`, that ends the job.
 
-        It follows this generation; its ``left`` are the members of this one. ``reason`` says why
-        the job ends.
+        It follows this generation; its ``left`` are the members of this one, and it has no
+        newcomers. ``reason`` says why the job ends.
         """
-        nobody: tuple[RingMember, ...] = ()
-        left = self.worker_ids
-        return replace(self, number=END, members=nobody, left=left, previous=nobody, reason=reason)
+        empty = replace(self, members=(), previous=(), joined=(), fits=0)
+        return replace(empty, number=END, left=self.worker_ids, reason=reason)
 
     def knows(self, worker: int) -> bool:
         """Return whether the worker numbered ``worker`` is in ``members`` or ``previous``.

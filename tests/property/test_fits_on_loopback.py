@@ -191,3 +191,21 @@ def test_a_state_that_differs_after_a_fit_ends_the_job() -> None:
     assert job.memory.job.state is JobState.FAILED
     assert "the state of w1 differs from that of w0, w2 after step" in job.memory.job.reason
     assert [*script.evaluated] == [1], "nobody evaluates what differs"
+
+
+@pytest.mark.parametrize("step", sampled(range(1, 19)))
+def test_workers_that_are_told_of_the_end_leave_in_each_fit(step: int) -> None:
+    """As Ctrl-C while ZooKeeper is away: an agent tells the workers, and no leader."""
+    job = of()
+
+    def tell(job: LoopbackJob) -> None:
+        job.memory.away = True
+        assert job.memory.generation is not None
+        for one in job.workers:
+            one.shared.announce(job.memory.generation.as_end("Ctrl-C"))
+
+    job.after_step(step, tell)
+    job.run()
+    assert not job.results, job.describe()
+    assert {one.worker.step for one in job.workers} <= {step, step + 1}, job.describe()
+    assert len({one.worker.step for one in job.workers}) == 1, job.describe()
