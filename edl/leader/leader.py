@@ -284,7 +284,7 @@ class LeaderTerm:
                 failures = {
                     f"w{member.id}": str(member.broken)
                     for member in snapshot.members
-                    if broke(member, snapshot.generation)
+                    if member.id not in snapshot.evicted and broke(member, snapshot.generation)
                 }
             written = GenerationDetails(
                 term=new.term,

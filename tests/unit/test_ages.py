@@ -47,6 +47,18 @@ def test_a_ring_is_broken_since_the_first_report() -> None:
     assert (ages.generation_s, ages.broken_s) == (0.0, 0.0)
 
 
+def test_an_old_report_of_an_evicted_worker_breaks_no_ring() -> None:
+    """It was cut off, and registers once more before it reads that it is evicted."""
+    tracker = AgeTracker(LEADER_SINCE)
+    planned = replace(RING, number=8, members=ring_of(0, 1, 2), previous=RING.members, joined=(2,))
+    switched = (replace(member(0), generation=8), replace(member(1), generation=8))
+    now = replace(NOW, generation=planned, members=switched, evicted={3: "it was cut off"})
+    back = replace(member(3), generation=6, broken=RingFailure(6, 40))
+    assert tracker.look(replace(now, members=(*switched, back)), 110.0).broken_s == 0.0
+    reported = replace(switched[0], broken=RingFailure(8, 90))
+    assert tracker.look(replace(now, members=(reported, switched[1])), 900.0).broken_s == 0.0
+
+
 def test_a_ring_is_lost_since_all_that_were_to_stay_are_given_up() -> None:
     """Until a planned ring is built it is the one before; who leaves is not waited for."""
     tracker = AgeTracker(LEADER_SINCE)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.core.job.borrowing import ReclaimTracker
-from edl.core.job.ring_failure import broke
+from edl.core.job.ring_failure import is_broken
 from edl.core.records import Generation, Reclaim, Stage
 from edl.core.snapshot import Snapshot
 
@@ -33,8 +33,8 @@ class Ages:
             in its present stage.
         generation_s: the time since the leader first saw the newest generation; before the first
             one, since its term began.
-        broken_s: the time since the leader first saw a worker report that the ring of the newest
-            generation broke; 0.0 if none did.
+        broken_s: the time since the leader first saw a member of the ring report that the ring of
+            the newest generation broke; 0.0 while none does.
         lost_s: the time since the leader first saw that all workers of the ring are evicted, except
             those that were to leave it anyway; 0.0 while one is not.
         reclaims_s: for each open demand to give slots back, the time since the leader first saw it.
@@ -94,8 +94,10 @@ class AgeTracker:
         if number != self._announced[0]:
             self._announced = (number, now_s)
             self._broken = None
-        if generation is not None and any(broke(m, generation) for m in now.members):
-            self._broken = now_s if self._broken is None else self._broken
+        if not is_broken(now):
+            self._broken = None
+        elif self._broken is None:
+            self._broken = now_s
         if generation is None or not _is_lost(now, generation):
             self._lost = None
         elif self._lost is None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from edl.core.job.ring_failure import broke
+from edl.core.job.ring_failure import is_broken
 from edl.core.records import Generation, Member, RingMember, Stage
 from edl.core.snapshot import Snapshot
 
@@ -191,7 +191,7 @@ def proof(
             f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper on its way into its "
             f"first ring, and {place} does not answer"
         )
-    broken = _broken(now)
+    broken = is_broken(now)
     if not idle.stands and not (broken and idle.quiet_s > idle.limits.frozen_s):
         return None
     if _leaves(worker, now) and not broken and idle.quiet_s <= idle.limits.session_s:
@@ -254,15 +254,6 @@ def _leaves(worker: int, now: Snapshot) -> bool:
     """
     current = now.generation
     return current is not None and bool(current.previous) and worker in current.left
-
-
-def _broken(now: Snapshot) -> bool:
-    """Return whether any worker reports a broken ring that is not repaired; then no step completes.
-
-    ``now`` is the state of the job in ZooKeeper.
-    """
-    generation = now.generation
-    return generation is not None and any(broke(member, generation) for member in now.members)
 
 
 def _placed(worker: int, now: Snapshot) -> str:

@@ -1,6 +1,7 @@
 """Interpret a worker's report of a broken ring: whether it counts, and what Horovod's error says.
 
-:func:`broke` is for the leader; :func:`short_error` and :func:`blamed_rank` are for messages.
+:func:`broke` and :func:`is_broken` are for the leader; :func:`short_error` and :func:`blamed_rank`
+are for messages.
 
 The error is the text of Horovod and Gloo, a line of C++ with the path of a source file in front. It
 names the failed neighbour by its address only, so the neighbour's rank can be told only if no other
@@ -14,6 +15,7 @@ import re
 from collections.abc import Sequence
 
 from edl.core.records import Generation, Member, RingMember
+from edl.core.snapshot import Snapshot
 
 MAX_CHARS = 200
 _SOURCE = re.compile(r"\[[^\]\s]*\.(?:cc|h):\d+\]\s*")
@@ -64,3 +66,17 @@ def broke(member: Member | None, current: Generation) -> bool:
     if member.broken.generation >= current.number:
         return True
     return bool(current.previous) and 0 < member.generation <= member.broken.generation
+
+
+def is_broken(now: Snapshot) -> bool:
+    """Return whether any member of the ring reports a failure that no generation has repaired.
+
+    Evicted workers do not count: one that was cut off may be back for a moment, with the report of
+    an old ring.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+    """
+    current = now.generation
+    reported = {member.id: member for member in now.members if member.id not in now.evicted}
+    return current is not None and any(broke(reported.get(m.id), current) for m in now.ring)
