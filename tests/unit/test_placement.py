@@ -241,6 +241,14 @@ def test_where_a_replacement_comes_to(
     assert replacement(now, 9, avoided) is None
 
 
+def test_a_worker_of_a_host_that_some_leave_anyway_is_not_replaced() -> None:
+    """Somebody has moved w0 from a, for example because a is given away and so is slow."""
+    moving = ring_on("a", "b", agents=(A, B, C))
+    assert replacement(replace(moving, **wanted({"a": 0, "b": 1, "c": 1})), 0, ()) is None
+    assert replacement(replace(moving, **wanted({"b": 1, "c": 1})), 0, ()) is None
+    assert replacement(replace(moving, **wanted({"b": 1, "c": 1})), 1, ()) is not None
+
+
 def test_a_replacement_that_did_not_come_is_wanted_where_its_worker_is() -> None:
     now = replace(ring_on("a", "a"), **wanted({"a": 1, "b": 1}))
     assert taken_back(now, Request(RequestKind.REPLACE, 1, host="b")) == {"a": 2, "b": 0}

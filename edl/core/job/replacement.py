@@ -32,16 +32,16 @@ def replacement(
     Returns:
         the pair (the host's name, the number of desired workers by host, unchanged if the host is
         the worker's own); None if no host has a free slot, if ``worker`` is no member of the ring,
-        or if the launcher assigns by slot.
+        if fewer workers are desired on its host than are in the ring there, so that one leaves it
+        anyway, or if the launcher assigns by slot.
     """
-    member = (
-        next((s for s in now.generation.members if s.id == worker), None)
-        if now.generation
-        else None
-    )
+    members = now.generation.members if now.generation is not None else ()
+    member = next((member for member in members if member.id == worker), None)
     if member is None or now.assigned.by_slot:
         return None
     desired = dict(now.desired.hosts)
+    if desired.get(member.host, 0) < sum(other.host == member.host for other in members):
+        return None
     free = {host.name: _free(host, desired.get(host.name, 0)) for host in now.agents}
     open_ = [name for name in free if free[name] > 0 and name not in avoided]
     if not open_:
