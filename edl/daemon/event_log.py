@@ -47,7 +47,9 @@ class EventLog:
     def _is_there(self, event: Event) -> bool:
         """Return whether the job's log has an event equal to ``event``.
 
-        Only events after the last one that this object has written are searched.
+        Only events after the last one that this object has written are searched. An event that this
+        edl cannot read, because a newer one has written it, is another one.
         """
         data = encode(event.to_json())
-        return any(encode(e.to_json()) == data for _, e in self._events.read(self._last))
+        logged = self._events.read_known(self._last, lambda _number, _why: None)
+        return any(encode(e.to_json()) == data for _, e in logged)

@@ -341,9 +341,14 @@ class Supervisor(ABC, Generic[State]):
 
         The first call begins with the oldest event that ZooKeeper has. If an event reports the end
         of a worker, the id of the worker is added to ``ended`` of this launcher's state before the
-        event is yielded.
+        event is yielded. Events that this edl cannot read, because a newer one has written them,
+        are left out.
         """
-        for number, event in self._store.events.read(self._last_event):
+
+        def left_out(number: int, why: str) -> None:
+            self._last_event = number
+
+        for number, event in self._store.events.read_known(self._last_event, left_out):
             self._last_event = number
             if (worker := worker_that_ended(event)) is not None:
                 self._own = replace(self._own, ended=self._own.ended | {worker})

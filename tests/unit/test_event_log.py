@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edl.coordination.events import EventNodes
+from edl.coordination.events import EventNodes, OnUnreadable
 from edl.core.events import Event, EvictedDetails
 from edl.daemon.event_log import EventLog
 from edl.errors import CoordinationError
 from edl.worker.shared_state import SharedState
 
+NEWER = Event(0.0, 0, 9, "so", EvictedDetails("w9"))  # stands for one that cannot be read
 EVENTS = [Event(float(n), n, 9, "so", EvictedDetails(f"w{n}")) for n in range(4)]
 
 
@@ -29,8 +30,12 @@ class Events(EventNodes):
             raise CoordinationError("ZooKeeper is away")
         return len(self.log) - 1
 
-    def read(self, after: int = -1) -> list[tuple[int, Event]]:
-        return list(enumerate(self.log))[after + 1 :]
+    def read_known(self, after: int, unreadable: OnUnreadable) -> list[tuple[int, Event]]:
+        logged = list(enumerate(self.log))[after + 1 :]
+        for number, event in logged:
+            if event is NEWER:
+                unreadable(number, "a kind of a newer edl")
+        return [(number, event) for number, event in logged if event is not NEWER]
 
 
 @pytest.mark.parametrize(
@@ -48,3 +53,14 @@ def test_all_are_written_in_order_and_once(lost: set[int], deaf: set[int]) -> No
     log.write()
     assert events.log == EVENTS
     assert not shared.has_events
+
+
+def test_an_event_of_a_newer_edl_is_passed_over() -> None:
+    events, shared = Events(set(), {1}), SharedState()
+    log = EventLog(events, shared)
+    shared.log(EVENTS[0])
+    with pytest.raises(CoordinationError):
+        log.write()
+    events.log.append(NEWER)
+    log.write()
+    assert events.log == [EVENTS[0], NEWER]
