@@ -11,6 +11,7 @@ from made import changed, make_job, wanted
 from edl.core.host.horovodrun_slot import (
     AfterLoss,
     SlotLimits,
+    SlotRelease,
     SlotState,
     abandoned,
     after_loss,
@@ -361,6 +362,15 @@ def test_who_is_asked_to_end_gives_up_a_slot_of_its_host() -> None:
     assert released({"a": 2, "b": 1}, "a", Sizes(1)) == {"a": 1, "b": 1}
     assert released({"a": 2, "b": 1}, "a", Sizes(3)) == {"a": 2, "b": 1}
     assert released({"b": 1}, "a", Sizes(1)) == {"b": 1}
+
+
+def test_a_slot_is_released_once_though_the_answer_of_a_write_is_lost() -> None:
+    release = SlotRelease("a")
+    lower = release.choice(Sizes(1))
+    assert lower({"a": 4}) == {"a": 3}
+    assert lower({"a": 6}) == {"a": 5}, "others changed it before it was written"
+    assert release.choice(Sizes(1))({"a": 5}) == {"a": 5}, "the first attempt was written"
+    assert release.choice(Sizes(1))({"a": 6}) == {"a": 5}, "it was not"
 
 
 def test_what_is_assigned_follows_the_driver() -> None:

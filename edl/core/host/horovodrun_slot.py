@@ -29,7 +29,7 @@ all other `edl-worker` processes ask it to place the slots again: then it bars t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -515,6 +515,35 @@ def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
     if not desired.get(host) or not sizes.allows(sum(desired.values()) - 1):
         return dict(desired)
     return {**desired, host: desired[host] - 1}
+
+
+class SlotRelease:
+    """Lower the desired number of workers of a host by one, once, in several attempts to write it.
+
+    An attempt may be written to ZooKeeper although its answer is lost. The next attempt finds the
+    number lowered then, and does not lower it again.
+
+    Args:
+        host: the host that loses a worker.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._written: Placement | None = None  # by the last attempt, if it was
+
+    def choice(self, sizes: Sizes) -> Callable[[Placement], Placement]:
+        """Return the function for one attempt, which gets the desired workers and returns the new.
+
+        The attempt may call it again, with other workers, before it has written any. ``sizes`` are
+        the numbers of workers that the job may have.
+        """
+        before = self._written
+
+        def lower(now: Placement) -> Placement:
+            self._written = now if now == before else released(now, self._host, sizes)
+            return self._written
+
+        return lower
 
 
 def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> SupervisorDecision:

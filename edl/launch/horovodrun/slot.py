@@ -21,13 +21,13 @@ from dataclasses import replace
 from edl.coordination.job_store import JobStore
 from edl.core.host.horovodrun_slot import (
     SlotLimits,
+    SlotRelease,
     SlotState,
     awaits_others,
     decide_slot,
     forgotten,
     last_round,
     may_ask,
-    released,
     removal_pending,
     with_answer,
     without_barred,
@@ -105,6 +105,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._lost_slots = LostSlots(host, slot, limits)
         self._pending_at = -limits.freed_s  # when a slot that was taken back was last seen in use
         self._released = False  # fewer are desired, for a signal
+        self._release = SlotRelease(host)
         self._unread_since: float | None = None  # since when our output is not read any more
         self._waits_since: float | None = None  # for the driver, with nothing else to do
         self._waits_said = False
@@ -296,10 +297,9 @@ class SlotSupervisor(Supervisor[SlotState]):
         if done or now - (own.ending_since or 0.0) < limits.shutdown_s:
             return
         if snapshot is not None and snapshot.desired.hosts:
-            sizes, why = snapshot.job.sizes, f"SIGTERM to slot {self._slot} of host {self._host}"
-            self._store.set_desired(
-                lambda now: released(now, self._host, sizes), RequestedBy.LAUNCHER, why
-            )
+            why = f"SIGTERM to slot {self._slot} of host {self._host}"
+            lower = self._release.choice(snapshot.job.sizes)
+            self._store.set_desired(lower, RequestedBy.LAUNCHER, why)
             self._released = True
 
     def _look_who_reads(self, now: float) -> None:
