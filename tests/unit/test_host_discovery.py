@@ -8,6 +8,7 @@ import pytest
 
 from edl import config
 from edl.core.host.host_discovery import first_desired, lines, parse_hosts
+from edl.core.sizes import Sizes
 from edl.errors import UsageError
 from edl.launch.horovodrun import discovery
 from edl.launch.horovodrun.launcher import ElasticLimits
@@ -15,9 +16,14 @@ from edl.launch.horovodrun.launcher import ElasticLimits
 
 def test_hosts_and_slots() -> None:
     assert parse_hosts(["a:4", "b:2", "a:1"]) == {"a": 5, "b": 2}
-    for word in ("a", "a:", ":3", "a:b", "a:-1", "a:1:2"):
+    for word in ("a", "a:", ":3", "a:b", "a:-1", "a:1:2", "a:²"):
         with pytest.raises(UsageError, match="is no host with its slots"):
             parse_hosts([word])
+
+
+def test_a_name_that_no_host_can_have_is_not_local() -> None:
+    assert not discovery.is_local("a..b")
+    assert not discovery.is_local("a" * 64)
 
 
 def test_a_job_starts_with_np_workers_as_few_hosts_as_will_do() -> None:
@@ -75,3 +81,12 @@ def test_without_horovodrun_what_is_offered_is_printed(
     assert discovery.desired_hosts({"a": 2}, config.load({}), tmp_path) == {"a": 2}
     with pytest.raises(UsageError, match="no host is offered"):
         discovery.desired_hosts({}, config.load({}), tmp_path)
+
+
+def test_settings_of_the_environment_count_more_than_options_of_horovodrun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = discovery.DiscoveryState({"localhost": 2}, np=2, min_np=1, max_np=4)
+    assert discovery._sizes(memory) == Sizes(1, 4)
+    monkeypatch.setenv("EDL_MAX_NP", "3")
+    assert discovery._sizes(memory) == Sizes(1, 3)

@@ -26,7 +26,8 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int]:
     hosts: dict[str, int] = {}
     for word in words:
         name, colon, slots = word.rpartition(":")
-        if not colon or not name or ":" in name or not slots.isdigit():
+        is_number = slots.isascii() and slots.isdigit()
+        if not colon or not name or ":" in name or not is_number:
             raise UsageError(f"{word!r} is no host with its slots; write HOST:SLOTS, like node1:4")
         hosts[name] = hosts.get(name, 0) + int(slots)
     return hosts

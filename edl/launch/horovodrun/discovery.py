@@ -19,9 +19,11 @@ from pathlib import Path
 
 import psutil
 
+from edl import config
 from edl.config import Config
 from edl.coordination.secrets import keep
 from edl.core.host.host_discovery import first_desired
+from edl.core.sizes import Sizes
 from edl.errors import UsageError
 from edl.launch.horovodrun.launcher import Launcher, find_launcher
 
@@ -101,7 +103,7 @@ def is_local(host: str) -> bool:
     """
     try:
         address = socket.gethostbyname(host)
-    except OSError:
+    except (OSError, UnicodeError):  # an empty label, or one of more than 63 characters
         return False
     own = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
     return address in own
@@ -154,8 +156,8 @@ def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -
     """Return ``memory`` with the workers that are desired by the job's records in ZooKeeper.
 
     If the records say of no host how many workers are desired, the workers of ``memory`` are
-    written there, and the limits of horovodrun, too. If ZooKeeper does not answer within 2 s
-    (``CONNECT_S``), or has no such job, ``memory`` is returned unchanged.
+    written there, and the limits of horovodrun, too (:func:`_sizes`). If ZooKeeper does not answer
+    within 2 s (``CONNECT_S``), or has no such job, ``memory`` is returned unchanged.
 
     Args:
         memory: the state of the last call of `edl-discover`, with name and secret of the job.
@@ -175,10 +177,20 @@ def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -
         with Session(memory.zookeeper, timeout_s, limit, access) as session:
             slots = _discovered(offered, memory.max_np or memory.np)
             store = JobStore(session, memory.job)
-            desired = store.discover(slots, memory.desired, memory.min_np, memory.max_np)
+            sizes = _sizes(memory)
+            desired = store.discover(slots, memory.desired, sizes.min_np, sizes.max_np)
     except (CoordinationError, UnknownJob):
         return memory
     return replace(memory, desired=desired.hosts)
+
+
+def _sizes(memory: DiscoveryState) -> Sizes:
+    """Return the limits of horovodrun, unless EDL_MIN_NP, EDL_MAX_NP or edl.toml say others.
+
+    Raises:
+        ConfigError: these contradict each other, or cannot be used.
+    """
+    return config.load(defaults={"min_np": memory.min_np, "max_np": memory.max_np}).sizes
 
 
 def _file(state: Path, launcher: Launcher) -> Path:
