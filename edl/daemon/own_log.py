@@ -135,7 +135,7 @@ class OwnLog:
         return f"\nedl: {missing} bytes are left out here\n".encode() if missing else b""
 
     def resumed(self) -> None:
-        """Set the count of bytes left out to 0, because the line of :meth:`notice` was written."""
+        """Set the count of bytes left out to 0: :meth:`notice` and a line after it were written."""
         with self._lock:
             self._lost, self._left_out = self._lost + self._left_out, 0
 
@@ -183,11 +183,13 @@ class _Lossy(io.FileIO):
         left = memoryview(data).cast("B")
         length = len(left)
         try:
-            if notice := self._log.notice():
+            notice = self._log.notice()
+            if notice:
                 super().write(notice)
-                self._log.resumed()
             while left:
                 left = left[super().write(left) :]
+            if notice:
+                self._log.resumed()
         except OSError as error:
             if error.errno not in _OF_THE_DISK:
                 raise

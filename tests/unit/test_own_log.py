@@ -41,6 +41,24 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 print("end")
 answers.write(f"|{log.take_failure()}")
 """
+# Each series of lost lines is one failure, also where the line that counts them still fits.
+NEARLY_FULL = """
+import resource, sys
+from edl.daemon.own_log import OwnLog
+
+log = OwnLog(sys.argv[1])
+log.guard()
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+print("x" * 99)
+answers.write(f"{log.take_failure()} {log.take_lost()}")
+for limit in (60, 120, 180):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    print("x" * 99)
+    answers.write(f"|{log.take_failure()} {log.take_lost()}")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print("end")
+answers.write(f"|{log.take_failure()} {log.take_lost()}")
+"""
 
 
 def start(script: str, path: Path, log: Path) -> subprocess.Popen[str]:
@@ -109,6 +127,17 @@ def test_a_full_disk_ends_nobody_and_what_is_missing_is_said(tmp_path: Path) -> 
     missing += "WARNING:root:a record\n"
     there = 100 - len("begin\n")
     assert f"edl: {len(missing) - there} bytes are left out here" in lines
+
+
+def test_a_disk_with_room_for_a_few_bytes_is_one_failure(tmp_path: Path) -> None:
+    log = tmp_path / "abc.log"
+    with start(NEARLY_FULL, log, log) as process:
+        answers = process.communicate()[0].split("|")
+    assert process.returncode == 0, log.read_text()
+    assert answers[:4] == [f"File too large: {log} 0", *["None 0"] * 3]
+    lost = int(answers[4].removeprefix("None "))
+    assert 300 < lost <= 400
+    assert log.read_text().endswith(f"edl: {lost} bytes are left out here\nend\n")
 
 
 def test_output_that_goes_elsewhere_is_left_alone(tmp_path: Path) -> None:
