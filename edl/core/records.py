@@ -309,6 +309,7 @@ class RingFailure(Record):
         error: Horovod's error message, shortened.
         blamed_rank: the rank, in that ring, that the error message is about; -1: the message names
             none.
+        leaves: how often all workers have left an epoch with a batch in hand, as far as it knows.
     """
 
     generation: int
@@ -316,19 +317,19 @@ class RingFailure(Record):
     exchanges: int = 0  # how many exchanges between steps it has completed
     error: str = ""  # what Horovod said, in short
     blamed_rank: int = -1  # the member that the error is about; -1: it does not say
+    leaves: int = 0
 
     def __str__(self) -> str:
         """Return the error message for people, followed by " (rank N)" if it blames a rank."""
         return self.error + (f" (rank {self.blamed_rank})" if self.blamed_rank >= 0 else "")
 
     @property
-    def progress(self) -> tuple[int, int]:
-        """The pair (step, exchanges): the worker with the larger pair is further.
+    def progress(self) -> tuple[int, int, int]:
+        """The triple (step, exchanges, leaves): the worker with the larger one is further.
 
-        The pairs of workers can be compared because all make the same steps and exchanges in the
-        same order.
+        It can be compared because all workers make the same of these in the same order.
         """
-        return self.step, self.exchanges
+        return self.step, self.exchanges, self.leaves
 
 
 @dataclass(frozen=True)

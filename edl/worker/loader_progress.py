@@ -415,6 +415,7 @@ class LoaderProgress(TrainingProgress):
             "schedule": self.update_order.snapshot(),
             "untrained": self.untrained,
             "exchanges": self.exchanges,
+            "leaves": self.leaves,
             "answer": [len(payload) for payload in self.answer],
             "fits": as_json(self.later_fits or self.fits),
         }
@@ -444,7 +445,8 @@ class LoaderProgress(TrainingProgress):
         If this worker missed a step that others completed, the step is complete here, too: its
         samples are in the model that the worker receives. If it missed an exchange of messages, the
         caller has set :attr:`answer` to the result. It cannot have missed more than one step or
-        exchange, since each needs all workers.
+        exchange, since each needs all workers. Beside an exchange it may have missed a leave, which
+        needs a step record that all workers have sent before.
 
         If the state source is in a later epoch, this worker's epoch is over, and the received
         ledger is used for the next one. If the state source is in an earlier epoch, which it is
@@ -461,8 +463,9 @@ class LoaderProgress(TrainingProgress):
         check_same_data(self.source, header, self._worker)
         self._upcoming = None  # it was of members that are no more
         if receive is not Receive.ALL and self.has_state:
-            missed = int(header["step"]) - self.step, int(header["exchanges"]) - self.exchanges
-            assert missed in ((0, 0), (0, 1), (1, 0)), missed
+            made = {"step": self.step, "exchanges": self.exchanges, "leaves": self.leaves}
+            missed = tuple(int(header[name]) - count for name, count in made.items())
+            assert missed in ((0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 0, 0)), missed
         self.stop = str(header["stop"])
         ledger = restore(header["ledger"])
         self.step_batches = int(header["step_batches"])
@@ -501,7 +504,7 @@ class LoaderProgress(TrainingProgress):
         self.noise.take_over(header["noise"], is_behind)
         # The state source may have left the epoch already, or this worker.
         self.untrained = max(self.untrained, int(header["untrained"]))
-        self.exchanges = int(header["exchanges"])
+        self.exchanges, self.leaves = int(header["exchanges"]), int(header["leaves"])
 
     def _in_own_epoch(self, received: Ledger) -> Ledger:
         """Return the ledger for this worker's epoch, given the state source's (``received``).

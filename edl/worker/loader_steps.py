@@ -136,7 +136,7 @@ class LoaderSteps(WorkerSteps):
         super().__init__(ring, shared, switching, wishes)
         self.engine = progress.engine
         self.driver = StepDriver(self.engine, self)
-        self._left_in = 0  # the generation in which the script has left its loop
+        self._leaves_before = 0  # how often all had left their loops when the open step began
         self.before_exchange: Callable[[], None] = lambda: None
         self.replica: Replica | None = None  # None where no other worker can miss an update
         self._progress = progress
@@ -255,6 +255,7 @@ class LoaderSteps(WorkerSteps):
             nothing = self.sampler.nothing(() if first else engine.batches.untrained)
         pieces = 1 if self.warming_up else self.sampler.microbatches
         if first:
+            self._leaves_before = self._progress.leaves
             self._prepare_step()
         self.driver.tell(BatchStart(batch, padding, self.place, nothing, pieces))
         if first:
@@ -349,7 +350,7 @@ class LoaderSteps(WorkerSteps):
         self._repair(error, self.timer.waiting_since)
         sampler = self.sampler
         follow = sampler.untrained_pieces(self.ledger, self.engine.batches.untrained)
-        return RepairDone(self.place, sampler.microbatches, follow)
+        return RepairDone(self.place, sampler.microbatches, follow, self._has_left)
 
     def reduced(self) -> None:
         """Stop the timer of the step's reduction, whose gradients are averaged or not needed.
@@ -477,31 +478,34 @@ class LoaderSteps(WorkerSteps):
         If a step is open, send this worker's record of it, unless it was sent before, and wait for
         those of all workers: otherwise they would be mixed up with the next records. The step stays
         open, without an update. If no step is open, or in a warm-up, nothing is sent. If the ring
-        breaks meanwhile, it is repaired. If only this worker has left its loop, the others wait for
-        its gradients, and the leader sees a stall (:func:`edl.core.job.stall.judge_stall`).
+        breaks meanwhile, it is repaired, and a worker that has missed the records of others that
+        have left needs them no more. If only this worker has left its loop, the others wait for its
+        gradients, and the leader sees a stall (:func:`edl.core.job.stall.judge_stall`).
 
         Raises:
             RingError, JobFailed, StateDiffers, NewcomerDiffers, WorkerEvicted: as :meth:`records`
                 and :meth:`repair` raise them.
         """
-        self._leave()
-
-    def _leave(self, again: bool = False) -> None:
-        """Exchange the records of an open step in which the script has left its loop.
-
-        ``again``: they were exchanged in an earlier ring. If others have completed the step, it is
-        closed.
-        """
-        if self.warming_up or self.engine.completed_by_peers:
+        if not self._lacks_leave():
             return
-        self.driver.tell(LoopEnd(again))
-        self._close_missed()
-        self._left_in = self.generation
-
-    def _close_missed(self) -> None:
-        """Close the open step if the other workers have completed it without this one."""
+        self.driver.tell(LoopEnd())
         if self.engine.completed_by_peers:
             self.end()
+        elif self._lacks_leave():  # and all have left now
+            self._progress.leaves += 1
+
+    def _lacks_leave(self) -> bool:
+        """Return whether a step is open in which not all workers have left their loops yet.
+
+        A step that other workers have completed, and one of a warm-up, lack nothing.
+        """
+        missed = self.engine.completed_by_peers
+        return self.open and not (self._has_left or self.warming_up or missed)
+
+    @property
+    def _has_left(self) -> bool:
+        """Whether all workers have left their loops in the open step."""
+        return self._progress.leaves > self._leaves_before
 
     def describe_end(self, stop: Stop) -> str:
         """Return a clause that says where the training ended and how many samples it left out.
@@ -520,12 +524,8 @@ class LoaderSteps(WorkerSteps):
     def last_record(self, stop: Stop) -> StepRecord:
         """Return, without sending it, this worker's step record about the end of its training.
 
-        It has a digest of the whole state. ``stop`` says how the training ended. If the ring has
-        changed since this worker left its last batch, all workers first send their records of that
-        batch again, because some workers may have missed them.
+        It has a digest of the whole state. ``stop`` says how the training ended.
         """
-        while self.open and self._left_in != self.generation:
-            self._leave(again=True)
         return self._record(0, stop, self._check.now())
 
     def save_together(self, save: Callable[[], str]) -> str:

@@ -47,6 +47,7 @@ class TrainingProgress(ABC):
         has_state: whether this worker holds the job's state, which it gets in its first ring.
         exchanges: how many exchanges of messages (:mod:`edl.worker.exchange`) the job has
             completed.
+        leaves: how often all workers have left a loop over an epoch with a batch in hand.
         answer: what all workers have sent in the last exchange, in rank order; empty as soon as it
             is certain that all have received it.
         joined_after: the step after which the newest workers joined while the job trained, the same
@@ -60,7 +61,7 @@ class TrainingProgress(ABC):
         self.members: tuple[int, ...] = (0,)
         self.step = 0
         self.has_state = False
-        self.exchanges = 0
+        self.exchanges = self.leaves = 0
         self.answer: list[bytes] = []
         self.joined_after = NEVER
 

@@ -456,9 +456,9 @@ class Switching:
         """Return a report: ring ``generation`` failed by ``text`` after ``step`` (-1: no state)."""
         current = self.generation
         members = current.members if current is not None and current.number == generation else ()
-        blamed = blamed_rank(text, members, self._ring.place.rank)
-        blamed, exchanges = -1 if blamed is None else blamed, self.progress.exchanges
-        return RingFailure(generation, step, exchanges, short_error(text), blamed)
+        blamed, made = blamed_rank(text, members, self._ring.place.rank), self.progress
+        at, error = -1 if blamed is None else blamed, short_error(text)
+        return RingFailure(generation, step, made.exchanges, error, at, made.leaves)
 
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """Wait for the generation that the leader makes of the survivors, and return it.

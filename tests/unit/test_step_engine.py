@@ -415,7 +415,18 @@ def test_who_leaves_its_loop_exchanges_the_records_of_the_step() -> None:
         None,
     ]
     assert (engine.leaves, states(engine)) == (True, [StepState.HANDED_OUT])
-    assert told(engine, LoopEnd(again=True), RECORD_DONE) == [START_RECORD, WAIT_RECORDS]
+
+
+def test_who_learns_that_all_have_left_needs_no_records() -> None:
+    engine = engine_of()
+    assert told(engine, LoopEnd(), RingFault(BROKEN), RepairDone(RING, left=True)) == [
+        WAIT_RECORDS,
+        Repair(BROKEN),
+        None,
+    ]
+    engine = engine_of()
+    told(engine, MessagesFailed(0, BROKEN))
+    assert engine.handle(RepairDone(RING, left=True)) is None, "no record: none is awaited"
 
 
 def test_the_others_ask_how_it_has_ended() -> None:

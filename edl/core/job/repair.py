@@ -57,7 +57,7 @@ def repair(
     progress = {m.id: b.progress for m in survivors if (b := training[m.id].broken) is not None}
     gone = tuple(member.id for member in ring if member.id not in progress)
     source, behind = _state_source(progress)
-    newest, _ = progress[source]
+    newest, *_ = progress[source]
     lost = f"{names(gone)} went" if gone else "nobody died"
     go_on = f"go on from step {newest} of w{source}" if newest >= 0 else "begin"
     counted = f"{len(survivors)} of {len(survivors) + len(gone)}"
@@ -106,28 +106,28 @@ def _await_reports(
     return MembershipDecision(f"{broken}; {'; '.join(parts)}")
 
 
-def _state_source(progress: Mapping[int, tuple[int, int]]) -> tuple[int, tuple[int, ...]]:
+def _state_source(progress: Mapping[int, tuple[int, int, int]]) -> tuple[int, tuple[int, ...]]:
     """Choose the worker from whose state a repaired ring goes on, and who receives that state.
 
-    It is the first worker with the most progress, by steps and then by exchanges. The workers that
-    have completed fewer steps receive its state. If no worker has a state, the first one is chosen,
-    and all receive its initial state.
+    It is the first worker with the most progress, by steps, then by exchanges and leaves. The
+    workers that have completed fewer steps receive its state. If no worker has a state, the first
+    one is chosen, and all receive its initial state.
 
     Args:
-        progress: for each survivor by worker id, in the order of ranks: the pair (the last step
-            that it has completed, the number of exchanges with the other workers since). A step of
-            -1 is that of a worker without state.
+        progress: for each survivor by worker id, in the order of ranks: its
+            :attr:`~edl.core.records.RingFailure.progress`. A step of -1 is that of a worker without
+            state.
 
     Returns:
         the pair (the id of that worker, the ids of the workers that receive the state from it).
     """
     most = max(progress.values())
-    newest, _ = most
+    newest, *_ = most
     # Without any state the first survivor sends its initial one to all.
     if newest < 0:
         return next(iter(progress)), tuple(progress)
     source = next(worker for worker, made in progress.items() if made == most)
-    return source, tuple(worker for worker, (step, _) in progress.items() if step < newest)
+    return source, tuple(worker for worker, (step, *_) in progress.items() if step < newest)
 
 
 def has_state(members: Iterable[Member], current: Generation) -> bool:

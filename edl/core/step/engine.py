@@ -235,9 +235,7 @@ class StepEngine:
         self._request = _Request.RECORDS
         return self._next()
 
-    def _loop_end(self, event: LoopEnd) -> Instruction | None:
-        if event.again:
-            self.records, self._sent = None, False
+    def _loop_end(self, _: LoopEnd) -> Instruction | None:
         if self._place.warming_up or self.completed_by_peers:
             return None
         self.leaves = self.is_open
@@ -352,6 +350,8 @@ class StepEngine:
     def _repair_done(self, event: RepairDone) -> Instruction | None:
         """Go on in a new ring, with the gradients that the workers still hold."""
         self._place, self._error, self.records, self._sent = event.place, None, None, False
+        if self._request is _Request.LEAVE and event.left:
+            return self._done()
         goes_on = self.is_open and not (self.completed_by_peers or self.leaves)
         if self.logical and goes_on and event.pieces > self.batches.pieces:
             self._go_on(event)
@@ -367,7 +367,8 @@ class StepEngine:
             self._todo.extendleft(_Reduction(each, again=True) for each in reversed(self._rounds))
         self._rounds.clear()
         self._is_begun = False
-        return self._next() if self.late or self.completed_by_peers else self._start_record()
+        needs_record = not (self.late or self.completed_by_peers or event.left)
+        return self._start_record() if needs_record else self._next()
 
     def _go_on(self, event: RepairDone) -> None:
         """Go on with more microbatches of the open step, which workers that are gone have left.

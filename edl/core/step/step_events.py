@@ -65,12 +65,7 @@ class GradientAccumulation(NamedTuple):
 
 
 class LoopEnd(NamedTuple):
-    """The script has left its loop; the records of an open step are exchanged all the same.
-
-    ``again``: they were exchanged in an earlier ring, and some workers may have missed them.
-    """
-
-    again: bool = False
+    """The script has left its loop; the records of an open step are exchanged all the same."""
 
 
 class RecordsRequest(NamedTuple):
@@ -179,11 +174,13 @@ class RepairDone(NamedTuple):
             logical workers the number grows by those that the gone workers have left.
         follow: how many microbatches with samples this worker has yet to get in the open step;
             counted with logical workers only.
+        left: whether all workers have left their loops in the open step, as others know.
     """
 
     place: RingPlace
     pieces: int = 1
     follow: int = 0
+    left: bool = False
 
 
 class AllreduceDone(NamedTuple):
