@@ -85,6 +85,14 @@ def test_a_change_that_costs_nothing_needs_no_time_to_repay(left: float, horizon
     assert sizes(decide(rule, [one], nodes(2), {"one": (("n0", 1),)})) == {"one": 2}
 
 
+@pytest.mark.parametrize("setting", [{"resize_s": 600.0}, {"horizon_s": 30.0}])
+def test_a_change_that_never_repays_changes_nothing(setting: dict[str, float]) -> None:
+    """A job cannot have the size 1 here: its value stays minus infinity, and is no 0 * infinity."""
+    one = job("one", 2, min_slots=2, max_slots=4, model=Steps(1000))
+    rule, present = replace(RULE, **setting), {"one": (("n0", 2),)}
+    assert decide(rule, [one], nodes(4), present).placements == present
+
+
 @pytest.mark.parametrize(
     ("left", "who"),
     [

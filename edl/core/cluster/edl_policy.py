@@ -319,6 +319,8 @@ class EdlPolicy:
             repay_s = np.minimum(self.horizon_s, one.left_s / pools[at].speed)
             # A change that costs nothing loses nothing, even if no time is left.
             lost = self.resize_s / np.maximum(repay_s, max(self.resize_s, TINY))
+            # Minus infinity, of a size that the job cannot have, times 0 would be no number.
+            lost[np.isneginf(worth)] = 0.0
             present = worth[one.had]
             worth = worth * (1 - lost) - math.sqrt(2) * one.deviation * present
             worth[0] = 0.0
