@@ -214,6 +214,27 @@ def test_while_one_that_is_due_waits_nobody_starts_who_could_not_be_stopped() ->
     assert sizes(decide(rule, [firm, wide, held], nodes(2), present)) == {"firm": 1}
 
 
+def test_it_is_held_too_if_a_due_job_fits_into_no_pool_of_one_speed() -> None:
+    # Of two pools of 4 slots each has 3 free, and wide needs 4. It is due for 87.5 s, early for 99,
+    # late for 37.5; the deadlines are 12.5 + 50 s for wide, 1 + 4 for early, 62.5 + 50 for late.
+    machines = [Node("n0", 4, "slow"), Node("n1", 4, "fast")]
+    firm = [job(name, max_slots=1, preemptible=False, model=Steps(1000)) for name in ("f0", "f1")]
+    present = {"f0": (("n0", 1),), "f1": (("n1", 1),)}
+    rule = EdlPolicy(patience=0.25, wide_patience=0.25, speeds="fast=2", rest_weight=1.0)
+    wide = job("wide", 4, min_slots=4, max_slots=4, model=Steps(200))
+    early = job("early", max_slots=1, preemptible=False, model=Steps(4))
+    late = job("late", max_slots=1, preemptible=False, arrival_s=50.0, model=Steps(50))
+    other = job("other", max_slots=1, arrival_s=99.0, model=Steps(50))
+    fresh = replace(other, name="fresh", preemptible=False)
+    jobs = [*firm, wide, early, late, other, fresh]
+    found = sizes(decide(rule, jobs, machines, present))
+    assert found == {"f0": 1, "f1": 1, "early": 1, "other": 1}
+    # Without f0 there is a pool for wide, and nobody is held.
+    there = {"f1": (("n1", 1),)}
+    found = sizes(decide(rule, [*firm[1:], wide, late, fresh], machines, there))
+    assert found == {"f1": 1, "wide": 4, "late": 1, "fresh": 1}
+
+
 def test_a_job_that_no_node_can_hold_waits() -> None:
     large = job("large", 4, min_slots=4)
     decision = decide(RULE, [large, short()], nodes(2))

@@ -47,7 +47,13 @@ def test_slots_are_reserved_where_a_job_is_or_where_they_are_slowest() -> None:
     pools = node_pools(cluster({}), SPEEDS, 1)  # of 4, 2 and 6 slots
     least = {"here": 2, "wide": 6, "large": 4, "new": 2, "none": 1}
     homes = dict.fromkeys(least, None) | {"here": 2}
-    assert reserve(least, homes, pools) == {"here": 2, "large": 2, "new": 1, "none": 0}
+    found = {"here": 2, "large": 2, "new": 1, "none": 0}
+    assert reserve(least, homes, pools, {"here", "wide"}) == (found, "wide")
+    # Who may not be preempted is not reserved slots behind one without room.
+    behind = {"here": 2, "new": 2, "none": 2}
+    assert reserve(least, homes, pools, {"large"}) == (behind, "wide")
+    del least["wide"]
+    assert reserve(least, homes, pools, {"large"}) == (found, "")
 
 
 def test_speeds_are_read_from_a_text() -> None:

@@ -176,20 +176,25 @@ class EdlPolicy:
             pools: the pools of nodes, the fastest first.
             urgent: the fewest slots of each job that is due and has them for certain, by name, the
                 earliest deadline first.
-            held: whether no other job starts that may not be preempted.
+            held: whether a job that is due has no slots for certain, so that no job starts that may
+                not be preempted, except for those of ``urgent``. If one of these fits into no pool,
+                the ones behind it do not start either.
         """
         homes = {
             one.job.name: slowest_pool(cluster.present.get(one.job.name, ()), pools)
             for one in curves
         }
-        reserved, prices = reserve(urgent, homes, pools), self._prices(curves)
+        rigid = {one.job.name for one in curves if not one.job.preemptible}
+        reserved, waiting = reserve(urgent, homes, pools, rigid)
+        late = rigid - {*reserved, waiting} if held or waiting else set()
+        prices = self._prices(curves)
         return [
             _Candidate(
                 curve=one,
                 price=prices.get(one.job.name, 1.0),
                 pool=homes[one.job.name],
                 reserved=reserved.get(one.job.name),
-                held=held and not one.job.preemptible and one.job.name not in urgent,
+                held=one.job.name in late,
             )
             for one in curves
         ]

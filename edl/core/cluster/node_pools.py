@@ -5,7 +5,7 @@ A job is as fast as its slowest node. So policy ``edl`` places each job within o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edl.core.cluster.placing import place_packed
@@ -101,27 +101,39 @@ def slowest_pool(placement: Placement, pools: Sequence[NodePool]) -> int | None:
 
 
 def reserve(
-    least: Mapping[str, int], homes: Mapping[str, int | None], pools: Sequence[NodePool]
-) -> dict[str, int]:
+    least: Mapping[str, int],
+    homes: Mapping[str, int | None],
+    pools: Sequence[NodePool],
+    rigid: Collection[str],
+) -> tuple[dict[str, int], str]:
     """Choose the pool in which each of some jobs has its fewest slots for certain.
 
     It is the pool that the job is in, or the slowest one with room. A job for which no pool has
-    room is left out.
+    room is left out, and behind it all that may not be preempted.
 
     Args:
         least: the fewest slots of each job, by its name, in the order in which they are served.
         homes: the place of each job's pool, by the job's name; None: it has no slots.
         pools: the pools, the fastest first.
+        rigid: the names of the jobs that may not be preempted.
+
+    Returns:
+        (the place of the pool of each job that has one, by the job's name; the name of the first
+        job for which no pool has room, or "" if there is none).
     """
-    free, found = [pool.free for pool in pools], {}
+    free, found, waiting = [pool.free for pool in pools], {}, ""
     for name, count in least.items():
+        if waiting and name in rigid:
+            continue
         own = homes[name]
         order = [*([own] if own is not None else []), *reversed(range(len(pools)))]
         at = next((at for at in order if free[at] >= count), None)
         if at is not None:
             free[at] -= count
             found[name] = at
-    return found
+        else:
+            waiting = waiting or name
+    return found, waiting
 
 
 def parse_speeds(text: str) -> dict[str, float]:
