@@ -5,6 +5,9 @@ holds up all later jobs. It starts as soon as enough slots are free, so no job w
 was submitted after it. With backfilling, later jobs that fit start before that job. No slots are
 reserved for that job, so its wait has no bound while smaller jobs arrive.
 
+If nodes are lost, jobs that run keep what they have, or shrink, and grow back before others start
+(:func:`edl.core.cluster.ranked.admit`).
+
 By weight, heavier jobs come first among the waiting jobs, so a light job may wait without bound.
 This is the "priority" scheduler that VirtualFlow (MLSys 2022) is compared with by its authors.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.core.cluster.ranked import Ranked, admit
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, slot_count
 from edl.core.settings import setting
 
 
@@ -35,16 +38,21 @@ class Fifo:
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the allocation that keeps running jobs and starts waiting jobs in order.
 
-        Each job that starts gets the slots that it requested.
+        Each job that starts gets the slots that it requested. Jobs that have too few slots to
+        train, because nodes were lost, come after the running jobs and before the waiting ones.
         """
-        running = [
-            Ranked(job, "it runs to its end") for job in cluster.jobs if job.name in cluster.present
-        ]
-        waiting = [job for job in cluster.jobs if job.name not in cluster.present]
+        running, incomplete, waiting = [], [], []
+        for job in cluster.jobs:
+            if job.name not in cluster.present:
+                waiting.append(job)
+            elif slot_count(cluster.present[job.name]) < job.min_slots:
+                incomplete.append(Ranked(job, "it has lost slots"))
+            else:
+                running.append(Ranked(job, "it runs to its end"))
         if self.by_weight:
             waiting.sort(key=lambda job: -job.weight)
-        ranking = running + [Ranked(job, self._why(job, cluster.now_s)) for job in waiting]
-        return admit(ranking, cluster, overtaking=self.backfill)
+        queue = [Ranked(job, self._why(job, cluster.now_s)) for job in waiting]
+        return admit(running + incomplete + queue, cluster, overtaking=self.backfill)
 
     @property
     def in_order(self) -> bool:

@@ -149,7 +149,7 @@ class JobManifest(Record):
         _Workers | None,
         Meta(
             description="how many workers are asked for; policies of fixed sizes give just as "
-            "many. Default: `max`"
+            "many, or fewer after a loss of slots. Default: `max`"
         ),
     ] = None
     sizes: Annotated[

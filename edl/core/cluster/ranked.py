@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.core.cluster.placing import place_slots
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, slot_count
 from edl.core.plural import counted
 
 
@@ -31,28 +31,69 @@ def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = T
     """Return the allocation that gives jobs their requested slots in the order of ``ranking``.
 
     Jobs are served while slots last. Jobs that have slots and may not be preempted are served
-    before all others, and keep what they have.
+    before all others, and keep what they have. Where the jobs that have slots request more than
+    there is, as after the loss of a node, they shrink, so that none is halted for another of them.
 
     Args:
         ranking: all jobs of the cluster; the first is served first.
         cluster: the state of the cluster; its policy state is passed on unchanged.
-        overtaking: whether the jobs behind a job for which too few slots are left may get slots.
+        overtaking: whether the jobs without slots that are behind a job for which too few slots are
+            left may get slots.
     """
     fixed, left = cluster.fixed, cluster.slots
+    reduced = _reduced(ranking, cluster)
     sizes: dict[str, int] = {}
     reasons: dict[str, str] = {}
     first_waiting = ""
     for one in sorted(ranking, key=lambda one: one.job.name not in fixed):
         job = one.job
-        wanted = fixed.get(job.name, job.requested_slots)
-        if first_waiting and not overtaking:
+        wanted = fixed.get(job.name, reduced.get(job.name, job.requested_slots))
+        if first_waiting and not overtaking and job.name not in cluster.present:
             reasons[job.name] = f"waits behind {first_waiting}: {one.why}"
         elif wanted <= left:
             left -= wanted
             sizes[job.name] = wanted
-            reasons[job.name] = f"has {counted(wanted, 'slot')}: {one.why}"
+            reasons[job.name] = f"has {_slots(wanted, job)}: {one.why}"
         else:
             first_waiting = first_waiting or job.name
             needs = f"needs {counted(wanted, 'slot')} and {left} are left"
             reasons[job.name] = f"waits: {one.why}, {needs}"
     return Allocation(place_slots(sizes, cluster), reasons, cluster.state)
+
+
+def _reduced(ranking: Sequence[Ranked], cluster: ClusterState) -> dict[str, int]:
+    """Return the slots of jobs that go on with fewer than they requested, or grow back, by name.
+
+    It is empty as long as the jobs that have slots request no more than the nodes have. Else, in
+    the order of ``ranking``, each has its fewest slots if these are left, then what it has now, and
+    then what it requested, as far as the slots suffice.
+
+    Args:
+        ranking: all jobs of the cluster, in the order in which they are served.
+        cluster: the nodes, and the slots that jobs have now.
+    """
+    fixed, present = cluster.fixed, cluster.present
+    jobs = [one.job for one in ranking if one.job.name in present and one.job.name not in fixed]
+    left = cluster.slots - sum(fixed.values())
+    if sum(job.requested_slots for job in jobs) <= left:
+        return {}
+    found: dict[str, int] = {}
+    for job in jobs:
+        if job.min_slots <= left:
+            found[job.name] = job.min_slots
+            left -= job.min_slots
+    going_on = [job for job in jobs if job.name in found]
+    kept = {job.name: min(slot_count(present[job.name]), job.requested_slots) for job in going_on}
+    for goals in (kept, {job.name: job.requested_slots for job in going_on}):
+        for name, goal in goals.items():
+            more = max(0, min(goal - found[name], left))
+            found[name] += more
+            left -= more
+    return found
+
+
+def _slots(size: int, job: ClusterJob) -> str:
+    """Return the ``size`` of a job as a text, with what it requested if that is more."""
+    if size < job.requested_slots:
+        return f"{size} of the {job.requested_slots} slots that it requested"
+    return counted(size, "slot")

@@ -107,7 +107,7 @@ class ClusterJob:
         name: the name of the job, unique in the cluster.
         arrival_s: the time at which the job was submitted, on the clock of ``ClusterState.now_s``.
         requested_slots: the number of slots that its user asked for; policies with fixed sizes give
-            just these.
+            just these, or fewer after a loss of slots.
         min_slots, max_slots: the fewest and the most slots that a policy which chooses the size may
             give; ``requested_slots`` lies between them. :meth:`most_slots` says how many of them
             can share a batch.

@@ -1,0 +1,112 @@
+"""Policies of fixed sizes after a loss of slots: jobs that train shrink, and none is halted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cluster_world import World, running
+from clusters import decide, job, nodes, sizes
+
+from edl.core.cluster.fifo import Fifo
+from edl.core.cluster.state import ClusterPolicy
+from edl.core.cluster.tiresias import Tiresias
+
+FIXED_SIZES = ("fifo", "fifo_backfill", "priority", "tiresias")
+ELASTIC, RIGID = {"min": 1, "max": 4}, {"min": 2, "max": 2}
+
+
+def drain(world: World, host: str) -> None:
+    world.machines[host].drained = True
+
+
+def lose(world: World, host: str) -> None:
+    world.machine_dies(host)
+    world.offer_ends(host)
+
+
+def halted(world: World) -> list[str]:
+    """Return what has happened to jobs that lost all slots, from the story of the world."""
+    return [line for line in world.story if "-> halting" in line]
+
+
+@pytest.mark.parametrize("policy", FIXED_SIZES)
+@pytest.mark.parametrize("first", ["elastic", "rigid"])
+@pytest.mark.parametrize("happens", [drain, lose])
+def test_who_loses_a_host_shrinks_until_there_are_slots(
+    policy: str, first: str, happens: Callable[[World, str], None]
+) -> None:
+    jobs = {"elastic": ELASTIC, "rigid": RIGID}
+    order = sorted(jobs, key=lambda name: name != first)
+    world = running(2, 2, 2, policy=policy, **{name: jobs[name] for name in order})
+    world.until(lambda: world.workers("elastic") == 4)
+    host = next(host for host in world.devices("elastic") if host not in world.devices("rigid"))
+    happens(world, host)
+    world.until(lambda: world.workers("elastic") == 2)
+    world.rounds(3, seconds=40.0)
+    assert (world.workers("elastic"), world.workers("rigid")) == (2, 2)
+    assert world.reasons["elastic"].startswith("has 2 of the 4 slots that it requested: ")
+    world.machines[host].drained = False
+    world.host_returns(host)
+    world.until(lambda: world.workers("elastic") == 4, rounds=200)
+    assert not halted(world)
+
+
+@pytest.mark.parametrize("policy", FIXED_SIZES)
+def test_for_a_higher_priority_a_job_shrinks(policy: str) -> None:
+    world = running(2, 2, policy=policy, elastic=ELASTIC)
+    world.until(lambda: world.workers("elastic") == 4)
+    world.submit("first", **RIGID)
+    world.want("first", priority=5)
+    world.until(lambda: world.workers("first") == 2)
+    world.rounds(3, seconds=40.0)
+    assert world.workers("elastic") == 2
+    assert not halted(world)
+
+
+A = job("a", 4)
+B = job("b", 2, min_slots=2, max_slots=2)
+TWO_OF_A, B_ON_1 = {"a": (("n0", 2),)}, {"b": (("n1", 2),)}
+
+
+@pytest.mark.parametrize("policy", [Fifo(), Fifo(backfill=True), Tiresias()])
+def test_jobs_grow_back_with_slots_that_no_other_job_has(policy: ClusterPolicy) -> None:
+    present = TWO_OF_A | B_ON_1
+    assert decide(policy, [A, B], nodes(2, 2), present).placements == present
+    assert sizes(decide(policy, [A, B], nodes(2, 2, 1), present)) == {"a": 3, "b": 2}
+    assert sizes(decide(policy, [A, B], nodes(2, 2, 2), present)) == {"a": 4, "b": 2}
+
+
+def test_an_earlier_job_shrinks_before_a_later_one_is_halted() -> None:
+    present = {"a": (("n0", 2), ("n2", 2)), **B_ON_1}  # more than there is for jobs of this kind
+    assert sizes(decide(Fifo(), [A, B], nodes(2, 2), present)) == {"a": 2, "b": 2}
+    # With 2 slots just one of them can go on.
+    assert sizes(decide(Fifo(), [B, A], nodes(2), present)) == {"b": 2}
+
+
+def test_first_in_first_out_lets_whole_jobs_run_before_one_that_has_lost_slots() -> None:
+    # wide has 2 of at least 3 slots. What b and c have is not taken, and they are not held up.
+    wide = job("wide", 4, min_slots=3)
+    c = job("c", 1, max_slots=1)
+    present = {"wide": (("n0", 2),), "c": (("n2", 1),), **B_ON_1}
+    decision = decide(Fifo(), [wide, B, c, job("d")], nodes(2, 2, 1), present)
+    assert decision.placements == B_ON_1 | {"c": (("n2", 1),)}
+    assert decision.reasons["wide"] == "waits: it has lost slots, needs 4 slots and 2 are left"
+    assert decision.reasons["d"] == "waits behind wide: submitted 100 s ago"
+    filled = decide(Fifo(), [wide, B, c, job("d")], nodes(2, 2, 2), present)
+    assert sizes(filled) == {"b": 2, "c": 1, "wide": 3}
+    assert filled.reasons["wide"] == "has 3 of the 4 slots that it requested: it has lost slots"
+
+
+def test_a_job_that_cannot_go_on_holds_up_none_that_can() -> None:
+    # Of 3 slots b has 2: a job that runs and needs 4 waits, and one behind it keeps its slot.
+    whole = job("whole", 4, min_slots=4)
+    c = job("c", 1, max_slots=1)
+    present = {"whole": (("n0", 2), ("n3", 2)), "c": (("n2", 1),), **B_ON_1}
+    assert sizes(decide(Fifo(), [B, whole, c], nodes(2, 1), present)) == {"b": 2, "c": 1}
+
+
+def test_a_newcomer_of_the_first_queue_is_served_before_a_job_that_shrank() -> None:
+    old = job("old", 4, attained_slot_s=1e6)
+    present = {"old": (("n0", 2),)}
+    assert sizes(decide(Tiresias(), [old, job("new", 1)], nodes(2), present)) == {"new": 1}
