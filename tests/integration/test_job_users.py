@@ -58,10 +58,9 @@ def test_the_code_of_a_tenant_reads_nothing_of_root_or_of_another_tenant(
     (state / "secret").write_text("of the cluster")
     places = LogPlaces(state / "jobs", state / "agents", users)
     script = root / "agent.sh"
-    secrets = root / "secrets"
     options = AgentOptions("a", "m", 2, "10.0.0.5", "zoo:2181")
     environment = {"PATH": os.environ["PATH"], "AWS_SECRET": "of root", "EDL_SECRET": "x" * 64}
-    agents = HostAgents(options, places, environment, SecretFiles(secrets), users)
+    agents = HostAgents(options, places, environment, SecretFiles(root / "secrets"), users)
     monkeypatch.setattr(host_agents, "sys", SimpleNamespace(executable=str(script)))
 
     def start(job: str, lines: str) -> Path:
@@ -78,8 +77,9 @@ def test_the_code_of_a_tenant_reads_nothing_of_root_or_of_another_tenant(
         wait_until(lambda: not agents.children() and log.read_text().endswith("done\n"))
         return log
 
-    victim = f"{secrets}/ann.digits+{RUN}"
     start("ann.digits", 'umask; echo hidden > "$HOME/data"')
+    (secrets,) = root.glob("secrets*")
+    victim = f"{secrets}/ann.digits+{RUN}"
     assert (users.of_tenants["ann"].directory / "data").stat().st_mode & 0o777 == 0o600
     log = start(
         "bob.digits",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster_world import World
@@ -107,11 +109,66 @@ def test_only_this_user_reads_the_files_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_others_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / "open").mkdir(mode=0o755)
-    (tmp_path / "link").symlink_to(tmp_path)
-    for name in ("open", "link"):
-        with pytest.raises(PermissionError, match="is not a directory of this user alone"):
-            SecretFiles(tmp_path / name).write("j", "r1", {"hf": b"x"})
+    """As those that another user leaves in /dev/shm: nothing in them is read or removed."""
+    (tmp_path / "home/ann").mkdir(parents=True)
+    (tmp_path / "secrets").symlink_to(tmp_path / "home")
+    (tmp_path / "secrets-1/bob").mkdir(parents=True)
+    (tmp_path / "secrets-1").chmod(0o755)
+    (tmp_path / "secrets-2").write_text("x")
+    files = SecretFiles(tmp_path / "secrets")
+    files.keep_only([])
+    where = files.write("j", "r1", {"hf": b"x"})
+    files.keep_only([("j", "r1")])
+    assert (where / "hf").read_bytes() == b"x"
+    files.keep_only([])
+    assert not where.parent.exists()
+    assert (tmp_path / "home/ann").exists()
+    assert (tmp_path / "secrets-1/bob").exists()
+
+
+def test_a_directory_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = SecretFiles(tmp_path / "secrets").write("j", "r1", {"hf": b"x"}).parent
+    monkeypatch.setattr("os.geteuid", lambda: root.stat().st_uid + 1)
+    files = SecretFiles(tmp_path / "secrets")
+    files.keep_only([])
+    assert root.exists()
+    assert files.write("j", "r1", {"hf": b"x"}).parent != root
+
+
+def test_nothing_is_removed_in_what_takes_the_place_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = SecretFiles(tmp_path / "secrets")
+    for job in ("bob", "ann"):
+        root = files.write(job, "r1", {"hf": b"x"}).parent
+        (tmp_path / f"home/{job}+r1").mkdir(parents=True)
+    remove = shutil.rmtree
+
+    def swap(path: str, *rest: object, **options: Any) -> None:
+        """Remove ``path``, after another user has put a link in the place of the directory."""
+        if not root.is_symlink():
+            root.rename(tmp_path / "moved")
+            root.symlink_to(tmp_path / "home")
+        remove(path, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("shutil.rmtree", swap)
+    files.keep_only([])
+    assert len(list((tmp_path / "home").iterdir())) == 2
+    assert not list((tmp_path / "moved").iterdir())
+    assert "cannot be removed" in caplog.text
+
+
+def test_nobody_can_tell_the_name_of_the_directory_before(tmp_path: Path) -> None:
+    """The name at which another user could put a directory first, so that no job starts."""
+    names = set()
+    for _ in range(2):
+        files = SecretFiles(tmp_path / "secrets")
+        names.add(files.write("j", "r1", {"hf": b"x"}).parent)
+        assert files.write("k", "r1", {"hf": b"x"}).parent in names
+        SecretFiles(tmp_path / "secrets").keep_only([])
+    assert len(names) == 2
 
 
 def test_they_are_in_memory_where_that_is_possible(tmp_path: Path) -> None:
@@ -133,15 +190,15 @@ def agents(tmp_path: Path) -> HostAgents:
 
 
 def test_they_go_when_the_run_has_ended_here(tmp_path: Path, agents: HostAgents) -> None:
-    root, files = tmp_path / "secrets", SecretFiles(tmp_path / "secrets")
+    files = SecretFiles(tmp_path / "secrets")
     alive = RunProcess(7, 1, "j", "r1", "x-0")
 
     def left(entry: JobAssignment | None, *found: RunProcess) -> bool:
-        files.write("j", "r1", {"hf": b"x"})
-        files.write("k", "r9", {"hf": b"x"})  # of a former `edl host`
+        where = files.write("j", "r1", {"hf": b"x"})
+        former = files.write("k", "r9", {"hf": b"x"})  # of a former `edl host`
         agents.remove_secrets(HostAssignment({} if entry is None else {"j": entry}), found)
-        assert not (root / "k+r9").exists()
-        return (root / "j+r1").exists()
+        assert not former.exists()
+        return where.exists()
 
     assert left(JobAssignment("r1", (0,))), "its agent may come again"
     assert left(JobAssignment("r1", (0,), ends=3), alive)
@@ -149,7 +206,7 @@ def test_they_go_when_the_run_has_ended_here(tmp_path: Path, agents: HostAgents)
     assert not left(JobAssignment("r1", (0,), ends=3))
     assert not left(JobAssignment("r2", (0,)))
     assert not left(None)
-    assert not root.exists()
+    assert not list(tmp_path.glob("secrets*"))
     over = AgentResult("j", "r1", "a", AgentEnd.FINISHED, exit_code=0)
     line = "edl host: an agent starts\n" + json.dumps(over.to_json())
     (tmp_path / "agents/j-r1.log").write_text(line)

@@ -3,6 +3,11 @@
 Each run of a job has a directory of its own, in memory where the system has such a file system
 (``/dev/shm``). The directories are found again by their names, so nothing about them is kept in
 memory: the next `edl host` removes those that a former one has left.
+
+Every user can write to ``/dev/shm``, and put a link or a directory there. So the directory that has
+those of the runs ends with a random text, which nobody knows before, and is found by what it begins
+with. Only what belongs to this user alone counts. It is opened once, and what is removed is removed
+within the opened directory, whatever has taken its place meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +17,8 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Collection, Mapping
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -23,7 +29,7 @@ _DIGITS = 16
 
 
 def secret_root(mark: str, state: Path, memory: Path = _MEMORY) -> Path:
-    """Return the directory for the secrets of the jobs on one host of one cluster.
+    """Return how the path of the directory for the secrets on one host of one cluster begins.
 
     Args:
         mark: the mark of the host's processes, which no other host on this machine has.
@@ -39,7 +45,7 @@ class SecretFiles:
     """The directories with the secrets of the runs on one host.
 
     Args:
-        root: the directory that has them; it is created when it is needed.
+        root: how the path of the directory that has them begins; it is created when it is needed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -63,11 +69,14 @@ class SecretFiles:
             owner: the numbers of the user and the group who alone can read them; None: this user.
 
         Raises:
-            OSError: a file cannot be written, or the directory belongs to another user.
+            OSError: a file cannot be written.
         """
-        self._make_private(self._root)
-        directory = self._root / _name(job, run)
-        self._make_private(directory)
+        self._root.parent.mkdir(parents=True, exist_ok=True)
+        found = [path for path, _ in self._directories()]
+        begin, place = f"{self._root.name}-", self._root.parent
+        root = found[0] if found else Path(tempfile.mkdtemp(prefix=begin, dir=place))
+        directory = root / _name(job, run)
+        directory.mkdir(mode=0o700, exist_ok=True)
         for old in directory.iterdir():
             if old.name not in contents:
                 old.unlink()
@@ -81,41 +90,40 @@ class SecretFiles:
                     os.fchown(descriptor, *owner)
             new.rename(directory / name)
         if owner is not None:  # it can be entered, not listed or changed
-            self._root.chmod(0o711)
+            root.chmod(0o711)
             directory.chmod(0o711)
         return directory
 
     def keep_only(self, runs: Collection[tuple[str, str]]) -> None:
         """Remove the secrets of all runs but ``runs``, as (job, run); a failure is only logged."""
-        if not self._root.is_dir():
-            return
         kept = {_name(job, run) for job, run in runs}
-        try:
-            for directory in self._root.iterdir():
-                if directory.name not in kept:
-                    shutil.rmtree(directory)
-            if not kept:
-                self._root.rmdir()
-        except OSError as error:
-            logger.warning("secrets of a run that has ended cannot be removed: %s", error)
+        for root, descriptor in self._directories():
+            try:
+                for name in os.listdir(descriptor):
+                    if name not in kept:
+                        shutil.rmtree(name, dir_fd=descriptor)
+                if not kept:
+                    root.rmdir()
+            except OSError as error:
+                logger.warning("secrets of a run that has ended cannot be removed: %s", error)
 
-    @staticmethod
-    def _make_private(directory: Path) -> None:
-        """Create a directory that only this user can open, unless it is there.
+    def _directories(self) -> Iterator[tuple[Path, int]]:
+        """Open each directory of this user alone whose path begins with that of this object.
 
-        Raises:
-            OSError: it cannot be created, or it is a link, or others can open it.
+        Yields:
+            Its path and its descriptor, which is closed when the next one is asked for.
         """
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            directory.mkdir(mode=0o700)
-        except FileExistsError:
-            found = directory.lstat()
-            is_private = found.st_uid == os.geteuid() and not found.st_mode & 0o066
-            if not stat.S_ISDIR(found.st_mode) or not is_private:
-                raise PermissionError(
-                    f"{directory}, for the secrets of jobs, is not a directory of this user alone"
-                ) from None
+        for path in sorted(self._root.parent.glob(f"{self._root.name}*")):
+            try:
+                descriptor = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
+            except OSError:  # it is a link, or no directory, or another user's
+                continue
+            try:
+                found = os.fstat(descriptor)
+                if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o066:
+                    yield path, descriptor
+            finally:
+                os.close(descriptor)
 
 
 def _name(job: str, run: str) -> str:
