@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +20,7 @@ from rich.markup import escape
 
 from edl import config
 from edl.errors import UsageError
+from edl.launch.output_stream import OutputStream
 
 ZooKeeperOption = Annotated[
     str | None,
@@ -114,6 +117,27 @@ def console() -> Console:
     return Console(highlight=False)
 
 
+def line_writer(*, with_time: bool = False) -> Callable[[str], None]:
+    """Return a function that prints a sentence as a line; a process that lives on prints by it.
+
+    The function raises no error when the disk is full or the reader of a pipe is gone, see
+    :class:`edl.launch.output_stream.OutputStream`. Any thread may call it.
+
+    Args:
+        with_time: whether the local time stands before each sentence.
+    """
+    stream = OutputStream(sys.stdout)
+    writing = threading.RLock()  # a signal's handler may call it, too
+
+    def write(sentence: str) -> None:
+        time = f"{datetime.now().astimezone():%H:%M:%S} " if with_time else ""
+        with writing:
+            stream.write(f"{time}{sentence}\n")
+            stream.flush()
+
+    return write
+
+
 def settings_of_agent(**arguments: Any) -> config.Config:
     """Return the settings of a process that starts workers, as :func:`edl.config.load` does.
 
@@ -127,7 +151,7 @@ def settings_of_agent(**arguments: Any) -> config.Config:
         ConfigError: a value cannot be used.
     """
     for variable, near in config.misspelled().items():
-        print(f"edl: {variable} is no setting of edl; {near} is", file=sys.stderr)
+        OutputStream(sys.stderr).write(f"edl: {variable} is no setting of edl; {near} is\n")
     return config.load(**arguments)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edl.api.listening import ListenAddress, check_packages
-from edl.cli.common import ZooKeeperOption
+from edl.cli.common import ZooKeeperOption, line_writer
 from edl.client.cluster.access import NO_CLUSTER, known_store, store_of_job
 from edl.client.cluster.connection import connected_cluster
 from edl.client.connection import choose_job, connected
@@ -68,9 +68,10 @@ def dashboard(
     from edl.dashboard.server import run_cluster_dashboard, run_dashboard  # takes half a second
 
     listen = ListenAddress(address, port)
+    write = line_writer()
 
     def say(text: str) -> None:
-        typer.echo(f"edl: {text}")
+        write(f"edl: {text}")
 
     if job is None and cluster != NO_CLUSTER:
         with connected(zookeeper) as session:

@@ -1,4 +1,4 @@
-"""Write an agent's output to a terminal, a pipe or a file that may fail.
+"""Write the output of a process that must live to a terminal, a pipe or a file that may fail.
 
 The one class is :class:`OutputStream`.
 """

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from typing import Annotated
 
 import typer
 
 from edl.api.listening import check_packages, listen_address
-from edl.cli.common import ClusterOption, ZooKeeperOption
+from edl.cli.common import ClusterOption, ZooKeeperOption, line_writer
 from edl.client.cluster.connection import connected_cluster
 from edl.core.duration import seconds
 from edl.errors import UsageError
@@ -59,7 +58,7 @@ def serve_api(
         store.nodes.check_administrator("serve the HTTP API")
         hosts, access = store.nodes.session.hosts, store.nodes.session.access
         assert access is not None
-    run_server(hosts, access, listen_address(listen), tls, _say)
+    run_server(hosts, access, listen_address(listen), tls, line_writer(with_time=True))
 
 
 def api_command(listen: str | None, tls_cert: str | None, tls_key: str | None) -> list[str]:
@@ -109,8 +108,3 @@ def token(
         access = store.nodes.session.access
         assert access is not None
     typer.echo(new_token(access.secret, access.job, time.time() + valid_s))
-
-
-def _say(sentence: str) -> None:
-    """Print ``sentence`` as a line after the local time."""
-    print(f"{datetime.now().astimezone():%H:%M:%S} {sentence}", flush=True)

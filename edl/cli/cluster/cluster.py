@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import datetime
 from types import FrameType
 from typing import Annotated
 
@@ -31,7 +30,14 @@ from edl.cli.cluster.api import (
     token,
 )
 from edl.cli.cluster.queue import queue_table
-from edl.cli.common import AddressOption, ClusterOption, JsonOption, ZooKeeperOption, console
+from edl.cli.common import (
+    AddressOption,
+    ClusterOption,
+    JsonOption,
+    ZooKeeperOption,
+    console,
+    line_writer,
+)
 from edl.client.cluster.client import Cluster
 from edl.client.cluster.connection import DEFAULT_NAME, access_to_start, connected_cluster
 from edl.client.cluster.history_file import HistoryFile, history_path
@@ -244,12 +250,13 @@ def start(
     with connected(zookeeper) as session:
         hosts = session.hosts
         access, is_new = access_to_start(session, name, settings)
-    typer.echo(f"cluster {name} {'is created' if is_new else 'is there'}, at ZooKeeper {hosts}")
+    write, say = line_writer(), line_writer(with_time=True)
+    write(f"cluster {name} {'is created' if is_new else 'is there'}, at ZooKeeper {hosts}")
     client = Cluster(name, hosts, secret=access.secret)
     if policy is not None and (kept := client.policy.get().policy) != policy:
-        typer.echo(f"its policy stays {kept}; `edl cluster policy {policy}` changes it")
+        write(f"its policy stays {kept}; `edl cluster policy {policy}` changes it")
     for sentence in next_steps(name, hosts, local):
-        typer.echo(sentence)
+        write(sentence)
     about = ControllerRecord(
         controller=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
         host=socket.gethostname(),
@@ -263,23 +270,23 @@ def start(
         own = config.state_dir() / CLUSTERS / name
         owner = LeaseOwner(name, access.secret, own / "secret", hosts, own)
         lender = fleet_of(options, owner), limits
-    controller = Controller(hosts, access, about, _say, lender=lender)
+    controller = Controller(hosts, access, about, say, lender=lender)
     where = ["--cluster", name, "--zookeeper", hosts]
     host = None
     if local:
         count = slots or slots_here(config.environment().get(CUDA))
         words = ["host", *where, "--address", about.address]
         words += ["--slots", str(count)] if count else []
-        host = BackgroundProcess(words, "edl host", _say)
+        host = BackgroundProcess(words, "edl host", say)
         host.start()
     with ExitStack() as stack:
         if api_words:
-            server = BackgroundProcess([*api_words, *where], "the HTTP API", _say)
+            server = BackgroundProcess([*api_words, *where], "the HTTP API", say)
             server.start()
             stack.callback(server.end, API_END_S)
-        stack.enter_context(HistoryKeeper(client, HistoryFile(history_path(name)), _say))
+        stack.enter_context(HistoryKeeper(client, HistoryFile(history_path(name)), say))
         run_controller(controller, host)
-    _say("has ended")
+    say("has ended")
 
 
 def run_controller(controller: Controller, host: BackgroundProcess | None) -> None:
@@ -522,8 +529,3 @@ def _value(text: str, known: object) -> object:
     except ValueError:
         return text
     return float(found) if isinstance(known, float) and isinstance(found, int) else found
-
-
-def _say(sentence: str) -> None:
-    """Print ``sentence``, which says what the controller does, as a line after the local time."""
-    print(f"{datetime.now().astimezone():%H:%M:%S} {sentence}", flush=True)

@@ -13,6 +13,7 @@ from edl.cli.common import (
     ClusterOption,
     InterfaceOption,
     ZooKeeperOption,
+    line_writer,
     settings_of_agent,
 )
 from edl.client.cluster.connection import connected_cluster
@@ -129,7 +130,7 @@ def host(
         hosts = store.nodes.session.hosts
         where = own_address(settings.address, settings.network_interface, hosts)
         own = HostSettings(settings, where, numbers, labels, kind or "", users, lease or "")
-        keep_host(store, own, _say)
+        keep_host(store, own, line_writer())
 
 
 def _labels(words: Sequence[str]) -> dict[str, str]:
@@ -147,8 +148,3 @@ def _labels(words: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--label {key} is given twice; a label has one value")
         found[key] = value
     return found
-
-
-def _say(sentence: str) -> None:
-    """Print ``sentence``, which says what `edl host` does, as a line, and flush it."""
-    print(sentence, flush=True)
