@@ -3,6 +3,7 @@
 The entry points are :func:`excerpt` for one text, such as a script's error message,
 :func:`excerpts` for all texts of a JSON value, and :func:`cropped` for a line on a terminal. A node
 of ZooKeeper holds at most 1 MB, and ZooKeeper disconnects a client that sends more.
+:func:`printable` makes one line of a text that others have written.
 """
 
 from __future__ import annotations
@@ -49,7 +50,18 @@ def excerpts(value: Any) -> Any:
 def cropped(text: str, width: int) -> str:
     """Return ``text`` with at most ``width`` characters, of which the last is then an ellipsis.
 
-    Characters that would move the cursor of a terminal, such as those of colours, become spaces.
+    Characters that would move the cursor of a terminal are replaced, see :func:`printable`.
     """
-    shown = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+    shown = printable(text)
     return shown if len(shown) <= width else f"{shown[: max(0, width - 1)]}…"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` as one line that a terminal, a log and UTF-8 can have.
+
+    Newlines and other white space become spaces. All else that is not printable, such as the
+    characters with which colours begin, and half a surrogate pair, becomes U+FFFD.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)

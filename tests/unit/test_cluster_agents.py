@@ -87,6 +87,15 @@ def test_an_agent_that_was_killed_says_nothing(places: LogPlaces, agents: HostAg
     assert agents.look(ASSIGNED, [], 99.0)["j"].failures == 0, "it has lived"
 
 
+def test_the_reason_of_an_agent_is_one_line_without_terminal_sequences(
+    places: LogPlaces, agents: HostAgents
+) -> None:
+    """Its log is that of a tenant's user, and what it says goes to the log of `edl host`."""
+    line = last_line(AgentEnd.ERROR, reason="\x1b[2J\nforged\ud800")
+    places.of_agent("j", "r1").write_text(f"{BEGIN}\n{line}\n")
+    assert agents.look(ASSIGNED, [], 9.0)["j"].reason == "\ufffd[2J forged\ufffd"
+
+
 def test_the_end_of_an_agent_that_another_edl_host_has_started_is_told_at_once(
     agents: HostAgents,
 ) -> None:

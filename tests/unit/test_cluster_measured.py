@@ -67,6 +67,16 @@ def test_a_run_as_a_plan_reads_it() -> None:
     assert view.agents == {"a": AgentView(frozenset({0, 1}), frozenset({1}), True, 1)}
 
 
+def test_the_reason_of_a_run_is_one_line_without_terminal_sequences() -> None:
+    """The code of the job may have written it, and administrators of the cluster read it."""
+    reason = "\x1b]0;owned\x07\n11-28 22:00:00  state      bob.y: forged /caf\udce9 – 东"
+    view = RunRecords("t", Job("j", JobSpec(("x",)), reason=reason), Assigned()).view
+    assert (
+        view.reason
+        == "\ufffd]0;owned\ufffd 11-28 22:00:00  state      bob.y: forged /caf\ufffd – 东"
+    )
+
+
 def test_a_run_trains_when_its_ring_has_trained_a_step() -> None:
     ring = Generation(1, 1, (), 0, (), (), "first")
     resumed = TrainingStatus(step=700)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from edl.core.cluster.job_life import is_token_of
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.view import AgentView, RunView
+from edl.core.excerpt import printable
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import TrainingStatus
 from edl.core.records import Assigned, Desired, Generation, Host, Job
@@ -49,11 +50,15 @@ class RunRecords:
 
     @property
     def view(self) -> RunView:
-        """The run as a :class:`RunView`, the shorter form that the plan of the cluster reads."""
+        """The run as a :class:`RunView`, the shorter form that the plan of the cluster reads.
+
+        The code of the job can write the run's reason, so what is not printable in it is replaced:
+        it goes to the logs and terminals of the cluster's administrators.
+        """
         return RunView(
             token=self.token,
             state=self.job.state,
-            reason=self.job.reason,
+            reason=printable(self.job.reason),
             exit_code=self.job.exit_code,
             trains=self.trains,
             devices={host: tuple(own) for host, own in sorted(self.assigned.devices.items())},

@@ -24,6 +24,7 @@ from pathlib import Path
 from edl.core.cluster.host_jobs import LIMITS, LastAgent, RunProcess, after_end
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import HostAssignment
+from edl.core.excerpt import printable
 from edl.core.host.devices import CUDA
 from edl.core.host.exit_codes import AgentEnd, AgentResult, is_final
 from edl.core.host.process import exit_status
@@ -370,7 +371,7 @@ class HostAgents:
         """
         result = _last_result(self._places.of_agent(job, run), run)
         if result is not None:
-            reason = result.reason or f"the agent has ended: {result.end}"
+            reason = printable(result.reason) or f"the agent has ended: {result.end}"
             return LastAgent(
                 run,
                 result.exit_code,
