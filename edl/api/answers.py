@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from edl.core.json_text import json_text
 from edl.core.record import Record
 from edl.errors import (
     AccessDenied,
@@ -119,7 +119,7 @@ def _response(request: Request, status: int, value: Any, headers: Mapping[str, s
     nonce = getattr(request.state, "next_nonce", "")
     if nonce:
         found["Authentication-Info"] = f'nextnonce="{nonce}"'
-    return Response(msgspec.json.encode(value) + b"\n", status, found, JSON)
+    return Response(json_text(value) + b"\n", status, found, JSON)
 
 
 def _status(error: EdlError) -> int:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edl.core.dashboard.event_page import PAGE, EventChoice
-from edl.dashboard.page_json import page_json
+from edl.core.json_text import json_text
 from edl.dashboard.published_page import PublishedPage
 from edl.dashboard.static_files import static_files
 from edl.keys import derived
@@ -211,7 +211,7 @@ def whole_number(text: str | None, default: Any) -> Any:
 
 def json_answer(value: Any, status: int = 200) -> Response:
     """Return an answer with ``value`` as JSON."""
-    return encoded(page_json(value), status)
+    return encoded(json_text(value), status)
 
 
 def encoded(content: bytes, status: int = 200) -> Response:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edl.dashboard.page_json import page_json
+from edl.core.json_text import json_text
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PublishedPage:
         """Return the page with ``sections`` in place of those of these names; others stay."""
         version, new = self.version + 1, dict(self.sections)
         for name, value in sections.items():
-            content = page_json(value)
+            content = json_text(value)
             if name not in new or new[name].content != content:
                 new[name] = PageSection(content, version)
         changed = any(one.version == version for one in new.values())

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from edl.core.dashboard.event_page import MOST_EVENTS, EventChoice
+from edl.core.json_text import json_text
 from edl.dashboard.html_page import html_page
 from edl.dashboard.job_watcher import JobWatcher
-from edl.dashboard.page_json import page_json
 from edl.dashboard.static_files import static_files
 
 POLICY = (
@@ -66,4 +66,4 @@ def _data(text: str, media_type: str) -> str:
 
 def _script(value: Any) -> str:
     """Return ``value`` as JSON that may stand in a script element, whatever texts it has."""
-    return page_json(value).decode().replace("<", "\\u003c")
+    return json_text(value).decode().replace("<", "\\u003c")

@@ -19,6 +19,7 @@ import docs_tables
 import pytest
 
 from edl.client.cluster.history_file import HistoryFile
+from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import Goal, Wanted
 from edl.errors import (
@@ -204,6 +205,17 @@ def test_a_defect_shows_nothing_of_itself() -> None:
     found = Api(FakePool(error=ZeroDivisionError("secret"))).signed("GET", "/v1/cluster")
     assert (found.status, found.value["error"]) == (500, "Defect")
     assert "secret" not in str(found.value)
+
+
+def test_a_text_that_has_no_encoding_is_answered() -> None:
+    """As a path that is not UTF-8, in a reason that the code of a job has written."""
+    event = ClusterEvent(1.0, ClusterEventKind.STATE, "no /caf\udce9", "digits")
+    pool = FakePool([(7, event)])
+    found = Api(pool).signed("GET", "/v1/events")
+    assert (found.status, found.value["events"][0]["reason"]) == (200, "no /caf\ufffd")
+    pool.error = UsageError("no /caf\udce9")
+    refused = Api(pool).signed("POST", "/v1/jobs/digits/halt")
+    assert (refused.status, refused.value["message"]) == (409, "no /caf\ufffd")
 
 
 @pytest.mark.parametrize(

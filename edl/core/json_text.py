@@ -1,4 +1,4 @@
-"""Encode what the dashboard shows as JSON, whatever texts it has (:func:`page_json`)."""
+"""Encode an HTTP answer as JSON, whatever texts it has (:func:`json_text`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def page_json(value: Any) -> bytes:
+def json_text(value: Any) -> bytes:
     """Return the JSON text of ``value``, in UTF-8.
 
     ``value`` is a record (a dataclass), or lists and dictionaries of records, texts and numbers. A
