@@ -331,7 +331,7 @@ class BatchSteps:
             if self._warmed_up:
                 return False
             self._warmed_up = True
-            worker.loader.begin(feed.next()[0])
+            worker.loader.begin(self._next()[0])
             return True
         self._padding = 0
         if worker.loader.ledger.finished or self.made_all_steps:
@@ -341,10 +341,28 @@ class BatchSteps:
         worker.boundary()
         self._restart_feed()
         with worker.loader.timer.loading():
-            batch, padding = feed.next(waits=not (self._is_new and self._others_train()))
+            batch, padding = self._next(waits=not (self._is_new and self._others_train()))
         self._is_new &= padding
         worker.loader.begin(batch, padding)
         return True
+
+    def _next(self, waits: bool = True) -> tuple[Batch, bool]:
+        """Return the next batch of the queue; see :meth:`BatchSource.next`.
+
+        If its data cannot be read, the script may begin its loop again: then the batches that no
+        step has trained are formed and read again.
+        """
+        try:
+            return self._feed.next(waits)
+        except (Exception, KeyboardInterrupt):
+            self._form_again()
+            raise
+
+    def _form_again(self) -> None:
+        """Drop all batches that no step has trained, but those of an open step; form them again."""
+        loader = self._worker.loader
+        loader.sampler.keep_only(loader.engine.batches.untrained)
+        self._feed.restart()
 
     def _restart_feed(self) -> None:
         """Let the queue drop its batches, if they do not fit this worker's leases any more."""
@@ -380,7 +398,7 @@ class BatchSteps:
             worker.loader.begin(self._feed.pad(), True)
             return
         with worker.loader.timer.loading():
-            batch, padding = self._feed.next()
+            batch, padding = self._next()
         if padding or worker.warming_up:
             self._padding += 1
             if self._padding > MOST_PADDING:
@@ -390,13 +408,14 @@ class BatchSteps:
     def _within(self, epoch: int) -> Iterator[int]:
         """Yield ``epoch`` once, for the script to train it; then end the epoch's last batch.
 
-        Batches that were formed before the epoch are dropped first.
+        Batches that were formed before are dropped first. There are some if the script has left an
+        earlier loop by an exception, and begins again.
 
         Args:
             epoch: the number of the epoch, from 0.
         """
         self._in_epoch, self._came_to_end = True, False
-        self._feed.restart()
+        self._form_again()
         yield epoch
         self._end_batch()  # the script may have left its loop in the middle
         if not self._worker.loader.open and not self._came_to_end:

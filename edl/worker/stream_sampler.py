@@ -118,6 +118,15 @@ class StreamSampler(BatchSampler):
         super().restart()
         self._pieces = deque()
 
+    def keep_only(self, in_hand: Sequence[Batch]) -> None:
+        """Discard all batches that are formed and not yet trained, except ``in_hand``.
+
+        What was read behind them is read again, as they are.
+        """
+        if len(in_hand) < len(self._ahead):
+            self._pieces = deque()
+        super().keep_only(in_hand)
+
     def form(self, ledger: Ledger) -> Batch | None:
         """Read the samples that the next batch lacks, and return the batch.
 

@@ -106,6 +106,29 @@ assert (epoch, edl.step()) == (1, 6), (epoch, edl.step())
 """,
         "",
     ),
+    "a loop again after a sample that could not be read": (
+        """
+class Data(torch.utils.data.Dataset):
+    away = [4]
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        if index in self.away: self.away.remove(index); raise OSError("it is away for a moment")
+        return float(index)
+data = Data()
+"""
+        + LOOP.replace("(data)", "(data, batch_size=2)")
+        + """
+seen = []
+for _ in loader.epochs(1):
+    for _ in range(2):
+        try:
+            for batch in loader: seen += batch.tolist(); train()
+            break
+        except OSError: pass
+assert (seen, edl.step()) == ([*range(8)], 4), (seen, edl.step())
+""",
+        "",
+    ),
     "a training that ends early": (
         LOOP.replace("(data)", "([0.0] * 4)")
         + """
