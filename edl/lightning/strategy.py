@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -113,11 +114,6 @@ class ElasticStrategy(ParallelStrategy):
         """True: Lightning then calls :meth:`reduce` for values logged with ``sync_dist=True``."""
         return True
 
-    @property
-    def handles_gradient_accumulation(self) -> bool:
-        """True: edl fills the last group of batches of an epoch, so each step has a whole group."""
-        return True
-
     # --- set-up
 
     def setup_environment(self) -> None:
@@ -214,10 +210,19 @@ class ElasticStrategy(ParallelStrategy):
         """
         self.lightning_module.trainer.fit_loop._results.batch_size = edl.batch_weight()
 
+    def block_backward_sync(self) -> AbstractContextManager[None]:
+        """Add up the gradients of a batch that is not the last one of its step.
+
+        Lightning decides which one is the last: that of a group of ``accumulate_grad_batches``, or
+        the one at which ``limit_train_batches`` ends the epoch. At the end of the samples edl fills
+        the group with padding batches.
+        """
+        return edl.no_sync()
+
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        """Train a batch: add up its gradients, or make the update with the job's mean gradient.
+        """Train the last batch of a step, and make the update with the job's mean gradient.
 
         Args:
             optimizer: the optimizer, which edl has wrapped.
@@ -228,11 +233,6 @@ class ElasticStrategy(ParallelStrategy):
         Returns:
             What the closure returns.
         """
-        trainer = self.lightning_module.trainer
-        ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        if ready % trainer.accumulate_grad_batches != 0:
-            with edl.no_sync():
-                return closure()
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         self.loop.end_update()
         return output

@@ -1,0 +1,78 @@
+"""Train alike by Lightning alone and by ElasticStrategy in a job of one: a JSON line for each case.
+
+A line has the name of the case and two lists, Lightning's own and edl's: for each update, the batch
+after which it was made, and the weight of the model after it.
+"""
+
+import json
+import os
+import sys
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.utils.data import DataLoader, TensorDataset
+
+import edl.torch as edl
+from edl.lightning import ElasticStrategy
+
+CASES = {
+    "accumulated": {"accumulate_grad_batches": 4},
+    "limited": {"accumulate_grad_batches": 2, "limit_train_batches": 5},
+    "limited below a group": {"accumulate_grad_batches": 4, "limit_train_batches": 3},
+    "limited to a part": {"accumulate_grad_batches": 2, "limit_train_batches": 0.3},
+    "fast_dev_run": {"accumulate_grad_batches": 4, "fast_dev_run": True},
+    "max_steps": {"accumulate_grad_batches": 2, "max_steps": 20, "max_epochs": -1},
+}
+
+
+class Line(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.updates = []
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).mean()
+
+    def optimizer_step(self, epoch, batch_idx, *arguments):
+        super().optimizer_step(epoch, batch_idx, *arguments)
+        self.updates.append((batch_idx, self.layer.weight.item()))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def train(strategy, samples=16, **options):
+    """Return the updates of a training."""
+    torch.manual_seed(0)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=strategy,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": 4, **options},
+    )
+    module = Line()
+    trainer.fit(module, DataLoader(TensorDataset(torch.ones(samples, 1)), batch_size=1))
+    assert trainer.global_step == len(module.updates)
+    return module.updates
+
+
+def main():
+    torch.set_num_threads(1)
+    for name, options in CASES.items():
+        alone = train(SingleDeviceStrategy("cpu"), **options)
+        if (pid := os.fork()) == 0:
+            edl.init()
+            print(json.dumps([name, alone, train(ElasticStrategy(), **options)]))
+            sys.stdout.flush()
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0, f"{name}: see above"
+
+
+main()
