@@ -20,11 +20,12 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
 import edl.torch as edl
+from edl.core.step.update_interval import UpdateInterval
 from edl.errors import UsageError
 from edl.framework.process import current_worker
+from edl.lightning.lr_steps import InBatches, accumulated_batches
 from edl.lightning.trainer_state import stand_before_epoch
 from edl.torch.api import end_batch
-from edl.torch.lr_schedule import InSamples
 from edl.torch.metric_sync import is_metric
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,11 @@ logger = logging.getLogger(__name__)
 LONGER = (
     "Lightning goes on, and the job ends after {} epochs, as trainer.fit() has asked for: give the "
     "Trainer its max_epochs or max_steps, and do not change them during the training"
+)
+UNKNOWN_EPOCH = (
+    "a GradientAccumulationScheduler changes how many batches make an update, and nobody knows how "
+    "many samples an epoch has, so an LR scheduler cannot count its steps: let it count epochs, "
+    '"interval": "epoch", or give the Trainer max_steps'
 )
 
 Profile = Callable[[], None]
@@ -46,7 +52,8 @@ class ElasticLoop:
         is_training: whether the job trains: from the time when this worker has the job's state to
             the end of ``fit``.
         has_begun: whether the first batch was asked for.
-        step_samples: how many samples count as one step of each LR scheduler that counts samples.
+        first_batch: a list of the global batch, in samples, by which LR schedulers count samples;
+            empty if they count updates.
         fetched: how many batches were handed out; Lightning adds to it.
         done: always False, see :meth:`end_update`.
 
@@ -57,11 +64,11 @@ class ElasticLoop:
 
     def __init__(self, trainer: Trainer, loader: Callable[[], edl.DataLoader]) -> None:
         self.is_training = self.has_begun = False
-        self.step_samples: list[int] = []
+        self.first_batch: list[int] = []
         self.fetched, self.done = 0, False
         self._trainer = trainer
         self._loader_of = loader
-        self._in_samples: list[InSamples] = []
+        self._in_batches: list[InBatches] = []
         self._epochs: Iterator[int] = iter(())
         self._batches: Iterator[Any] = iter(())
         self._epoch = self._first_epoch = 0
@@ -90,12 +97,12 @@ class ElasticLoop:
         if edl.is_warming_up():
             self._warm_up()
             self._next_epoch()
-        for each, samples in zip(self._in_samples, self.step_samples, strict=True):
-            each.batch = samples
         self.is_training = True
         if self._loader.epoch_is_over:  # resumed where an epoch had ended
             self._next_epoch()
         self._first_epoch = trainer.current_epoch - self._epoch
+        for each in self._in_batches:
+            each.batch, each.first_epoch = self.first_batch[0], self._first_epoch
         self._follow_rank(starts=True)
 
     def end(self) -> None:
@@ -153,33 +160,25 @@ class ElasticLoop:
         They then end with the last epoch, whatever the number of workers: Lightning's
         ``estimated_stepping_batches`` is for the workers with which the job began. With
         ``max_steps`` they count updates, as the training does.
+
+        Raises:
+            UsageError: the steps of a scheduler depend on the epoch, and nobody knows its length.
         """
         trainer = self._trainer
         if trainer.max_steps != -1:
             return
-        batch = current_worker().loader.first_global_batch * trainer.accumulate_grad_batches
+        samples: Any = self._loader.dataset
+        total = len(samples) if hasattr(samples, "__len__") else None
+        limit = None if math.isinf(trainer.fit_loop.max_batches) else trainer.fit_loop.max_batches
+        accumulated = accumulated_batches(trainer)
+        self.first_batch[:] = [current_worker().loader.first_global_batch]
         for config in trainer.lr_scheduler_configs:
             if config.interval == "step" and not config.reduce_on_plateau:
-                samples = batch * config.frequency
-                self._in_samples.append(
-                    InSamples(config.scheduler, samples, self._samples_of_epoch(config.frequency))
-                )
-                self.step_samples.append(samples)
+                interval = UpdateInterval(config.frequency, accumulated, total, limit)
+                if not interval.is_known:
+                    raise UsageError(UNKNOWN_EPOCH)
+                self._in_batches.append(InBatches(config.scheduler, self.first_batch[0], interval))
                 config.interval = "samples"  # so Lightning does not step it
-
-    def _samples_of_epoch(self, frequency: int) -> int | None:
-        """Return the samples of an epoch whose rest makes an LR scheduler step once more.
-
-        Args:
-            frequency: Lightning steps the scheduler after so many batches of an epoch.
-
-        Returns:
-            The samples; None if no step is made for the rest, or nobody knows the number of the
-            samples.
-        """
-        samples: Any = self._loader.dataset
-        is_whole = self._trainer.limit_train_batches == 1.0 and frequency == 1
-        return len(samples) if is_whole and hasattr(samples, "__len__") else None
 
     def _warm_up(self) -> None:
         """Train one batch by Lightning's loops; what the job's state does not replace is reset."""

@@ -150,7 +150,7 @@ class ElasticStrategy(ParallelStrategy):
         if self._loop is not None and trainer.state.fn == TrainerFn.FITTING:
             for optimizer in self.optimizers:
                 edl.Optimizer(optimizer, module)
-            state = TrainerState(trainer, lambda: self.loop.has_begun, self.loop.step_samples)
+            state = TrainerState(trainer, lambda: self.loop.has_begun, self.loop.first_batch)
             edl.track(lightning=state)
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -24,18 +24,18 @@ class TrainerState:
         has_begun: returns whether the training loop has asked for its first batch. Before that, the
             workers of a new job take over the folders only: all have loaded the same checkpoint of
             Lightning, if any.
-        step_samples: for each LR scheduler that counts samples, how many count as one of its steps.
-            A newcomer's list gets the numbers of the job.
+        first_batch: a list of the global batch by which LR schedulers count samples. A newcomer's
+            list gets that of the job.
     """
 
     edl_compared = False  # it is not looked at in each step
 
     def __init__(
-        self, trainer: Trainer, has_begun: Callable[[], bool], step_samples: list[int]
+        self, trainer: Trainer, has_begun: Callable[[], bool], first_batch: list[int]
     ) -> None:
         self._trainer = trainer
         self._has_begun = has_begun
-        self._step_samples = step_samples
+        self._first_batch = first_batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the present state, made of plain values and tensors."""
@@ -50,7 +50,7 @@ class TrainerState:
             "datamodule": {} if trainer.datamodule is None else trainer.datamodule.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "should_stop": trainer.should_stop,
-            "step_samples": list(self._step_samples),
+            "first_batch": list(self._first_batch),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class TrainerState:
             {name: torch.tensor(value) for name, value in state["metrics"].items()}
         )
         trainer.should_stop = state["should_stop"]
-        self._step_samples[:] = state["step_samples"]
+        self._first_batch[:] = state.get("first_batch", self._first_batch)  # not in old checkpoints
 
     def _folders(self) -> dict[str, Any]:
         """Return the folders that this worker has found for loggers and ModelCheckpoints.

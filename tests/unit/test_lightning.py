@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
+from edl.core.step.update_interval import UpdateInterval
 from edl.errors import UsageError
 from edl.lightning import loaders
 from edl.lightning.checks import Fit, why_refused
 from edl.lightning.collectives import StrategyCollectives, operation_of
 from edl.lightning.loaders import RankSampler, shared, training_loader
+from edl.lightning.lr_steps import InBatches, accumulated_batches
 from edl.lightning.preparing import PreparationLock
 
 
@@ -109,6 +111,36 @@ def test_what_cannot_follow_the_job_is_refused_with_what_to_do(fit: Fit, why: st
 def test_usual_callbacks_are_not_refused() -> None:
     usual = ("Callback", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "Timer")
     assert why_refused(Fit(callbacks=usual)) is None
+
+
+class GradientAccumulationScheduler:
+    """Lightning's callback, as far as edl looks at it."""
+
+    def __init__(self, scheduling: dict[int, int]) -> None:
+        self.scheduling = scheduling
+
+
+def test_batches_that_a_callback_accumulates_are_those_of_an_update() -> None:
+    """It sets them in the Trainer, which has 1 before, when an epoch begins."""
+    callbacks: list[Any] = [object()]
+    trainer: Any = SimpleNamespace(accumulate_grad_batches=3, callbacks=callbacks)
+    assert accumulated_batches(trainer) == {0: 3}
+    trainer.accumulate_grad_batches = 1
+    callbacks.append(type("Own", (GradientAccumulationScheduler,), {})({0: 4, 2: 8}))
+    assert accumulated_batches(trainer) == {0: 4, 2: 8}
+
+
+@pytest.mark.parametrize(("accumulated", "frequency"), [({0: 4}, 1), ({0: 4}, 4), ({0: 1}, 4)])
+def test_a_schedule_of_lightning_steps_after_the_batches_of_an_update(
+    accumulated: dict[int, int], frequency: int
+) -> None:
+    sgd: Any = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    sgd.synchronize = lambda: None  # as edl.Optimizer gives it
+    scheduler = torch.optim.lr_scheduler.StepLR(sgd, 1)
+    found = InBatches(scheduler, 32, UpdateInterval(frequency, accumulated, samples=3200))
+    assert [found.steps_of(samples) for samples in (0, 127, 128, 512, 3200)] == [0, 0, 1, 4, 25]
+    found.batch = 16
+    assert found.steps_of(128) == 2
 
 
 def test_a_worker_that_prepares_data_without_an_end_is_told_of(

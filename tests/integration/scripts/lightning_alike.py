@@ -1,7 +1,8 @@
 """Train alike by Lightning alone and by ElasticStrategy in a job of one: a JSON line for each case.
 
 A line has the name of the case and two lists, Lightning's own and edl's: for each update, the batch
-after which it was made, and the weight of the model after it.
+after which it was made, the weight of the model after it, and how many steps the LR scheduler had
+made before it.
 """
 
 import json
@@ -10,6 +11,7 @@ import sys
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,6 +20,11 @@ from edl.lightning import ElasticStrategy
 
 CASES = {
     "accumulated": {"accumulate_grad_batches": 4},
+    "frequency": {"frequency": 3},
+    "frequency of the accumulation": {"accumulate_grad_batches": 4, "frequency": 4},
+    "other frequency": {"accumulate_grad_batches": 4, "frequency": 2},
+    "callback": {"scheduling": {0: 4}},
+    "callback and frequency": {"scheduling": {0: 1, 1: 2, 3: 4}, "frequency": 2},
     "limited": {"accumulate_grad_batches": 2, "limit_train_batches": 5},
     "limited below a group": {"accumulate_grad_batches": 4, "limit_train_batches": 3},
     "limited to a part": {"accumulate_grad_batches": 2, "limit_train_batches": 0.3},
@@ -27,8 +34,9 @@ CASES = {
 
 
 class Line(L.LightningModule):
-    def __init__(self):
+    def __init__(self, frequency):
         super().__init__()
+        self.frequency = frequency
         self.layer = torch.nn.Linear(1, 1)
         self.updates = []
 
@@ -37,26 +45,32 @@ class Line(L.LightningModule):
 
     def optimizer_step(self, epoch, batch_idx, *arguments):
         super().optimizer_step(epoch, batch_idx, *arguments)
-        self.updates.append((batch_idx, self.layer.weight.item()))
+        self.updates.append((batch_idx, self.layer.weight.item(), self.steps))
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        sgd = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=0.99)
+        sgd.register_step_post_hook(lambda *_: setattr(self, "steps", scheduler.last_epoch))
+        config = {"scheduler": scheduler, "interval": "step", "frequency": self.frequency}
+        return {"optimizer": sgd, "lr_scheduler": config}
 
 
-def train(strategy, samples=16, **options):
+def train(strategy, samples=16, frequency=1, scheduling=None, **options):
     """Return the updates of a training."""
     torch.manual_seed(0)
+    callbacks = [] if scheduling is None else [GradientAccumulationScheduler({**scheduling})]
     trainer = L.Trainer(
         accelerator="cpu",
         devices=1,
         strategy=strategy,
+        callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         **{"max_epochs": 4, **options},
     )
-    module = Line()
+    module = Line(frequency)
     trainer.fit(module, DataLoader(TensorDataset(torch.ones(samples, 1)), batch_size=1))
     assert trainer.global_step == len(module.updates)
     return module.updates
