@@ -15,6 +15,18 @@ from edl.framework import process
 from edl.torch.api import exchange, skip_loss_check
 
 
+def divisor(labels: torch.Tensor) -> torch.Tensor:
+    """Return the number by which the sum of a batch's losses is divided: its labels, at least 1.
+
+    The loss of a batch whose labels are all masked is multiplied by 0, and 0 times the NaN of 0 / 0
+    is NaN.
+
+    Args:
+        labels: the labels of the batch that are not masked, a tensor of one integer.
+    """
+    return labels.clamp(min=1)
+
+
 class LabelWeights:
     """The weighting of losses that are means over labels, for one worker.
 

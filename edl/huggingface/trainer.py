@@ -27,7 +27,7 @@ from edl.framework.source import refuse_logical
 from edl.huggingface.callback import JobCallback
 from edl.huggingface.evaluation import can_share, evaluate_shared
 from edl.huggingface.job_state import TrainerJobState
-from edl.huggingface.label_weights import LabelWeights
+from edl.huggingface.label_weights import LabelWeights, divisor
 from edl.huggingface.mean_loss import MeanLoss
 from edl.huggingface.messages import from_all, from_rank_0
 from edl.huggingface.process_state import follow_rank, use_one_device, without_wrapper
@@ -323,7 +323,7 @@ class ElasticTrainerMixin(Base):
             weight = weights.begin_batch(samples, int(labels), passes, is_last)
         elif scaled:
             weights.loss_factor = 1.0 / passes
-        given = None if labels is None else labels.to(self.args.device)
+        given = None if labels is None else divisor(labels).to(self.args.device)
         try:
             loss = super().training_step(model, inputs, given)
         finally:

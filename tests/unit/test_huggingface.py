@@ -17,6 +17,7 @@ from edl.core.step.evaluation import open_parts, parts_of
 from edl.core.step.label_weights import Counts, batch_factor, step_factor
 from edl.core.step.steps_left import steps_left
 from edl.huggingface.job_state import TrainerJobState
+from edl.huggingface.label_weights import divisor
 from edl.huggingface.refused import refused_model, refused_option, refused_plugin
 
 
@@ -104,6 +105,18 @@ def test_a_worker_that_died_counts_for_nothing() -> None:
 def test_masked_labels_and_padding_divide_by_nothing() -> None:
     assert step_factor([Counts(0, 4, 0)], averaged=(0,)) == 1.0
     assert batch_factor(samples=0, labels=0, batches=4) == 0.25
+
+
+@pytest.mark.parametrize("masked", [[True, True], [False, True]])
+def test_a_batch_whose_labels_are_all_masked_has_finite_gradients(masked: list[bool]) -> None:
+    """With a loss that masks by a product, 0 / 0 would make a NaN that no factor removes."""
+    kept = ~torch.tensor(masked)
+    each = torch.nn.Parameter(torch.ones(2))
+    labels = kept.sum()
+    loss = (each * kept).sum() / divisor(labels)
+    (loss * batch_factor(samples=2, labels=int(labels), batches=1)).backward()
+    assert each.grad is not None
+    assert each.grad.tolist() == [0.0 if one else 0.5 for one in masked]
 
 
 @pytest.mark.parametrize(
