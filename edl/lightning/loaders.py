@@ -6,7 +6,8 @@ Validation data are divided by rank and size at the time when a validation begin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+import math
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, cast
 
 import torch.utils.data
@@ -93,6 +94,25 @@ def shared(given: object, place: Callable[[], tuple[int, int]], rebuilt: Rebuilt
     if not plain or type(given.sampler) not in (RandomSampler, SequentialSampler):
         return given
     return rebuilt(given, RankSampler(cast(Sized, given.dataset), place))
+
+
+def limited_batches(loaders: Iterable[object], limit: float, known: list[float]) -> list[float]:
+    """Return how many batches of each loader this worker validates, of its present part.
+
+    Args:
+        loaders: the loaders of the validation data.
+        limit: the fraction of them that is validated, between 0 and 1.
+        known: the numbers that Lightning has computed for each loader, by its length at that time;
+            inf for a loader without a length.
+
+    Returns:
+        At least 1 for each loader that has batches, because a worker that validated nothing would
+        not take part in the exchange of the results.
+    """
+    return [
+        max(1, int(len(cast(Sized, loader)) * limit)) if 0 < before < math.inf else before
+        for loader, before in zip(loaders, known, strict=True)
+    ]
 
 
 class LoaderView:

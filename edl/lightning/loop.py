@@ -23,6 +23,7 @@ import edl.torch as edl
 from edl.core.step.update_interval import UpdateInterval
 from edl.errors import UsageError
 from edl.framework.process import current_worker
+from edl.lightning.loaders import limited_batches
 from edl.lightning.lr_steps import InBatches, accumulated_batches
 from edl.lightning.trainer_state import stand_before_epoch
 from edl.torch.api import end_batch
@@ -213,6 +214,7 @@ class ElasticLoop:
         current = self._trainer.fit_loop.epoch_loop.batch_progress.current
         current.ready = current.started = current.processed = current.completed = index
         self._follow_rank()
+        self._limit_validation()
         return batch, index, 0
 
     def teardown(self) -> None:
@@ -247,6 +249,17 @@ class ElasticLoop:
             batch_progress = self._trainer.fit_loop.epoch_loop.batch_progress
             batch_progress.is_last_batch = self._loader.epoch_is_over
             self._follow_rank()
+            self._limit_validation()
+
+    def _limit_validation(self) -> None:
+        """Let a fraction in ``limit_val_batches`` be one of this worker's part of the data.
+
+        Lightning has counted the batches before the training, when each worker had all the data.
+        """
+        limit, loop = self._trainer.limit_val_batches, self._trainer.fit_loop.epoch_loop.val_loop
+        loader = loop._combined_loader
+        if loader is not None and isinstance(limit, float) and 0.0 < limit < 1.0:
+            loop._max_batches = limited_batches(loader.flattened, limit, loop._max_batches)
 
     def _follow_rank(self, starts: bool = False) -> None:
         """Let this worker write logs and show the progress bar from now on, if it is rank 0.

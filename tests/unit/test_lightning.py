@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from edl.errors import UsageError
 from edl.lightning import loaders
 from edl.lightning.checks import Fit, why_refused
 from edl.lightning.collectives import StrategyCollectives, operation_of
-from edl.lightning.loaders import RankSampler, shared, training_loader
+from edl.lightning.loaders import RankSampler, limited_batches, shared, training_loader
 from edl.lightning.lr_steps import InBatches, accumulated_batches
 from edl.lightning.preparing import PreparationLock
 
@@ -76,6 +77,21 @@ def test_a_validation_is_divided_anew_when_the_size_has_changed() -> None:
     place = (1, 3)
     assert [*sampler] == [1, 4]
     assert len(sampler) == 2
+
+
+def test_a_fraction_of_the_validation_data_is_one_of_the_workers_part() -> None:
+    place = (0, 1)
+    data = range(64)
+    divided = DataLoader(data, batch_size=4, sampler=RankSampler(data, lambda: place))
+    both = [divided, DataLoader(data, batch_size=4)]
+    assert limited_batches(both, 0.25, [4, 4]) == [4, 4]
+    place = (1, 4)
+    assert limited_batches(both, 0.25, [4, 4]) == [1, 4]
+    place = (1, 32)
+    assert limited_batches(both, 0.25, [1, 4]) == [1, 4]
+    place = (0, 2)
+    assert limited_batches(both, 0.25, [1, 4]) == [2, 4]
+    assert limited_batches([iter(data), divided], 0.25, [math.inf, 0]) == [math.inf, 0]
 
 
 def test_only_plain_loaders_of_validation_data_are_divided() -> None:
