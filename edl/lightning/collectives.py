@@ -29,6 +29,8 @@ class StrategyCollectives:
             begun, is over, or was left. Then each answer is this worker's own value.
         weight: returns how many samples of this worker's batch count.
         in_step: returns whether a batch is in training.
+        is_training: returns whether the Trainer trains; it may validate while a step is open,
+            between two of the batches that are accumulated.
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class StrategyCollectives:
         is_local: Callable[[], bool],
         weight: Callable[[], int],
         in_step: Callable[[], bool],
+        is_training: Callable[[], bool],
     ) -> None:
         self._is_local = is_local
         self._weight = weight
         self._in_step = in_step
+        self._is_training = is_training
 
     def gather(self, value: Any, what: str) -> list[Any]:
         """Return the values of all workers in rank order; tensors in them are on the CPU.
@@ -59,8 +63,8 @@ class StrategyCollectives:
     def reduce(self, tensor: torch.Tensor, operation: Any) -> torch.Tensor:
         """Return ``tensor`` reduced over all workers, on its own device.
 
-        Inside a step a mean is weighted by the samples of the batches, so a padding batch does not
-        count.
+        A mean of values of training batches is weighted by their samples, so a padding batch does
+        not count. In a validation each worker's value counts alike.
 
         Args:
             tensor: the tensor of this worker, of the same shape on all.
@@ -70,7 +74,7 @@ class StrategyCollectives:
             UsageError: the operation is unknown, shapes differ, or as :meth:`gather`.
         """
         name = operation_of(operation)
-        weight = self._weight() if self._in_step() else 1
+        weight = self._weight() if self._in_step() and self._is_training() else 1
         rows = self.gather((weight, tensor.detach().cpu()), f"reduce({name})")
         if len(rows) == 1:
             return tensor

@@ -83,7 +83,9 @@ class ElasticStrategy(ParallelStrategy):
         self._in_evaluation_step = False
         self._leave: Any = None  # edl's handler of SIGTERM
         self._preparing = PreparationLock(sys.argv[0])
-        self._collectives = StrategyCollectives(self._is_local, edl.batch_weight, self._in_step)
+        self._collectives = StrategyCollectives(
+            self._is_local, edl.batch_weight, self._in_step, self._is_training
+        )
         rank_zero_only.rank = edl.rank()
 
     # --- who and where
@@ -280,6 +282,9 @@ class ElasticStrategy(ParallelStrategy):
 
     def _in_step(self) -> bool:
         return current_worker().loader.open
+
+    def _is_training(self) -> bool:
+        return bool(self.lightning_module.trainer.training)
 
     def _place(self) -> tuple[int, int]:
         return (edl.rank(), edl.size()) if self._is_shared() else (0, 1)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from edl.core.step.update_interval import UpdateInterval
 from edl.errors import UsageError
-from edl.lightning import loaders
+from edl.lightning import collectives, loaders
 from edl.lightning.checks import Fit, why_refused
 from edl.lightning.collectives import StrategyCollectives, operation_of
 from edl.lightning.loaders import RankSampler, limited_batches, shared, training_loader
@@ -43,10 +43,33 @@ def test_an_operation_that_is_unknown_is_named() -> None:
 
 
 def test_a_worker_by_itself_gets_its_own_value() -> None:
-    alone = StrategyCollectives(lambda: True, lambda: 4, lambda: False)
+    alone = StrategyCollectives(lambda: True, lambda: 4, lambda: False, lambda: True)
     value = torch.tensor(3)
     assert alone.gather("own", "broadcast()") == ["own"]
     assert alone.reduce(value, "mean") is value
+
+
+@pytest.mark.parametrize(("is_training", "mean"), [(True, 2.0), (False, 5.0)])
+def test_the_weight_of_a_training_batch_is_not_that_of_a_validation_inside_its_step(
+    monkeypatch: pytest.MonkeyPatch, is_training: bool, mean: float
+) -> None:
+    """Two workers validate between accumulated batches; the second one's batch was padding."""
+    sent: list[Any] = []
+
+    def exchanged(_: str, value: Any, __: str) -> list[Any]:
+        sent.append(value)
+        return sent
+
+    monkeypatch.setattr(collectives, "exchange_objects", exchanged)
+    for weight, value in ((4, 2.0), (0, 8.0)):
+        worker = StrategyCollectives(
+            is_local=lambda: False,
+            weight=lambda weight=weight: weight,
+            in_step=lambda: True,
+            is_training=lambda: is_training,
+        )
+        found = worker.reduce(torch.tensor(value), "mean")
+    assert found.item() == mean
 
 
 @pytest.mark.parametrize("asked", [None, 0, 3])
