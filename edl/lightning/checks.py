@@ -1,4 +1,7 @@
-"""Refuse what a Trainer cannot do on workers that come and go: :func:`check_fit`."""
+"""Refuse what a Trainer cannot do on workers that come and go.
+
+:func:`check_fit` does it, and for LR schedulers :func:`check_own_steps`.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,23 @@ def check_fit(trainer: Trainer, module: LightningModule) -> None:
         )
     ):
         raise UsageError(f"with ElasticStrategy {why}")
+
+
+def check_own_steps(trainer: Trainer, has_own_step: bool) -> None:
+    """Raise UsageError if edl would step an LR scheduler that the module steps in its own way.
+
+    Args:
+        trainer: the Trainer, whose optimizers and LR schedulers exist.
+        has_own_step: whether the module overrides ``lr_scheduler_step``.
+    """
+    configs = trainer.lr_scheduler_configs
+    steps = any(one.interval == "step" and not one.reduce_on_plateau for one in configs)
+    if has_own_step and steps and trainer.max_steps == -1:
+        raise UsageError(
+            "with ElasticStrategy an LR scheduler per step counts samples, and lr_scheduler_step "
+            "of the module would not be called for it; leave the method out, give the Trainer "
+            'max_steps, or the scheduler "interval": "epoch"'
+        )
 
 
 def why_refused(fit: Fit) -> str | None:

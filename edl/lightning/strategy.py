@@ -16,11 +16,12 @@ from lightning.pytorch.plugins import CheckpointIO, Precision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.data import _update_dataloader as _rebuilt
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 import edl.torch as edl
 from edl.errors import UsageError
 from edl.framework.process import current_worker
-from edl.lightning.checks import check_fit
+from edl.lightning.checks import check_fit, check_own_steps
 from edl.lightning.collectives import StrategyCollectives
 from edl.lightning.environment import ElasticEnvironment
 from edl.lightning.loaders import LoaderView, shared, training_loader
@@ -150,6 +151,7 @@ class ElasticStrategy(ParallelStrategy):
         if any(map(is_metric, module.modules())):
             edl.sync_metrics(module)
         if self._loop is not None and trainer.state.fn == TrainerFn.FITTING:
+            check_own_steps(trainer, is_overridden("lr_scheduler_step", module))
             for optimizer in self.optimizers:
                 edl.Optimizer(optimizer, module)
             state = TrainerState(trainer, lambda: self.loop.has_begun, self.loop.first_batch)

@@ -161,6 +161,8 @@ REFUSED = {
     "no_init": "call edl.init() first",
     "manual_optimization": "the module must leave optimization to Lightning",
     "averaged_weights": "the callback StochasticWeightAveraging does not work",
+    "own_scheduler_step": "lr_scheduler_step of the module would not be called",
+    "own_scheduler_step_by_updates": "trained 4 steps",
     "rate_finder": "the callback LearningRateFinder does not work",
     "reloaded": "leave out reload_dataloaders_every_n_epochs=1",
     "drop_last": "the training loader has drop_last=True",

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from edl.core.step.update_interval import UpdateInterval
 from edl.errors import UsageError
 from edl.lightning import collectives, loaders
-from edl.lightning.checks import Fit, why_refused
+from edl.lightning.checks import Fit, check_own_steps, why_refused
 from edl.lightning.collectives import StrategyCollectives, operation_of
 from edl.lightning.loaders import RankSampler, limited_batches, shared, training_loader
 from edl.lightning.lr_steps import InBatches, accumulated_batches
@@ -150,6 +150,21 @@ def test_what_cannot_follow_the_job_is_refused_with_what_to_do(fit: Fit, why: st
 def test_usual_callbacks_are_not_refused() -> None:
     usual = ("Callback", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "Timer")
     assert why_refused(Fit(callbacks=usual)) is None
+
+
+def test_a_module_that_steps_schedulers_itself_is_refused_where_edl_would_step_them() -> None:
+    configs = [
+        SimpleNamespace(interval="epoch", reduce_on_plateau=False),
+        SimpleNamespace(interval="step", reduce_on_plateau=True),
+    ]
+    trainer: Any = SimpleNamespace(max_steps=-1, lr_scheduler_configs=configs)
+    check_own_steps(trainer, has_own_step=True)
+    configs.append(SimpleNamespace(interval="step", reduce_on_plateau=False))
+    check_own_steps(trainer, has_own_step=False)
+    with pytest.raises(UsageError, match="lr_scheduler_step of the module would not be called"):
+        check_own_steps(trainer, has_own_step=True)
+    trainer.max_steps = 100
+    check_own_steps(trainer, has_own_step=True)
 
 
 class GradientAccumulationScheduler:

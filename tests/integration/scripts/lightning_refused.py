@@ -86,6 +86,29 @@ def averaged_weights():
     fit(callbacks=[Averaging(swa_lrs=0.1)])
 
 
+class WarmedUp(Line):
+    """A line with an LR scheduler per step, for which it has a method of its own."""
+
+    def configure_optimizers(self):
+        sgd = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.StepLR(sgd, 1)
+        return {"optimizer": sgd, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def lr_scheduler_step(self, scheduler, metric):
+        if self.trainer.global_step > 2:
+            scheduler.step()
+
+
+@case
+def own_scheduler_step():
+    fit(module=WarmedUp())
+
+
+@case
+def own_scheduler_step_by_updates():
+    fit(module=WarmedUp(), max_steps=4, max_epochs=-1)
+
+
 @case
 def rate_finder():
     fit(callbacks=[LearningRateFinder()])
