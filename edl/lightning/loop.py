@@ -35,6 +35,10 @@ LONGER = (
     "Lightning goes on, and the job ends after {} epochs, as trainer.fit() has asked for: give the "
     "Trainer its max_epochs or max_steps, and do not change them during the training"
 )
+NO_UPDATE = (
+    "the training was stopped before its first update, and a job ends after an update: set "
+    "trainer.should_stop after the first accumulate_grad_batches batches"
+)
 UNKNOWN_EPOCH = (
     "a GradientAccumulationScheduler changes how many batches make an update, and nobody knows how "
     "many samples an epoch has, so an LR scheduler cannot count its steps: let it count epochs, "
@@ -107,10 +111,16 @@ class ElasticLoop:
         self._follow_rank(starts=True)
 
     def end(self) -> None:
-        """End the training together with all other workers, also inside an epoch."""
+        """End the training together with all other workers, also inside an epoch.
+
+        Raises:
+            UsageError: the training is stopped in its first epoch, before its first update.
+        """
         if self.is_training:
             self._loader.stop()
             for _ in self._epochs:
+                if edl.step() == 0:
+                    raise UsageError(NO_UPDATE)
                 raise AssertionError("the training has gone on after its end")
             self.is_training = False
 

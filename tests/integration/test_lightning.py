@@ -171,6 +171,8 @@ REFUSED = {
     "no_loader": "the training data come from a Tensor",
     "unnumbered": "have no numbers",
     "second_fit": "a job trains once",
+    "stopped_before_an_update": "the training was stopped before its first update",
+    "stopped_between_two_updates": "trained 1 steps",
     "one_more_epoch": "the job ends after 1 epochs",
     "inside_an_epoch": "the checkpoint of ckpt_path was saved after batch 2 of an epoch",
     "prediction": "trained 5 steps",

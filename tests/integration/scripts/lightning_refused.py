@@ -150,6 +150,26 @@ def second_fit():
     fit()
 
 
+class Stopping(L.Callback):
+    """Stop the training after a batch of the first epoch."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        trainer.should_stop |= batch_idx == self.batch
+
+
+@case
+def stopped_before_an_update():
+    fit(callbacks=[Stopping(1)], accumulate_grad_batches=3, max_epochs=2)
+
+
+@case
+def stopped_between_two_updates():
+    fit(callbacks=[Stopping(3)], accumulate_grad_batches=3, max_epochs=2)
+
+
 @case
 def one_more_epoch():
     class Longer(L.Callback):
