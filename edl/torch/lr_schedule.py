@@ -49,8 +49,8 @@ class LRSchedule(LRScheduler):
             schedule, or of the one schedule.
 
     Raises:
-        UsageError: the optimizer is not edl's, its learning rate cannot be scaled, or there are not
-            as many schedules as parameter groups.
+        UsageError: the optimizer is not edl's, its learning rate cannot be scaled, there are not as
+            many schedules as parameter groups, or a ratio to be kept is one to a rate of 0.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class LRSchedule(LRScheduler):
         keep_ratios: bool = False,
     ) -> None:
         groups = len(optimizer.param_groups)
-        self._first_rate = float(optimizer.param_groups[0]["lr"]) if keep_ratios else 0.0
+        self._first_rate = float(optimizer.param_groups[0]["lr"])
+        self._keeps_ratios = keep_ratios
         self._ratios: list[float] = []
         several = [schedule] * groups if isinstance(schedule, Schedule) else schedule
         fits = isinstance(several, Sequence) and len(several) == groups
@@ -123,13 +124,15 @@ class LRSchedule(LRScheduler):
         """Extend the schedule to parameter groups that the script has added since the last update.
 
         Raises:
-            UsageError: the script gave one schedule for each group, and a new group has none; or
-                it has removed a group.
+            UsageError: the script gave one schedule for each group, and a new group has none; it
+                has removed a group; or the ratio of a group to the first one cannot be kept.
         """
         refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRSchedule", may_grow=True)
         new = self.optimizer.param_groups[len(self._ratios) :]
-        keeps = self._first_rate > 0
-        self._ratios += [float(one["lr"]) / self._first_rate if keeps else 1.0 for one in new]
+        self._ratios += [
+            self._ratio(float(group["lr"]), number)
+            for number, group in enumerate(new, len(self._ratios))
+        ]
         lacking = len(self._ratios) - len(self.schedules)
         if lacking > 0 and not self._is_for_all:
             raise UsageError(
@@ -137,6 +140,28 @@ class LRSchedule(LRScheduler):
                 f"edl.LRSchedule {len(self.schedules)} schedules; give it one for all groups"
             )
         self.schedules += self.schedules[:1] * lacking
+
+    def _ratio(self, rate: float, number: int) -> float:
+        """Return the factor of parameter group ``number`` by which its schedule is multiplied.
+
+        It is 1 if no ratios are kept, or if neither this group nor the first one has a rate.
+
+        Args:
+            rate: the learning rate that the script gave the group.
+            number: the index of the group, for the message.
+
+        Raises:
+            UsageError: the first group's rate is 0, and ``rate`` is not.
+        """
+        if not self._keeps_ratios or rate == self._first_rate:
+            return 1.0
+        if self._first_rate == 0:
+            raise UsageError(
+                f"the rate of the first parameter group of the optimizer is 0 and that of group "
+                f"{number} is {rate:g}, so they have no ratio to keep; freeze parameters with "
+                "requires_grad_(False) in place of a rate of 0, or put their group last"
+            )
+        return rate / self._first_rate
 
 
 def refuse_changed_groups(
@@ -170,7 +195,8 @@ def follow_policy(optimizer: torch.optim.Optimizer) -> None:
 
     Raises:
         UsageError: the policy has a schedule and the script several optimizers, the rate cannot be
-            scaled, or the script has made an LR scheduler for ``optimizer``.
+            scaled, the first parameter group's rate is 0 and another group's is not, or the script
+            has made an LR scheduler for ``optimizer``.
     """
     policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:

@@ -377,6 +377,29 @@ def test_groups_keep_the_ratios_of_their_rates_to_the_first(
     assert job.train(sgd, 10) == pytest.approx([0.8, 0.2, 0.4])
 
 
+def test_groups_keep_no_ratio_to_a_first_rate_of_0(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backbone that is frozen by its rate would train."""
+    follows(job, monkeypatch, LearningRate(LINEAR, None))
+    sgd = elastic_sgd(2)
+    sgd.param_groups[0]["lr"] = 0.0
+    with pytest.raises(UsageError, match=r"first parameter group .* is 0 and that of group 1 is 9"):
+        lr_schedule.follow_policy(sgd)
+
+
+def test_groups_without_rates_have_that_of_the_policy_alike(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follows(job, monkeypatch, LearningRate(LINEAR, None))
+    sgd = elastic_sgd(2, rate=0.0)
+    lr_schedule.follow_policy(sgd)
+    assert job.train(sgd, 10) == [pytest.approx(0.9)] * 2
+    sgd.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 1.0})
+    with pytest.raises(UsageError, match="and that of group 2 is 1"):
+        job.train(sgd, 10)
+
+
 def test_one_schedule_of_a_policy_is_not_for_several_optimizers(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
