@@ -32,7 +32,7 @@ class CustomRuleRunner:
     def __init__(self, rule: CustomRule) -> None:
         self._rule = rule
         self._question: _RuleCall | None = None
-        self._asked_at: tuple[int, int] | None = None  # workers, and steps with so many
+        self._asked_at = 0, 0  # workers, and steps with so many
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """Return the number of workers that the user's function has answered, or the present one.
@@ -60,12 +60,9 @@ class CustomRuleRunner:
         """
         rule, question = self._rule, self._question
         if question is None:
-            np, steps = self._asked_at or (0, 0)
-            due = rule.every_steps if np != now.np else steps + rule.every_steps
-            if now.awaits or now.steps < due:
-                return Suggestion(
-                    now.np, f"{rule} is asked in {counted(due - now.steps, 'step')}", state
-                )
+            left = rule.every_steps - now.steps_since(*self._asked_at)
+            if now.awaits or left > 0:
+                return Suggestion(now.np, f"{rule} is asked in {counted(left, 'step')}", state)
             try:
                 question = self._question = _RuleCall(rule, now, dict(state), now_s)
             except RuntimeError:  # the limit of threads: the next call tries again

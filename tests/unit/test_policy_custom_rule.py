@@ -75,6 +75,7 @@ def test_it_is_asked_every_so_many_steps(rules: Any) -> None:
     assert answered(rule).np == 4
     assert rule(Observation(2, Sizes(1, 4), steps=19), {}, 0.0).np == 2
     assert answered(rule, Observation(2, Sizes(1, 4), steps=20)).np == 4
+    assert answered(rule, Observation(2, Sizes(1, 4), steps=10)).np == 4  # had 1 for some steps
     assert answered(rule, Observation(3, Sizes(1, 4), steps=10)).np == 4
 
 

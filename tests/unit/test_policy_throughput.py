@@ -77,6 +77,8 @@ def test_it_decides_every_so_many_steps_and_not_while_a_change_is_under_way() ->
     assert RULE(replace(now, steps=19), {"np": 4, "steps": 10}, 0.0).np == 4
     assert RULE(replace(now, steps=20), {"np": 4, "steps": 10}, 0.0).np == 5
     assert RULE(replace(now, steps=10), {"np": 3, "steps": 90}, 0.0).np == 5  # of another size
+    # After a death and its replacement: 4 workers again, whose steps are counted from 0.
+    assert RULE(replace(now, steps=10), {"np": 4, "steps": 50_000}, 0.0).np == 5
 
 
 def test_what_was_found_stands_for_a_while() -> None:

@@ -112,7 +112,6 @@ class HillClimbing:
                 (``since_s``), and how many ``searches`` have ended.
             now_s: the time in seconds since training began.
         """
-        asked_at = int(state.get("steps", 0)) if state.get("np") == now.np else 0
         if now.awaits:
             return Suggestion(now.np, "the last change is under way", state)
         kept = {name: state[name] for name in ("since_s", "searches") if name in state}
@@ -121,8 +120,8 @@ class HillClimbing:
             if now_s - float(found_s) < self.stands_s(int(state.get("searches", 1))):
                 return Suggestion(now.np, str(state["why"]), state)
             kept["since_s"] = now_s
-        if now.steps < asked_at + self.every_steps or now.np not in now.seen:
-            left = asked_at + self.every_steps - now.steps
+        left = self.every_steps - now.steps_since(state.get("np", 0), int(state.get("steps", 0)))
+        if left > 0 or now.np not in now.seen:
             why = f"{workers(now.np)}: the next decision in {counted(max(1, left), 'step')}"
             return Suggestion(now.np, why, state)
         np, why, found = self._choice(now, float(kept.get("since_s", 0.0)))

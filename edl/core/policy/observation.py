@@ -157,6 +157,18 @@ class Observation:
         """The smallest size that the job may have; ``min_np`` if no size is allowed at all."""
         return self.sizes.above(self.sizes.min_np) or self.sizes.min_np
 
+    def steps_since(self, np: int, steps: int) -> int:
+        """Return the number of complete steps since an earlier observation, with ``self.np`` workers.
+
+        Args:
+            np: the number of workers in the earlier observation; if it is another one, all present
+                ``steps`` count.
+            steps: the steps in the earlier observation. If they exceed the present ones, the job
+                had another number of workers in between, and all present steps count.
+        """
+        goes_on = np == self.np and steps <= self.steps
+        return self.steps - steps if goes_on else self.steps
+
 
 UNLIMITED = 1 << 30
 
