@@ -99,6 +99,19 @@ def test_what_a_change_costs_is_what_lies_between_two_rings_and_was_not_trained(
     assert repaired.observation(2, Sizes(1, 4), 4, False, None).change_s == CHANGE_S
 
 
+@pytest.mark.parametrize(
+    "now",
+    [
+        reading(7, 705.0, 3, generation=2, epoch=1),  # the script has evaluated in between
+        reading(7, 7205.0, 3, generation=3),  # generation 2 was below min_np, and paused
+    ],
+)
+def test_other_time_between_two_rings_is_no_cost_of_a_change(now: ProgressSample) -> None:
+    learned = learn(reading(1, 100.0), reading(5, 102.0), reading(7, 105.0, 3, generation=2))
+    again = learn(reading(1, 100.0), reading(5, 102.0), now, learned=learned)
+    assert again.change_s == learned.change_s
+
+
 def test_it_survives_its_leader() -> None:
     learned = learn(reading(1, 100.0), reading(5, 102.0)).passed(60.0, 2)
     assert (learned.elapsed_s, learned.worker_s) == (60.0, 120.0)

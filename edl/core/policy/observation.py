@@ -158,7 +158,7 @@ class Observation:
         return self.sizes.above(self.sizes.min_np) or self.sizes.min_np
 
     def steps_since(self, np: int, steps: int) -> int:
-        """Return the number of complete steps since an earlier observation, with ``self.np`` workers.
+        """Return the number of complete steps with the present ``np`` since an earlier observation.
 
         Args:
             np: the number of workers in the earlier observation; if it is another one, all present

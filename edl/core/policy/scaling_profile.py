@@ -85,7 +85,8 @@ class ScalingProfile(Record):
 
         - Without ``before``, or if the readings are of different workers: only ``now.size`` as
           ``np``.
-        - Readings of two rings of different sizes: the cost of the change (``change_s``).
+        - Readings of two rings of different sizes, one right after the other and in one epoch: the
+          cost of the change (``change_s``).
         - Readings of one ring in different epochs: the steps only, because a script may evaluate or
           save between epochs.
         - Other readings of one ring: the steps and a measurement. If the script counts no samples,
@@ -228,12 +229,16 @@ class ScalingProfile(Record):
         The cost is the time between the two readings that was not spent on complete steps. The
         result's ``change_s`` is the mean of the cost and the ``change_s`` before, or the cost alone
         if that was 0. The profile is returned unchanged if both rings have the same size, the usual
-        step time of the old one is unknown, or the cost is not above 0.
+        step time of the old one is unknown, or the cost is not above 0. It is also unchanged if the
+        time may hold something else: an evaluation between two epochs, or a ring in between, which
+        may have paused because it was below ``min_np``.
 
         Args:
             before: the last reading of the old ring.
             now: the first reading of the new ring.
         """
+        if before.epoch != now.epoch or now.generation != before.generation + 1:
+            return self
         usual = dict(self.seen).get(before.size)
         if before.size == now.size or usual is None or not (usual.batch and usual.samples_per_s):
             return self
