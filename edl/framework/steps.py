@@ -134,6 +134,9 @@ class BatchSteps:
             skipped after its gradients were reduced.
         numbers: the seeder of the training thread's random generators; None: the script's own seeds
             stay.
+
+    Attributes:
+        max_steps: the number of updates that :meth:`limit` has set; None: no limit.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class BatchSteps:
         self._came_to_end = False  # the script was told that the epoch is over
         self._padding = 0  # batches of the open step that count for nothing
         self._in_epoch = False
-        self._max_steps: int | None = None
+        self.max_steps: int | None = None
         self._has_entered = False
         self._is_new = False  # it has come into the ring, and has trained nothing there yet
 
@@ -234,12 +237,12 @@ class BatchSteps:
             max_steps: the number of updates since the job began, at least 1; None: only the epochs
                 end the training.
         """
-        self._max_steps = max_steps
+        self.max_steps = max_steps
 
     @property
     def made_all_steps(self) -> bool:
         """Whether the job has made as many updates as :meth:`limit` allows; False without limit."""
-        return self._max_steps is not None and self._worker.step >= self._max_steps
+        return self.max_steps is not None and self._worker.step >= self.max_steps
 
     @property
     def is_over(self) -> bool:

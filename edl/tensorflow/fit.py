@@ -425,7 +425,8 @@ class _LastCallback(keras.callbacks.Callback):
                 that is not the first.
         """
         now, epochs = self._training, self.params["epochs"]
-        now.worker.loader.progress.length = TrainingLength(epochs + now.fits.shift)
+        asked = TrainingLength.asked(epochs + now.fits.shift, now.steps.max_steps)
+        now.worker.loader.progress.length = asked
         begin = epochs  # where fit looks for the epoch to begin with; so many: it runs none
         try:
             if now.worker.warming_up:

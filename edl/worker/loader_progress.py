@@ -365,15 +365,17 @@ class LoaderProgress(TrainingProgress):
     @property
     def epoch_progress(self) -> dict[str, Any]:
         """The fields of :class:`edl.core.progress.WorkerProgress` about the data, to report."""
-        ledger, noise = self.ledger, self.noise.scale
+        ledger, noise, total = self.ledger, self.noise.scale, self.source.known_total
+        batch = self.source.batching.of_all(len(self.members)) if self.members else 0
+        of_step = batch * self.step_batches
         return {
             "noise_scale": noise.samples,
             "noise_is_biased": noise.is_biased,
-            "global_batch": self.source.batching.of_all(len(self.members)) if self.members else 0,
+            "global_batch": batch,
             "epoch": ledger.epoch,
             "epoch_done": ledger.done,
-            "epoch_total": self.source.known_total,
-            "left": self.length.left(ledger.epoch, ledger.done, self.source.known_total),
+            "epoch_total": total,
+            "left": self.length.left(ledger.epoch, ledger.done, total, self.step, of_step),
             "samples_total": self.samples_total,
             "untrained": self.untrained,
         }

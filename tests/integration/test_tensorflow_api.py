@@ -1333,7 +1333,8 @@ assert (made, edl.step(), epoch) == (3, 3, 1), (made, edl.step(), epoch)
 edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
 history = model.fit(ds, epochs=9, callbacks=[edl.KerasCallback(max_steps=3)], verbose=0)
 assert (edl.step(), len(history.history["loss"])) == (3, 2), history.history
-assert edl.current_worker().loader.progress.untrained == 0
+progress = edl.current_worker().loader.progress
+assert progress.untrained == progress.epoch_progress["left"] == 0
 """,
         "",
     ),

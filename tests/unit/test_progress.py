@@ -17,6 +17,7 @@ from edl.core.step.source import Source
 from edl.core.step.step_events import BatchStart, RingPlace
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.stream import StreamSource
+from edl.core.step.training_length import TrainingLength
 from edl.errors import DataError, NewcomerDiffers
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.progress import Receive
@@ -31,6 +32,15 @@ def progress_of(
     data = replace(SAMPLES, total=total, prefetch_batches=prefetch, fingerprint=fingerprint)
     one.attach(data, worker)
     return one
+
+
+def test_the_samples_left_are_those_of_the_updates_left() -> None:
+    """100 samples an epoch; 2 workers of 4 samples each, which add up 3 batches for an update."""
+    one = progress_of(0)
+    one.length = TrainingLength(1000, max_steps=9)
+    one.enter((0, 1))
+    one.step, one.step_batches = 7, 3
+    assert one.epoch_progress["left"] == 2 * 24
 
 
 def test_equal_data_are_taken_over() -> None:

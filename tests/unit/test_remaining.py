@@ -6,6 +6,7 @@ import pytest
 
 from edl.core.progress import TrainingStatus
 from edl.core.remaining import bar, estimated_remaining_s, trained_fraction
+from edl.core.step.training_length import TrainingLength
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,26 @@ def test_the_rest_takes_as_long_as_at_the_present_speed(
     left: float | None, samples_per_s: float, seconds: float | None
 ) -> None:
     assert estimated_remaining_s(TrainingStatus(left=left, samples_per_s=samples_per_s)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("length", "total", "left"),
+    [
+        (TrainingLength(10), 1000, 6900.0),  # in epoch 3, of which 100 samples are trained
+        (TrainingLength(1000, 50), 1000, 640.0),  # 10 updates of 64 samples
+        (TrainingLength(max_steps=50), 1000, 640.0),
+        (TrainingLength(max_steps=50), 0, 640.0),  # a stream
+        (TrainingLength(4, 5000), 1000, 900.0),
+        (TrainingLength(4, 30), 1000, 0.0),  # it was resumed for fewer updates than it has made
+        (TrainingLength(4, 5000), 0, None),  # the stream may end before
+        (TrainingLength(4), 0, None),
+        (TrainingLength(), 1000, None),
+    ],
+)
+def test_epochs_or_updates_end_the_training(
+    length: TrainingLength, total: int, left: float | None
+) -> None:
+    assert length.left(3, 100, total, 40, 64) == left
 
 
 @pytest.mark.parametrize(

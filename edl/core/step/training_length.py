@@ -41,19 +41,27 @@ class TrainingLength(Record):
             None if max_steps is None else int(max_steps),
         )
 
-    def left(self, epoch: int, done: int, total: int) -> float | None:
+    def left(self, epoch: int, done: int, total: int, step: int, batch: int) -> float | None:
         """Return the number of samples that all workers have to train until the end of the job.
 
-        It is None if the number of epochs or the size of an epoch is not known.
+        The epochs or the updates end it, whichever come first. Updates are counted with the present
+        global batch. The result is None if there is no limit, or if one of the limits is not known
+        in samples.
 
         Args:
             epoch: the number of the present epoch, from 0.
             done: how many samples of it are trained.
             total: the samples of an epoch; 0: not known.
+            step: how many updates the job has made.
+            batch: how many samples all workers train for an update; 0: not known.
         """
-        if not self.epochs or not total:
-            return None
-        return float((self.epochs - epoch) * total - done)
+        limits = []
+        if self.epochs is not None:
+            limits.append((self.epochs - epoch) * total - done if total else None)
+        if self.max_steps is not None:
+            limits.append(max(0, self.max_steps - step) * batch if batch else None)
+        known = [float(samples) for samples in limits if samples is not None]
+        return min(known) if known and len(known) == len(limits) else None
 
     def is_below(self, other: TrainingLength) -> bool:
         """Return whether the epochs or the updates are fewer than those of ``other``.
