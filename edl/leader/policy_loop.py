@@ -147,7 +147,7 @@ class PolicyLoop:
         policy = self._policy if may_follow else None
         self.size.note(times=slowest(ring.times), data_part=data_part(ring.times))
         if ring.batching is not None:
-            self.size.note(batching=ring.batching, step_batches=ring.step_batches)
+            self.size.note_batching(ring.batching, ring.step_batches)
         if ring.noise.steps:
             self.size.note(noise=ring.noise)
         spikes = self._learning_news(ring)

@@ -28,6 +28,7 @@ from edl.core.policy.size_decision import decide_size
 from edl.core.progress import ProgressSample
 from edl.core.records import Generation, RequestedBy
 from edl.core.snapshot import Snapshot
+from edl.core.step.batching import Batching
 from edl.errors import UsageError
 from edl.leader.custom_rule_runner import CustomRuleRunner
 from edl.leader.fitting import Fitting
@@ -107,6 +108,20 @@ class SizePolicy:
             CoordinationError: ZooKeeper is away, and this leader has recorded nothing yet.
         """
         self._learned = replace(self.learned, **changes)
+
+    def note_batching(self, batching: Batching, step_batches: int) -> None:
+        """Note the sizes of the job's batches in the scaling profile :attr:`learned`, in memory.
+
+        If they differ from those in the profile, its throughputs do not count any more.
+
+        Args:
+            batching: The sizes of the batches.
+            step_batches: The number of batches whose gradients a worker adds up for one step.
+
+        Raises:
+            CoordinationError: ZooKeeper is away, and this leader has recorded nothing yet.
+        """
+        self._learned = self.learned.for_batching(batching, step_batches)
 
     def turn(
         self,
@@ -249,9 +264,9 @@ class SizePolicy:
         Raises:
             CoordinationError: ZooKeeper is away; it is read until something was measured.
         """
-        if self._learned is None or not self._learned.seen:  # it may have been resumed just now
-            self._learned = self._resumed(self._store.policy.learned())
         learned, now_s = self._learned, self._clock()
+        if learned is None or not (learned.seen or learned.by_batch):  # resumed just now, perhaps
+            learned = self._resumed(self._store.policy.learned())
         if now is not None and now.generation and now != self._before:
             generation = snapshot.generation
             if generation is not None and generation.number == now.generation:
@@ -287,12 +302,17 @@ class SizePolicy:
         """Return the scaling profile to use: ``kept``, from ZooKeeper, or this leader's own.
 
         It is ``kept`` if that has measurements (perhaps put there from a checkpoint), or if this
-        leader has no profile of its own; otherwise this leader's own.
+        leader has no profile of its own; otherwise this leader's own. Throughputs in ``kept`` that
+        were measured with other batches than the leader knows of do not count.
         """
         own = self._learned
-        if own is None or kept.seen:
+        if own is None:
             return kept
-        return own
+        if not kept.seen:
+            return own
+        if own.batching is None:
+            return kept
+        return kept.for_batching(own.batching, own.step_batches)
 
     def _is_news(self, np: int, found: Suggestion) -> bool:
         """Return whether a suggestion differs from that of the last call; remember this one.

@@ -178,6 +178,34 @@ def test_what_a_checkpoint_brings_is_known_before_anything_is_seen() -> None:
     assert 4 not in known, "what it has learned itself counts from then on"
 
 
+@pytest.mark.parametrize("is_early", [False, True])
+def test_what_was_measured_with_other_batches_is_measured_again(is_early: bool) -> None:
+    """``is_early``: the leader makes a turn before the workers have loaded the checkpoint."""
+    leader = Leader()
+    leader.batching = Batching(40)
+    if is_early:
+        leader.trains(snapshot(2), 1)
+    seen = tuple((np, SizeMeasurement(90.0 + np, 500, 8.0)) for np in (1, 2, 3))
+    old = {"np": 2, "steps": 0, "found_s": 0.0, "why": "stays at 2"}
+    leader.kept = ScalingProfile(
+        seen=seen, by_batch=seen, batching=Batching(8), state=old, text=TEXT, elapsed_s=60.0
+    )
+    outcome = leader.trains(snapshot(2), 11 - is_early)
+    assert outcome.says == "tries 3: only 2 have been measured"
+    learned = leader.policy.size.learned
+    assert learned.by_batch[:3] == seen, "the model of the step time has them"
+    assert learned.elapsed_s == pytest.approx(61.0, abs=0.2)
+
+
+def test_a_chosen_batch_is_no_other_one() -> None:
+    learned = ScalingProfile(seen=((2, SizeMeasurement(90.0, 9)),), state={"np": 2})
+    chooses = Batching(batch_range=(80, 800))
+    known = learned.for_batching(chooses, 1)
+    assert known == replace(learned, batching=chooses), "it was not known"
+    chosen = chooses.choosing(160)
+    assert known.for_batching(chosen, 2) == replace(known, batching=chosen, step_batches=2)
+
+
 def test_there_has_to_be_room() -> None:
     outcome = Leader().trains(snapshot(2, slots=2), 11)
     assert change_of(outcome).desired.np == 1

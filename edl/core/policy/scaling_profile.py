@@ -123,6 +123,23 @@ class ScalingProfile(Record):
         """
         return self if text == self.text else replace(self, text=text, state={})
 
+    def for_batching(self, batching: Batching, step_batches: int) -> ScalingProfile:
+        """Return the profile for a job whose batches have the sizes ``batching``.
+
+        If the profile is of a job with other sizes, which was resumed with these, the result has an
+        empty ``seen`` and an empty state: throughputs with different batches cannot be compared.
+        ``by_batch`` stays. A global batch that the job itself has chosen may differ.
+
+        Args:
+            batching: the sizes of the batches of the present job.
+            step_batches: the number of batches whose gradients a worker adds up for one step.
+        """
+        own = self.batching
+        known = replace(self, batching=batching, step_batches=step_batches)
+        if own is None or replace(own, chosen=batching.chosen) == batching:
+            return known
+        return replace(known, seen=(), state={})
+
     def for_hold(self, policy: JobPolicy) -> ScalingProfile:
         """Return the profile after a leader has seen ``policy``, whose hold may be a new one.
 
