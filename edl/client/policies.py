@@ -33,7 +33,8 @@ class Explanation:
 
     Attributes:
         policy: the policy of the job.
-        np: the number of workers in the newest generation; 0: there is none yet.
+        np: the number of workers in the newest generation; 0: there is none yet, or the job has
+            ended.
         learned: what was measured of the job, such as its throughput at each size.
         verdicts: for a hill-climbing rule, whether the larger number of workers is worth its cost,
             for each pair of measured sizes; empty for other rules.
@@ -127,7 +128,8 @@ def resume(store: JobStore) -> JobPolicy:
 def explain(store: JobStore) -> Explanation:
     """Return the policy of the job, what the leader says about it, and the data behind that.
 
-    ``store`` has the records of the job, which may have ended.
+    ``store`` has the records of the job, which may have ended. Then the number of workers that it
+    had last counts for the rule's figures.
 
     Raises:
         UsageError: the job has no policy.
@@ -138,7 +140,8 @@ def explain(store: JobStore) -> Explanation:
     rule = parse_policy(now.policy.text, now.policy.source).size
     slots = sum(host.slots for host in now.available)
     left, filled = now.status.left, [host.slots for host in now.available]
-    observation = learned.observation(np, now.job.sizes, slots, False, left, (), filled)
+    last = np or learned.np
+    observation = learned.observation(last, now.job.sizes, slots, False, left, (), filled)
     verdicts = tuple(rule.table(observation)) if isinstance(rule, HillClimbing) else ()
     modelled = rule.table(observation) if isinstance(rule, Goodput) else {}
     return Explanation(now.policy, np, learned, verdicts, now.status.policy, modelled)

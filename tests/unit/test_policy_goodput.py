@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from edl.client.policies import explain
 from edl.core.policy.goodput import Goodput
 from edl.core.policy.observation import Observation, SizeMeasurement, Suggestion
+from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.policy.step_time import StepTime
+from edl.core.records import Host, JobPolicy
 from edl.core.sizes import Sizes
+from edl.core.step.batching import Batching
 from edl.testing.noise import known_noise
 
 RULE = Goodput()
@@ -90,3 +97,30 @@ def test_a_sample_in_a_larger_batch_is_worth_less() -> None:
     assert asked(none).np == 1, "what all samples of a step say alike, one says as well"
     only = replace(now, noise=known_noise(1.0, -1.0, 20))
     assert asked(only).reason == asked().reason
+
+
+@pytest.mark.parametrize(
+    "batching", [None, Batching(32), Batching(global_batch=128), Batching(batch_range=(64, 512))]
+)
+def test_without_workers_no_size_has_a_goodput(batching: Batching | None) -> None:
+    assert RULE.table(replace(NOW, np=0, batching=batching)) == {}
+
+
+@pytest.mark.parametrize(("last", "sizes"), [(2, {1, 2, 3, 4}), (0, set())])
+def test_a_job_that_has_ended_is_explained_with_its_last_size(last: int, sizes: set[int]) -> None:
+    """Its last generation has no members."""
+    seen = ((2, SizeMeasurement(178.0, 50, 32.0)),)
+    learned = ScalingProfile(
+        seen, np=last, step_time=StepTime(0.01, 0.01), batching=Batching(batch_range=(64, 512))
+    )
+    ended = SimpleNamespace(
+        job=SimpleNamespace(sizes=Sizes(1, 8)),
+        policy=JobPolicy('[size]\nrule = "goodput"\n', "policy.toml"),
+        generation=SimpleNamespace(members=()),
+        status=SimpleNamespace(left=None, policy="stays at 2"),
+        available=(Host("a", 8, "127.0.0.1"),),
+    )
+    policies = SimpleNamespace(learned=lambda: learned)
+    store: Any = SimpleNamespace(name="digits", snapshot=lambda: ended, policy=policies)
+    found = explain(store)
+    assert (found.np, set(found.modelled)) == (0, sizes)

@@ -72,9 +72,9 @@ class Goodput:
         second, where each sample counts as much as one in the job's first global batch. Each size
         has the global batch with the largest goodput if the job chooses its batch, else the one
         that so many workers have anyway. The result is empty if ``now``, the observed job, has no
-        model of its throughput.
+        model of its throughput, or no workers.
         """
-        if now.model is None:
+        if now.model is None or now.np == 0:
             return {}
         if now.batching is not None:
             return {np: best_global_batch(now, np)[1] for np in self._sizes(now)}
