@@ -375,7 +375,7 @@ def run(
 
     @functools.wraps(function)
     def wrapper(state: State, *arguments: Any, **named: Any) -> Any:
-        worker = _enlist(state, state_name)
+        worker = _enlist(state, state_name, failures, broken)
         if worker.warming_up:
             _warm_up(worker, state, functools.partial(function, state, *arguments, **named))
             worker.join()
@@ -393,12 +393,7 @@ def run(
             except RingBroken as error:
                 failure = error
             except failures as error:
-                why = broken(error)
-                if why is None:
-                    raise
-                if (refused := refusal(why, "run the same script")) is not None:
-                    raise refused from error
-                failure = RingBroken(worker.generation, why)
+                failure = _ring_broken(error, worker.generation, broken)
             worker.ring.break_()
             state.restore()
             worker.script.repair(failure)
@@ -408,6 +403,26 @@ def run(
         return result
 
     return wrapper
+
+
+def _ring_broken(error: Exception, generation: int, broken: RingFailure) -> RingBroken:
+    """Return the error of a collective as edl's error that the ring broke.
+
+    Args:
+        error: what the collective raised.
+        generation: the number of the generation whose ring it used.
+        broken: as for :func:`run`.
+
+    Raises:
+        UsageError: Horovod refuses the collective in any ring.
+        Exception: ``error`` itself, if it does not come from a broken ring.
+    """
+    why = broken(error)
+    if why is None:
+        raise error
+    if (refused := refusal(why, "run the same script")) is not None:
+        raise refused from error
+    return RingBroken(generation, why)
 
 
 def warmed_up(worker: Worker) -> None:
@@ -432,15 +447,23 @@ def warmed_up(worker: Worker) -> None:
         raise HostsUpdatedInterrupt(False)
 
 
-def _enlist(state: State, state_name: str) -> Worker:
+def _enlist(
+    state: State,
+    state_name: str,
+    failures: tuple[type[Exception], ...],
+    broken: RingFailure,
+) -> Worker:
     """Make ``state`` the state that newcomers get, and return this process's worker.
 
     From then on the script, not edl's loader, keeps the position in the data, and ``on_reset`` of
-    ``state`` is called in each new ring.
+    ``state`` is called in each new ring. If that ring breaks in a collective of a callback, it is
+    repaired, and the callbacks are called again.
 
     Args:
         state: the first argument of the script's training function.
         state_name: the name of the framework's state class, for error messages.
+        failures: as for :func:`run`.
+        broken: as for :func:`run`.
 
     Raises:
         UsageError: if ``state`` is not a state of edl, if another wrapped function has trained to
@@ -463,7 +486,14 @@ def _enlist(state: State, state_name: str) -> Worker:
         )
     refuse_logical(worker, "a script with its own loop (elastic.run) trains")
     let_state_follow(state_name)
-    worker.leave_data_to_script(state, state.on_reset)
+
+    def on_reset() -> None:
+        try:
+            state.on_reset()
+        except failures as error:
+            raise _ring_broken(error, worker.generation, broken) from error
+
+    worker.leave_data_to_script(state, on_reset)
     return worker
 
 

@@ -19,7 +19,7 @@ from scenarios import struck_around
 
 from edl.core.events import StateDiffersDetails
 from edl.core.records import JobState
-from edl.errors import NewcomerDiffers, StateDiffers
+from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
 from edl.framework import elastic
 from edl.framework.digest import ByteRange, of_array
 from edl.framework.elastic import Plain, State
@@ -75,6 +75,10 @@ class Weights(State):
         return pickle.loads(ring.broadcast(pickle.dumps(values), root, "edl.state"))
 
 
+class CollectiveFailed(RuntimeError):
+    """What a framework's collective raises when the ring breaks."""
+
+
 def one_update(w: np.ndarray[Any, Any], mean: float) -> np.ndarray[Any, Any]:
     changed: np.ndarray[Any, Any] = w - RATE * (w - mean)
     return changed
@@ -84,12 +88,14 @@ def one_update(w: np.ndarray[Any, Any], mean: float) -> np.ndarray[Any, Any]:
 class Script:
     """``strays`` change a weight after their first update in the ring, and ``from_batch`` on.
 
-    ``own``: each worker trains weights of its own.
+    ``own``: each worker trains weights of its own. ``resets``: a callback of each new ring has a
+    collective.
     """
 
     strays: tuple[int, ...] = ()
     from_batch: int = 0
     own: bool = False
+    resets: bool = False
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = WORKERS[threading.get_ident()] = one.worker
@@ -111,7 +117,16 @@ class Script:
                 if state.batch % PER_SAVE == 0:
                     state.commit()
 
-        elastic.run(train, (), str, "Weights")(state)
+        def reset() -> None:
+            try:
+                if not worker.ring.alone:
+                    worker.ring.broadcast(b"", 0, "edl.reset")
+            except RingBroken as error:
+                raise CollectiveFailed(str(error)) from error
+
+        if self.resets:
+            state.register_reset_callbacks([reset])
+        elastic.run(train, (CollectiveFailed,), str, "Weights")(state)
         one.result = state.w
 
 
@@ -200,3 +215,16 @@ def test_a_fault_at_each_point_of_it(worker: int, fault: str) -> None:
     """Also where the newcomer dies by itself, or the one that has sent it the state."""
     for job in struck_around("edl.digests", joining, worker, fault):
         assert_right(job, 2)
+
+
+@pytest.mark.parametrize("worker", range(3))
+def test_a_death_in_a_collective_of_a_reset_callback(worker: int) -> None:
+    """One joins a job of two, and one of the three dies around the callbacks of the new ring."""
+
+    def make() -> LoopbackJob:
+        job = of(Script(resets=True))
+        job.after_step(2, lambda job: job.scale({"a": 3}))
+        return job
+
+    for job in struck_around("edl.reset", make, worker, "kill"):
+        assert_right(job)
