@@ -45,11 +45,12 @@ class PolicyInZooKeeper:
     def propose(self, policy: JobPolicy) -> None:
         """Propose ``policy`` and return; the daemon thread writes it later.
 
-        It is dropped with a warning if the job has another policy then. A second proposal replaces
-        one that is not written yet.
+        It is dropped with a warning if the job has another policy then, or if another proposal is
+        not written yet: the first one stays.
         """
         with self._lock:
-            self._proposed = policy
+            first = self._proposed = self._proposed or policy
+        _warn_of_another(first, policy)
         self._wake()
 
     def learned(self) -> Mapping[str, Any]:
@@ -92,13 +93,7 @@ class PolicyInZooKeeper:
         with self._lock:
             proposed, learned = self._proposed, self._learned
         if proposed is not None:
-            stands = self._nodes.propose(proposed)
-            if stands.text != proposed.text:
-                logger.warning(
-                    "the job follows the policy of %s, so that of %s counts for nothing",
-                    stands.source,
-                    proposed.source,
-                )
+            _warn_of_another(self._nodes.propose(proposed), proposed)
         if learned is not None:
             self._nodes.put_learned(learned)
         with self._lock:
@@ -106,3 +101,13 @@ class PolicyInZooKeeper:
                 self._proposed = None
             if self._learned is learned:
                 self._learned = None
+
+
+def _warn_of_another(stands: JobPolicy, proposed: JobPolicy) -> None:
+    """Log a warning that ``proposed`` has no effect, if the policy ``stands`` has another text."""
+    if stands.text != proposed.text:
+        logger.warning(
+            "the job follows the policy of %s, so that of %s counts for nothing",
+            stands.source,
+            proposed.source,
+        )

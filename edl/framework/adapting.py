@@ -13,12 +13,13 @@ from collections.abc import Callable
 from math import inf
 
 from edl.core.policy.custom_rule import CustomRule
-from edl.core.policy.file import check_sizes, parse_policy
-from edl.core.policy.votes import MAX, MEAN, SUM
+from edl.core.policy.file import PolicyFile, check_sizes, parse_policy
+from edl.core.policy.votes import MAX, MEAN, SUM, Votes
 from edl.core.records import JobPolicy
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.policy_source import read_policy
+from edl.worker.worker import Worker
 
 TOGETHER = (SUM, MEAN, MAX)
 
@@ -40,7 +41,8 @@ def policy(policy: str | os.PathLike[str]) -> None:
         UsageError: if ``edl.init()`` was not called, if the policy cannot be read, if it has a size
             rule and the job may have only one size, if the function of a custom rule cannot be
             imported, or if it sets batches or a learning rate and the data loader or the optimizer
-            exists already.
+            exists already, or the script has proposed a policy without them (also by
+            :func:`on_interval`).
     """
     text, source = read_policy(policy, "edl.policy")
     worker = current_worker()
@@ -54,8 +56,13 @@ def policy(policy: str | os.PathLike[str]) -> None:
             f"{source} has a [batch] or a [learning_rate], and the script has its data loader or "
             "its optimizer already: call edl.policy before both"
         )
-    worker.size_request.policy = found
-    worker.policy.propose(JobPolicy(text, source, found.hold_s))
+    first = worker.size_request.policy or found
+    if any(found.of_script) and found.of_script != first.of_script:
+        raise UsageError(
+            f"{source} has another [batch] or [learning_rate] than the policy that the script has "
+            "proposed before, which stays: call edl.policy before edl.on_interval, and once"
+        )
+    _propose(worker, found, JobPolicy(text, source, found.hold_s))
 
 
 def on_interval(
@@ -66,7 +73,8 @@ def on_interval(
     All workers call this function once, after ``edl.init()``. The answers of all workers are
     combined into one change of the job's size, at most once in ``every_s`` seconds and within the
     limits that users, hosts and allowed sizes set. This is a policy (with the rule ``votes``); it
-    has no effect if the job has another policy.
+    has no effect if the job has a policy with another rule. If the script has called :func:`policy`
+    with the rule ``votes``, that policy stays, with its own ``every`` and ``together``.
 
     Args:
         desired_change: a function without arguments, called on each worker between two steps, in
@@ -94,7 +102,18 @@ def on_interval(
     found = parse_policy(text, "edl.on_interval")
     worker = current_worker()
     worker.size_request.ask(desired_change, float(every_s))
-    worker.policy.propose(JobPolicy(text, "edl.on_interval", found.hold_s))
+    first = worker.size_request.policy
+    if first is None or not isinstance(first.size, Votes):
+        _propose(worker, found, JobPolicy(text, "edl.on_interval", found.hold_s))
+
+
+def _propose(worker: Worker, found: PolicyFile, policy: JobPolicy) -> None:
+    """Propose ``policy``, with the parsed tables ``found``, as the policy of the worker's job.
+
+    The first policy that the script proposes is the one that its loader and optimizer follow.
+    """
+    worker.size_request.policy = worker.size_request.policy or found
+    worker.policy.propose(policy)
 
 
 def _find(rule: CustomRule, source: str) -> None:

@@ -20,7 +20,7 @@ class PolicySide(Protocol):
     """
 
     def propose(self, policy: JobPolicy) -> None:
-        """Let the job follow ``policy`` soon; if it has a policy already, that one stays."""
+        """Let the job follow ``policy`` soon; a policy or proposal that it has already stays."""
 
     def learned(self) -> Mapping[str, Any]:
         """Return the job's scaling profile (throughput by number of workers) as JSON values.

@@ -24,7 +24,7 @@ class SizeRequest:
     Attributes:
         change: the script's newest answer: how many workers more (above 0) or fewer (below 0) it
             wants; 0 before the first answer.
-        policy: the policy that the script proposes; None: it proposes none.
+        policy: the first policy that the script has proposed; None: it has proposed none.
 
     Args:
         now_s: returns the time of a monotonic clock, in seconds.

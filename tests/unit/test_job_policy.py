@@ -80,6 +80,18 @@ def test_a_policy_that_counts_for_nothing_is_named(
     assert line == "the job follows the policy of p.toml, so that of train.py counts for nothing"
 
 
+def test_the_first_of_two_unwritten_proposals_stays(
+    nodes: Nodes, side: PolicyInZooKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in ``edl.policy(...)`` and ``edl.on_interval(...)``, one after the other."""
+    for policy in (MINE, MINE, JobPolicy("[size]\nrule = 'votes'\n", "edl.on_interval")):
+        side.propose(policy)
+    side.write()
+    assert (nodes.policy, nodes.writes) == (MINE, 1)
+    [line] = caplog.messages
+    assert line.endswith("policy of train.py, so that of edl.on_interval counts for nothing")
+
+
 def test_what_cannot_be_read_of_a_checkpoint_is_left_out(
     nodes: Nodes, side: PolicyInZooKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from made import Clock
 
 from edl.core.policy.file import parse_policy
+from edl.core.policy.throughput import Throughput
 from edl.core.policy.votes import Votes
 from edl.core.records import JobPolicy
 from edl.core.sizes import Sizes
@@ -20,6 +22,7 @@ from edl.framework import adapting
 from edl.worker.size_request import SizeRequest
 
 SHORT = '[size]\nrule = "throughput"\n'
+VOTES = '[size]\nrule = "votes"\nevery = "5m"\n'
 
 
 def test_the_script_is_asked_when_it_is_due() -> None:
@@ -101,6 +104,36 @@ def test_wishes_are_a_policy(worker: Any) -> None:
     assert parse_policy(policy.text, policy.source).size == Votes("mean", 90.0)
     with pytest.raises(UsageError, match=r"edl\.on_interval was called already"):
         adapting.on_interval(lambda: 1)
+
+
+BATCHES = "[batch]\nbatch_size = 4\n"
+
+
+@pytest.mark.parametrize(("size", "proposals"), [(VOTES, 1), (SHORT, 2), ("", 2)])
+def test_the_function_does_not_replace_the_policy_of_the_script(
+    worker: Any, size: str, proposals: int
+) -> None:
+    """A file with the rule ``votes`` needs no second policy; with others the log names both."""
+    worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=False))
+    worker.replica = None
+    adapting.policy(BATCHES + size)
+    adapting.on_interval(lambda: 1)
+    assert len(worker.followed) == proposals
+    assert worker.size_request.policy.batch == Batching(4)
+
+
+@pytest.mark.parametrize(
+    "earlier", [lambda: adapting.on_interval(int), lambda: adapting.policy(SHORT)]
+)
+def test_batches_of_a_later_policy_are_refused(worker: Any, earlier: Callable[[], None]) -> None:
+    worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=False))
+    worker.replica = None
+    earlier()
+    with pytest.raises(UsageError, match=r"call edl\.policy before edl\.on_interval, and once"):
+        adapting.policy(BATCHES)
+    adapting.policy('[size]\nrule = "throughput"\nthreshold = 0.2\n')
+    assert worker.size_request.policy.of_script == (None, None)
+    assert worker.size_request.policy.size in (Votes(), Throughput())
 
 
 @pytest.mark.parametrize(
