@@ -207,10 +207,15 @@ class PolicyLoop:
         Returns:
             The result without a global batch; without any decision if ``policy`` is None.
         """
-        wish = self.size.turn(snapshot, policy, now, left, ring.size_changes)
+        np, number = 0, 0
+        if snapshot.generation is not None:
+            np, number = len(snapshot.generation.members), snapshot.generation.number
+        # What an older ring has asked for has come since, or was asked of other workers.
+        wishes = ring.size_changes if ring.generation == number else ()
+        wish = self.size.turn(snapshot, policy, now, left, wishes)
         if wish.failed:
             return PolicyResult(failed=wish.failed)
-        said, np = wish.suggestion, len(snapshot.generation.members) if snapshot.generation else 0
+        said = wish.suggestion
         says = [said.reason] if said is not None else []
         if policy is not None and not ring.is_timed and policy.needs_times:
             says.append(UNTIMED.format(what=policy.needs_times))

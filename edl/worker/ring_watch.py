@@ -77,7 +77,10 @@ class RingWatch:
         if policy is None and not batching.is_chosen:
             known = self._shared.ring.times if times is None else tuple(times)
             self._shared.ring = RingReport(
-                times=known, batching=batching, step_batches=progress.step_batches
+                times=known,
+                batching=batching,
+                step_batches=progress.step_batches,
+                generation=generation.number,
             )
             sampler.share(1.0)
             return
@@ -99,6 +102,7 @@ class RingWatch:
             noise=progress.noise.scale,
             batching=batching,
             step_batches=progress.step_batches,
+            generation=generation.number,
         )
         sampler.share(care.shares.get(switching.worker, 1.0))
 

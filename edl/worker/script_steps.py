@@ -139,7 +139,9 @@ class ScriptSteps(WorkerSteps):
         records = self._awaited()
         reason = self._completed(records)
         wishes = tuple(records.values("size_change"))
-        self._shared.ring = RingReport(size_changes=wishes, is_timed=False)
+        self._shared.ring = RingReport(
+            size_changes=wishes, is_timed=False, generation=self.generation
+        )
         if self.begun == 0:
             self.timer.end()
         if reason:

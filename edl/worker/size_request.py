@@ -23,7 +23,7 @@ class SizeRequest:
 
     Attributes:
         change: the script's newest answer: how many workers more (above 0) or fewer (below 0) it
-            wants; 0 before the first answer.
+            wants; 0 before the first answer in the present ring.
         policy: the first policy that the script has proposed; None: it has proposed none.
 
     Args:

@@ -209,7 +209,11 @@ class WorkerSteps(ABC):
         return self._switching.worker if current is None else current.state_source
 
     def entered(self) -> None:
-        """Begin to time the steps in a new ring, and set :attr:`target` to None."""
+        """Begin to time the steps in a new ring, and set :attr:`target` to None.
+
+        What the script has answered in the old ring about the job's size is dropped.
+        """
+        self._size_request.change = 0
         self.timer.enter(self.progress.step)
         self.slowest.restart()
         self.target = None

@@ -189,13 +189,13 @@ class Worker:
 
         All workers of the ring call it at the same point. In this order:
 
-        1. If the script has given a function that says how many workers it wants
-           (``edl.on_interval``), and its interval is over, that function is called.
-        2. If the job resyncs, workers with another state than most get the state that most hold; so
+        1. If the job resyncs, workers with another state than most get the state that most hold; so
            a newcomer gets the right state.
-        3. If all have agreed to switch to a generation, this worker moves to it; newcomers get the
+        2. If all have agreed to switch to a generation, this worker moves to it; newcomers get the
            state. The process ends with success (SystemExit 0) if the worker is no member of that
            generation.
+        3. If the script has given a function that says how many workers it wants
+           (``edl.on_interval``), and its interval is over, that function is called.
         4. With fewer workers than min_np, all wait for newcomers.
         5. If a checkpoint is due, rank 0 saves it, or each worker a part of it.
 
@@ -207,8 +207,6 @@ class Worker:
         """
         failpoints.reached("boundary")
         self._shared.check()
-        if not self.warming_up:
-            self.size_request.look()
         self._switching.between_steps(self._check.resync)
         target, self.steps.target = self.steps.target, None
         if target is not None and not self._is_of_another_fit(target):
@@ -216,6 +214,8 @@ class Worker:
             if self._let_leave(target):
                 self._switching.switch(target)
         self._switching.synchronise_if_due()
+        if not self.warming_up:
+            self.size_request.look()  # after the switch, which drops an answer
         self._switching.wait_for_min_np(self.steps.idle_record)
         share = StateShare(self.rank, self.size)
         parts, self.steps.saves_parts_in = self.steps.saves_parts_in, -1

@@ -84,6 +84,8 @@ class Leader:
         )
         self.care, self.is_timed = NO_MITIGATION, True
         self.wishes: tuple[int, ...] = ()
+        self.reported = 0  # the generation whose step records are known; 0: the present one
+        self.generation = 0
         self.times: tuple[Times, ...] = ()
         self.noise = NoiseScale()
         self.batching: Batching | None = None
@@ -92,11 +94,12 @@ class Leader:
 
     def ring(self) -> RingReport:
         rest = self.is_timed, self.noise, self.batching
-        return RingReport(self.care, self.times, self.wishes, *rest)
+        number = self.reported or self.generation
+        return RingReport(self.care, self.times, self.wishes, *rest, generation=number)
 
     def trains(self, now: Snapshot, steps: int) -> PolicyResult:
         assert now.generation is not None
-        np = len(now.generation.members)
+        np, self.generation = len(now.generation.members), now.generation.number
         for _ in range(steps):
             self.step += 1
             self.clock.now_s += 0.1
@@ -451,6 +454,15 @@ def test_the_wishes_of_the_script_become_the_size() -> None:
     assert change_of(told).desired.np == 3
     assert told.says == "goes to 3: the sum of what 2 workers wish is +1"
     assert leader.trains(snapshot(3, '[size]\nrule = "votes"\n'), 1).decision is None
+
+
+@pytest.mark.parametrize("reported", [2, 3])
+def test_wishes_count_in_the_ring_that_made_them(reported: int) -> None:
+    """Those of two workers have made a third one join; its ring has not said anything yet."""
+    leader = Leader()
+    leader.wishes, leader.reported = (1, 0), reported
+    outcome = leader.trains(snapshot(3, '[size]\nrule = "votes"\n'), 1)
+    assert (outcome.decision is not None) == (reported == 3)
 
 
 def test_a_job_that_waits_for_its_data_does_not_grow() -> None:

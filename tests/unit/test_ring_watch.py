@@ -32,7 +32,7 @@ def test_without_a_policy_the_times_and_batches_are_reported_and_nothing_else() 
     )
     for _ in range(EVERY):
         watch.look(records, switching, progress)
-    assert shared.ring == RingReport(batching=Batching(32), step_batches=4)
+    assert shared.ring == RingReport(batching=Batching(32), step_batches=4, generation=1)
     watch.look(records, switching, progress)
     assert [one.compute_s for one in shared.ring.times] == [0.001, 0.002]
     assert (shared.ring.size_changes, set(shares)) == ((), {1.0})

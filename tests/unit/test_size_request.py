@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from made import Clock
 
+from edl.config import Config
 from edl.core.policy.file import parse_policy
 from edl.core.policy.throughput import Throughput
 from edl.core.policy.votes import Votes
@@ -19,7 +21,10 @@ from edl.core.sizes import Sizes
 from edl.core.step.batching import Batching
 from edl.errors import UsageError
 from edl.framework import adapting
+from edl.worker.job_of_one import JobOfOne
+from edl.worker.shared_state import SharedState
 from edl.worker.size_request import SizeRequest
+from edl.worker.worker import Worker
 
 SHORT = '[size]\nrule = "throughput"\n'
 VOTES = '[size]\nrule = "votes"\nevery = "5m"\n'
@@ -36,6 +41,23 @@ def test_the_script_is_asked_when_it_is_due() -> None:
         seen.append(wishes.change)
     assert seen == [0, 0, 2, 2, -1, -1]
     assert type(wishes.change) is int
+
+
+def test_an_answer_does_not_count_in_the_next_ring() -> None:
+    """What it asked for has perhaps come; the script is asked again when it is due."""
+    config = Config()
+    worker, clock = Worker(config, MagicMock(), SharedState(), JobOfOne(config)), Clock()
+    wishes = worker.size_request = worker.steps._size_request = SizeRequest(clock)
+    wishes.ask(lambda: 1, 60.0)
+    clock.now_s = 60.0
+    wishes.look()
+    assert wishes.change == 1
+    worker._switching.on_switch(2, 3)
+    seen = []
+    for clock.now_s in (75.0, 119.0, 120.0):
+        wishes.look()
+        seen.append(wishes.change)
+    assert seen == [0, 0, 1]
 
 
 @pytest.mark.parametrize("answer", [1.0, None, "1", True, 10**30])

@@ -31,6 +31,7 @@ class RingReport:
         batching: the sizes of the batches; None: unknown.
         step_batches: the number of batches whose gradients a worker adds up for one step.
         learning: new samples of the loss and the learning rate, the oldest first.
+        generation: the number of the generation whose step records have the ``size_changes``.
     """
 
     care: Mitigation = NO_MITIGATION
@@ -41,6 +42,7 @@ class RingReport:
     batching: Batching | None = None
     step_batches: int = 1
     learning: tuple[LearningSample, ...] = ()
+    generation: int = 0
 
 
 NO_REPORT = RingReport()
