@@ -316,7 +316,8 @@ class LossSpikeDetails(Details, kind=EventKind.LOSS_SPIKE, writer="the leader"):
     spike: Annotated[
         LossSpike,
         "`loss` (a mean of the last ones; null: not finite) and its `lowest` value before, at "
-        "`lowest_step`; `learning_rate`, and `rate_before` its last rise at `rate_step`",
+        "`lowest_step`; `learning_rate`, and `rate_before` its last rise, to `rate_after`, at "
+        "`rate_step`",
     ]
 
 

@@ -74,6 +74,8 @@ class LossSpike(Record):
         np_before: the number of workers before that rise; 0: it has not risen.
         np_after: the number of workers in the first sample after it.
         is_mean: whether the losses are means over all workers, and not of one worker's batches.
+        rate_after: the highest learning rate since that rise; None: it has not risen, or an older
+            edl has made this record.
     """
 
     loss: float | None
@@ -86,6 +88,12 @@ class LossSpike(Record):
     np_before: int = 0
     np_after: int = 0
     is_mean: bool = False
+    rate_after: float | None = None
+
+    @property
+    def risen_to(self) -> float | None:
+        """The learning rate that the rise led to, or the present one if that is not known."""
+        return self.learning_rate if self.rate_after is None else self.rate_after
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ class LossTrend(Record):
         told: the loss of the last finding, which the loss has not left yet; None: there is none.
         is_not_finite: whether the last loss was not finite, which was told.
         is_mean: whether the last loss was the mean over all workers.
+        rate_after: the highest learning rate since the rise; None: there was none.
     """
 
     first: float | None = None
@@ -121,6 +130,7 @@ class LossTrend(Record):
     told: float | None = None
     is_not_finite: bool = False
     is_mean: bool = False
+    rate_after: float | None = None
 
     def with_sample(self, sample: LearningSample) -> tuple[LossTrend, LossSpike | None]:
         """Return what is known with ``sample``, and what it shows to be wrong; None: nothing."""
@@ -143,16 +153,18 @@ class LossTrend(Record):
         if before is not None and rate > RISE * before:
             goes_on = self.rate_step is not None and self.rate_before is not None and before > 0
             is_ramp = goes_on and rate < 1.5 * before  # a warm-up rises in many small steps
-            if is_ramp:
-                return new
-            return replace(
-                new,
-                rate_before=before,
-                rate_step=sample.step,
-                np_before=self.np,
-                np_after=sample.np,
-            )
-        return new
+            if not is_ramp:
+                return replace(
+                    new,
+                    rate_before=before,
+                    rate_step=sample.step,
+                    np_before=self.np,
+                    np_after=sample.np,
+                    rate_after=rate,
+                )
+        if self.rate_step is None:
+            return new
+        return replace(new, rate_after=max(rate, self.rate_after or 0.0))
 
     def _with_loss(self, step: int, loss: float) -> tuple[LossTrend, LossSpike | None]:
         """Return what is known with a finite loss, and the finding if it has risen too far."""
@@ -183,6 +195,7 @@ class LossTrend(Record):
             np_before=self.np_before,
             np_after=self.np_after,
             is_mean=self.is_mean,
+            rate_after=self.rate_after,
         )
 
 
@@ -299,14 +312,16 @@ def spike_in_words(spike: LossSpike) -> str:
 
 def _rate_in_words(spike: LossSpike) -> str:
     """Return a clause that says what the learning rate is, and when it rose."""
-    if spike.learning_rate is None:
+    rate, top = spike.learning_rate, spike.risen_to
+    if rate is None or top is None:
         return "edl does not know the learning rate"
     if spike.rate_before is None or spike.rate_step is None:
-        return f"the learning rate is {short(spike.learning_rate)} and has not risen before"
+        return f"the learning rate is {short(rate)} and has not risen before"
     size = ""
     if spike.np_before != spike.np_after:
         size = f", when {workers(spike.np_before)} became {spike.np_after}"
+    now = f", and is {short(rate)} now" if rate < top else ""
     return (
-        f"the learning rate rose from {short(spike.rate_before)} to {short(spike.learning_rate)} "
-        f"at about step {spike.rate_step}{size}"
+        f"the learning rate rose from {short(spike.rate_before)} to {short(top)} "
+        f"at about step {spike.rate_step}{size}{now}"
     )

@@ -383,6 +383,10 @@ class TestAWrongLearningRate:
         assert "or start again if it is gone, with the learning rate of before (0.05)" in one.advice
         assert one.tone == "bad"
 
+    def test_that_has_fallen_since(self) -> None:
+        one = self.told_of(LossSpike(1.7, 0.2, 388, 2.3, 0.02, 0.1, 502, 2, 2, rate_after=0.4))
+        assert "rose from 0.1 to 0.4 at about step 502." in one.why
+
     def test_that_rose_with_the_workers(self) -> None:
         one = self.told_of(LossSpike(None, 0.2, 388, 2.3, 0.4, 0.1, 502, 1, 4))
         assert one.what == (

@@ -44,6 +44,20 @@ class TestWhatIsTold:
         assert "0.33 at step 111" in words
         assert "rose from 0.1 to 1 at about step 121, when 1 worker became 4" in words
 
+    def test_the_rate_rose_to_more_than_it_is_now(self) -> None:
+        curve, _ = trained(FALLING)
+        for rate in (0.2, 0.25, 0.258, 0.2, 0.1, 0.05):  # in small steps, and a decay
+            curve, _ = trained([0.3], rate, 8, curve)
+        _, found = trained([30.0] * 5, 0.02, 8, curve)
+        assert spike_in_words(found[0]).endswith(
+            "; the learning rate rose from 0.1 to 0.258 at about step 121, when 1 worker became 8, "
+            "and is 0.02 now"
+        )
+
+    def test_a_finding_of_an_older_edl_has_the_present_rate_only(self) -> None:
+        spike = LossSpike(1.73, 0.236, 388, 2.3, 20.0, 0.05, 502, 2, 2)
+        assert spike_in_words(spike).endswith("rose from 0.05 to 20 at about step 502")
+
     def test_a_loss_that_rises_from_the_start(self) -> None:
         _, found = trained([2.3, 50.0, 1e4, 1e6, 1e8, 1e9], 10.0)
         assert len(found) == 1

@@ -101,7 +101,7 @@ def of_a_loss(spike: LossSpike, saved: Sequence[int] = ()) -> Cause:
         spike: the loss, with the learning rate.
         saved: the steps of the newest checkpoints, the oldest first.
     """
-    rate, before = spike.learning_rate, spike.rate_before
+    rate, before, top = spike.learning_rate, spike.rate_before, spike.risen_to
     rose = before is not None and spike.rate_step is not None
     good = (spike.rate_step or 0) - 1 if rose else spike.lowest_step
     back = (
@@ -111,7 +111,7 @@ def of_a_loss(spike: LossSpike, saved: Sequence[int] = ()) -> Cause:
         if spike.lowest is not None and good > 1
         else "Stop the job (`edl stop JOB`) and start it again,"
     )
-    if rate is None:
+    if rate is None or top is None:
         return Cause(
             "Most often the learning rate is too high; edl does not know it here. Else the data "
             "have changed, or half precision overflows.",
@@ -132,7 +132,7 @@ def of_a_loss(spike: LossSpike, saved: Sequence[int] = ()) -> Cause:
         else ""
     )
     return Cause(
-        f"The likely cause is the learning rate, which rose from {short(before)} to {short(rate)} "
+        f"The likely cause is the learning rate, which rose from {short(before)} to {short(top)} "
         f"at about step {spike.rate_step:,}.{scaled}",
         f"{back} with the learning rate of before ({short(before)}), or one that rises slowly.",
     )
