@@ -172,7 +172,13 @@ class SizePolicy:
             observation = self._observed(snapshot, learned, left, awaits, wishes)
             held_s = learned.held_s(snapshot.policy)
             found = decide_size(
-                rule, observation, learned.state, learned.elapsed_s, held_s, policy.data_wait
+                rule,
+                observation,
+                learned.state,
+                learned.elapsed_s,
+                held_s,
+                policy.data_wait,
+                snapshot.desired.np,
             )
         except UsageError as error:
             return SizeOutcome(failed=str(error))

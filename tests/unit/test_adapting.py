@@ -270,6 +270,12 @@ def test_a_persons_word_is_left_alone_for_its_time_whatever_the_clocks_say(ahead
     assert change_of(leader.trains(now, 11)).desired.np == 3
 
 
+def test_a_persons_number_is_said_before_its_workers_have_come() -> None:
+    now = replace(snapshot(2, slots=8, **wanted({"a": 8})), policy=held_for(1800.0))
+    outcome = Leader().trains(now, 1)
+    assert outcome.says.startswith("stays at 2: a person has asked for 8 workers, which counts")
+
+
 def test_the_next_leader_counts_a_persons_hold_on() -> None:
     leader, now = Leader(), replace(snapshot(2), policy=held_for(1800.0))
     leader.trains(now, 30)

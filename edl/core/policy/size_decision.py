@@ -18,6 +18,7 @@ def decide_size(
     now_s: float,
     held_s: float = 0.0,
     data_wait: float | None = None,
+    desired: int | None = None,
 ) -> Suggestion:
     """Return the number of workers that the job wants, with the reason and the rule's new state.
 
@@ -31,14 +32,17 @@ def decide_size(
         now: the observed job.
         state: the state that the rule returned the last time; empty at the first call.
         now_s: the time, in seconds since training began.
-        held_s: for how many seconds the present size is still kept because a person asked for it;
-            0: it is not kept.
+        held_s: for how many seconds the size that a person asked for is still kept; 0: it is not
+            kept.
         data_wait: the fraction of a step's time that workers may wait for data. Above it the job
             does not grow, because more workers would wait for data as well; then the result has the
             old ``state``. None: any.
+        desired: the desired number of workers; while a size is kept, the one that a person asked
+            for. None: the present number.
     """
     if held_s > 0:
-        why = f"stays at {now.np}: a person has asked for {workers(now.np)}, which counts for "
+        asked = now.np if desired is None else desired
+        why = f"stays at {now.np}: a person has asked for {workers(asked)}, which counts for "
         return Suggestion(now.np, f"{why}{span(held_s)} more", state)
     wanted = rule(now, state, now_s)
     if data_wait is not None and wanted.np > now.np and now.data_part > data_wait:
