@@ -62,7 +62,9 @@ class CustomRuleRunner:
         if question is None:
             left = rule.every_steps - now.steps_since(*self._asked_at)
             if now.awaits or left > 0:
-                return Suggestion(now.np, f"{rule} is asked in {counted(left, 'step')}", state)
+                when = f"in {counted(left, 'step')}"
+                when = "when the workers have changed" if now.awaits else when
+                return Suggestion(now.np, f"{rule} is asked {when}", state)
             try:
                 question = self._question = _RuleCall(rule, now, dict(state), now_s)
             except RuntimeError:  # the limit of threads: the next call tries again

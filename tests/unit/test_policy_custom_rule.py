@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,6 +78,13 @@ def test_it_is_asked_every_so_many_steps(rules: Any) -> None:
     assert answered(rule, Observation(2, Sizes(1, 4), steps=20)).np == 4
     assert answered(rule, Observation(2, Sizes(1, 4), steps=10)).np == 4  # had 1 for some steps
     assert answered(rule, Observation(3, Sizes(1, 4), steps=10)).np == 4
+
+
+def test_while_the_workers_change_it_names_no_step() -> None:
+    rule = CustomRuleRunner(RULE)
+    for steps in (9, 300):
+        said = rule(replace(NOW, steps=steps, awaits=True), {}, 0.0).reason
+        assert said == "my_rules:grow is asked when the workers have changed"
 
 
 def test_a_slow_one_holds_nobody_up_and_has_a_deadline(
