@@ -80,6 +80,14 @@ def test_a_single_batch_tells_nothing_so_another_one_is_tried() -> None:
     assert choice == (200, "the global batch becomes 200: one size of it tells nothing")
 
 
+def test_a_batch_that_counts_as_the_same_is_not_tried() -> None:
+    """100 and 125 are one measured batch, so trying would go on for ever, up and down."""
+    narrow = replace(NOW, batching=Batching(batch_range=(100, 125)).choosing(100))
+    choice = choose_batch(replace(narrow, noise=noise(1.0), batches_seen=(100.0,)))
+    assert choice.batch == 0
+    assert choice.reason.endswith("of its progress, by a noise scale of 1, less than 5%")
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

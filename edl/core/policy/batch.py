@@ -12,7 +12,8 @@ noise, as at the beginning; a larger one later, and a larger one with more worke
 No batch is tried that gives a worker more than twice the largest batch that was measured, because
 the model of the step time is not reliable there. If only one batch was measured, twice that batch
 is tried once: with one batch the model cannot tell the part of a step's time that grows with the
-batch from the part that does not.
+batch from the part that does not. It is not tried where the allowed range ends so near that both
+would count as one measured batch.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def choose_batch(now: Observation) -> BatchDecision:
     if scale is None:
         return BatchDecision(0, f"{stays}: the gradient noise scale is not known")
     most = now.batching.batch_range[1]
-    if len(now.batches_seen) == 1 and mine < most:
-        twice = min(2 * mine, most)
+    twice = min(2 * mine, most)
+    if len(now.batches_seen) == 1 and not alike(twice, mine):
         return BatchDecision(
             twice, f"the global batch becomes {twice}: one size of it tells nothing"
         )
