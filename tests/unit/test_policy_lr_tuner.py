@@ -215,6 +215,16 @@ def test_a_second_small_fall_in_a_row_leaves_the_edge() -> None:
     assert (large.rate, large.ceiling) == (pytest.approx(0.98 * 0.8), 0.0), "far above the edge"
 
 
+def test_beyond_a_training_of_exploring_only_nothing_falls() -> None:
+    """The rate falls over the samples after ``explore``, of which there are none."""
+    whole = replace(TUNING, explore=TUNING.total)
+    state = replace(whole.begin(10.0), reach=2.0)
+    beyond = TUNING.total + BATCH
+    for _ in range(FEWEST):
+        state = whole.measured(state, now(beyond, bowl(state, 0.01)))
+    assert state.reason.startswith("keeps 0 at 10010 of 10000 samples: ")
+
+
 @pytest.mark.parametrize("given", [0.1, 0.3, 1.0, 13.0])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("condition", [100.0, 1000.0])

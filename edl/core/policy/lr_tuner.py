@@ -393,12 +393,14 @@ class Tuning:
 
         It is from 0 to 1, and gets smaller with the samples since the last decision, so that all
         rounds of this phase (exploiting) together divide the learning rate by no more than
-        :data:`FALL` (100).
+        :data:`FALL` (100). It is 1 if all samples are of the first phase.
 
         Args:
             state: the state of the tuner before the decision.
             samples: the number of samples that the job has trained.
         """
+        if self.total <= self.explore:
+            return 1.0
         since = samples - max(state.decided_at, self.explore)
         return float(FALL ** (-since / (self.total - self.explore)))
 
