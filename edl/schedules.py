@@ -68,6 +68,11 @@ class Schedule(ABC):
         above ``warmup``.
         """
 
+    def _check_rate(self, name: str, rate: float) -> None:
+        """Raise a UsageError unless the argument ``name``, a ``rate`` or a part of one, can be."""
+        if not (math.isfinite(rate) and rate >= 0):
+            self._refuse(f"{name} is {rate:g}; it must be 0 or more")
+
     def _refuse(self, why: str) -> None:
         """Raise a UsageError with the name of the schedule's class and the sentence ``why``.
 
@@ -105,9 +110,11 @@ class Step(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if sorted(self.milestones) != list(self.milestones) or any(m < 0 for m in self.milestones):
+        if sorted(self.milestones) != list(self.milestones) or not all(
+            0 <= milestone < math.inf for milestone in self.milestones
+        ):
             self._refuse(f"the milestones are {list(self.milestones)}; give samples that grow")
-        if not self.factor > 0:
+        if not (math.isfinite(self.factor) and self.factor > 0):
             self._refuse(f"factor is {self.factor:g}; it must be above 0")
 
     def _after_warmup(self, samples: float) -> float:
@@ -188,10 +195,14 @@ class Linear(Budgeted):
     It reaches ``end_lr`` at ``total`` samples and stays there.
 
     Args:
-        end_lr: the learning rate from ``total`` samples on.
+        end_lr: the learning rate from ``total`` samples on, 0 or more.
     """
 
     end_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_rate("end_lr", self.end_lr)
 
     def _after_warmup(self, samples: float) -> float:
         return self.peak_lr + (self.end_lr - self.peak_lr) * self._part(samples, self.warmup)
@@ -205,10 +216,14 @@ class Cosine(Budgeted):
     2017.
 
     Args:
-        end_lr: the learning rate from ``total`` samples on.
+        end_lr: the learning rate from ``total`` samples on, 0 or more.
     """
 
     end_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_rate("end_lr", self.end_lr)
 
     def _after_warmup(self, samples: float) -> float:
         return _half_cosine(self.peak_lr, self.end_lr, self._part(samples, self.warmup))
@@ -237,6 +252,8 @@ class OneCycle(Budgeted):
             self._refuse("it begins with a rise of its own; leave warmup out")
         if not 0 < self.rise < 1:
             self._refuse(f"rise is {self.rise:g}; it must lie between 0 and 1")
+        self._check_rate("start", self.start)
+        self._check_rate("end", self.end)
 
     def at(self, samples: float) -> float:
         """Return the learning rate of the update that brings the job to ``samples`` samples.

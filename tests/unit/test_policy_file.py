@@ -17,6 +17,7 @@ from edl.core.step.batching import Batching
 from edl.errors import UsageError
 from edl.schedules import Knee, Scaling, Step
 
+BIG = 400 * "9"  # above all floats
 SHORT = """
 [size]
 rule = "throughput"
@@ -119,6 +120,13 @@ def test_a_utility() -> None:
         (size("price = 1", "utility = [[1, 2]]", rule="cost"), "line 4: utility is a list of"),
         (size("price = 1", "utility = [[9, 2], [3, 0]]", rule="cost"), "each time later than"),
         (size("price = -1", 'deadline = "1h"', rule="cost"), "line 3: price is -1; it must be at"),
+        ("[stragglers]\nslow_below = nan", "line 2: slow_below is nan; it must be a number"),
+        (size("threshold = inf"), "line 3: threshold is inf; it must be a number"),
+        (size("least_gain = nan", rule="goodput"), "line 3: least_gain is nan; it must be"),
+        (size(f"price = {BIG}", "max_cost = 1", rule="cost"), f"price is {BIG}; it must be a"),
+        (size("price = 1", "utility = [[1, nan], [2, 0]]", rule="cost"), "line 4: utility is a"),
+        (size(f'every = "{BIG}s"', rule="votes"), f"every is '{BIG}s'; it must be a time"),
+        (size(f"add = {5000 * '9'}"), "p.toml is not TOML: "),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_line(text: str, said: str) -> None:
@@ -214,6 +222,22 @@ ramp = 4
         (
             ["[learning_rate]", 'schedule = "constant"', "peak_lr = 1", "ramp = 3"],
             "line 4: ramp is",
+        ),
+        (
+            ["[learning_rate]", 'schedule = "linear"', "peak_lr = 1", "total = 9", "end_lr = nan"],
+            "line 5: end_lr is nan; it must be a number",
+        ),
+        (
+            ["[learning_rate]", 'schedule = "linear"', "peak_lr = 1", "total = 9", "end_lr = -1"],
+            "line 2: end_lr is -1; it must be 0 or more",
+        ),
+        (
+            ["[learning_rate]", 'schedule = "step"', "peak_lr = 1", "milestones = [1, inf]"],
+            "line 4: milestones is [1, inf]; it must be numbers of samples",
+        ),
+        (
+            ["[learning_rate]", 'scaling = "linear"', f"batch = {BIG}"],
+            f"line 3: batch is {BIG}; it must be a number of samples",
         ),
         (["[learning_rate]", 'scaling = "linear"', "peak_lr = 3"], "line 3: peak_lr is part of"),
     ],

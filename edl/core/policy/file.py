@@ -143,7 +143,7 @@ def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
     """
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # or Python's own, of an integer with thousands of digits
         raise UsageError(f"{source} is not TOML: {error}") from None
     for name, table in tables.items():
         if name not in TABLES:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from edl.core.policy.reading import Lines, near
+from edl.core.policy.reading import Lines, is_number, near
 from edl.errors import UsageError
 from edl.schedules import RULES, Constant, Cosine, Knee, Linear, OneCycle, Scaling, Schedule, Step
 
@@ -93,7 +93,7 @@ def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
         if key not in known:
             raise lines.error(TABLE, key, f"schedule {name} has no {key!r}{near(key, known)}")
         numbers = value if key == "milestones" and isinstance(value, list) else [value]
-        if not all(map(_is_number, numbers)) or (key == "milestones") != isinstance(value, list):
+        if not all(map(is_number, numbers)) or (key == "milestones") != isinstance(value, list):
             what = "numbers of samples, like [1000, 2000]" if key == "milestones" else "a number"
             raise lines.error(TABLE, key, f"{key} is {value!r}; it must be {what}")
     for key, one in known.items():
@@ -128,7 +128,7 @@ def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
         what = f"there is no scaling {rule!r}{near(str(rule), RULES)}"
         raise lines.error(TABLE, "scaling", what)
     for key, value in own.items():
-        if not _is_number(value) or (key == "ramp" and not isinstance(value, int)):
+        if not is_number(value) or (key == "ramp" and not isinstance(value, int)):
             what = "a whole number of updates" if key == "ramp" else "a number of samples"
             raise lines.error(TABLE, key, f"{key} is {value!r}; it must be {what}")
     if "batch" not in own:
@@ -154,8 +154,3 @@ def _made(kind: type[Any], values: Mapping[str, Any], key: str, lines: Lines) ->
         return kind(**values)
     except UsageError as error:
         raise lines.error(TABLE, key, str(error).partition(": ")[2]) from None
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether ``value`` is an integer or a float; a boolean is neither."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
@@ -135,7 +136,7 @@ def _value(
             raise lines.error(table, key, f"{key} is {value!r}; it must be {' or '.join(choices)}")
         return value
     whole = int in kinds and float not in kinds
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+    if not is_number(value) or (whole and not isinstance(value, int)):
         what = "a whole number" if whole else "a number"
         raise lines.error(table, key, f"{key} is {value!r}; it must be {what}")
     least = one.metadata.get("least")
@@ -162,7 +163,7 @@ def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
         UsageError: ``value`` is not a time above 0.
     """
     found = None if isinstance(value, bool) else seconds(str(value))
-    if not found:
+    if not found or not is_number(found):
         what = 'it must be a time such as "90s", "15m" or "2h"'
         raise lines.error(table, key, f"{key} is {value!r}; {what}")
     return found
@@ -187,13 +188,22 @@ def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
         raise lines.error("size", "utility", hint)
     points: list[tuple[float, float]] = []
     for pair in value:
-        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], (int, float)):
+        if not isinstance(pair, list) or len(pair) != 2 or not is_number(pair[1]):
             raise lines.error("size", "utility", hint)
         at_s = 0.0 if pair[0] == 0 else time_of(pair[0], "size", "utility", lines)
         points.append((at_s, float(pair[1])))
     if [at_s for at_s, _ in points] != sorted({at_s for at_s, _ in points}):
         raise lines.error("size", "utility", f"{hint}; each time later than the one before")
     return tuple(points)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether ``value`` is a finite float, or an integer that is not above all floats.
+
+    A boolean is no number.
+    """
+    kinds = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return kinds and abs(value) <= sys.float_info.max
 
 
 def near(word: str, known: Iterable[str]) -> str:
