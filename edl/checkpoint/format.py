@@ -96,6 +96,8 @@ class Manifest:
             empty: they had not, a call was under way, or the version of edl did not record it.
         length: how long the job trains, as the fields of an
             :class:`edl.core.step.training_length.TrainingLength` by name; empty: not known.
+        batches: the newest changes of the global batch, the oldest first, each as [number of the
+            first update with the new size, size in samples]; empty: not known.
     """
 
     job: str
@@ -114,6 +116,7 @@ class Manifest:
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     fit_stopped: str = ""
     length: Mapping[str, Any] = field(default_factory=dict)
+    batches: Sequence[Sequence[int]] = field(default_factory=list)
 
 
 _MANIFEST = frozenset(one.name for one in fields(Manifest))

@@ -80,6 +80,8 @@ class CheckpointPosition:
         arithmetic: what the last bits of rank 0's results depend on, as the fields of an
             :class:`edl.core.job.signature.Arithmetic` by name; empty: not known.
         length: how long the job trains.
+        batches: the newest changes of the global batch, the oldest first, each as (number of the
+            first update with the new size, size in samples).
     """
 
     step: int
@@ -92,6 +94,7 @@ class CheckpointPosition:
     fit_stopped: str = ""
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     length: TrainingLength = NO_LENGTH
+    batches: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)

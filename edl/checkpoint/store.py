@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -46,7 +46,9 @@ logger = logging.getLogger(__name__)
 
 # Step, ledger, samples, gradient noise scale, global batch, script's seed of a checkpoint, and why
 # the last fit was stopped.
-Resume = Callable[[int, Mapping[str, Any], int, Mapping[str, Any], int, int, str], None]
+Resume = Callable[
+    [int, Mapping[str, Any], int, Mapping[str, Any], int, int, str, Sequence[Sequence[int]]], None
+]
 
 
 class Checkpoints:
@@ -114,7 +116,8 @@ class Checkpoints:
             replica: the model, optimizer and tracked objects to load the state into.
             resume: called, after the state is loaded, with the position that belongs to the
                 checkpoint: step, ledger, samples, gradient noise scale, global batch (0: the job
-                does not choose it), the seed of the script, and why its last ``fit`` was stopped.
+                does not choose it), the seed of the script, why its last ``fit`` was stopped, and
+                the changes of the global batch.
             fits: how many calls of Keras' ``fit`` the script has done. If the checkpoint was made
                 after more or fewer of them, it is returned, but its state is not loaded and
                 ``resume`` is not called.
@@ -144,7 +147,7 @@ class Checkpoints:
             about = found.manifest
             chosen = int(about.source.get("chosen", 0))
             place = about.step, about.ledger, about.samples, about.noise, chosen, about.seed
-            resume(*place, about.fit_stopped)
+            resume(*place, about.fit_stopped, about.batches)
         except DataError as error:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
         if self._config.or_begin:

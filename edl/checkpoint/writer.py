@@ -175,6 +175,7 @@ class CheckpointWriter:
             arithmetic=at.arithmetic,
             fit_stopped=at.fit_stopped,
             length=at.length.to_json(),
+            batches=at.batches,
         )
         try:
             state = files.pack_state(replica.capture(share))

@@ -26,7 +26,7 @@ from edl.core.policy.lr_fit import points
 from edl.core.policy.lr_tuner import MeasuredUpdate, TunerState, Tuning
 from edl.core.step.mean import weighted_means
 from edl.errors import UsageError
-from edl.worker.loader_steps import Update
+from edl.worker.update import Update
 from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)

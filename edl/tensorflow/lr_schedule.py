@@ -22,7 +22,7 @@ from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
 from edl.tensorflow.variables import plain
-from edl.worker.loader_steps import Update, last_update
+from edl.worker.update import Update, last_update
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,9 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def _change(self) -> np.float32:
         """Return the factor by which the scaling changes the rate from the last update to the next.
 
+        For the first update of a resumed job the last one is that before its checkpoint, whose
+        momentum holds the rate of the global batch of then.
+
         It is 1 if the other workers have made the next update without this one, which receives the
         momentum from them, already multiplied.
         """
@@ -121,7 +124,7 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         if loader.engine.completed_by_peers:  # the momentum has come from those who have changed it
             return np.float32(1.0)
         update = loader.update
-        before = update._replace(number=update.number - 1)
+        before = update._replace(number=update.number - 1, batches=update.last_batches)
         was = self._factor(before, update.last_noise)
         return np.float32(self._factor(update, update.noise) / was)
 

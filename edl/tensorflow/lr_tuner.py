@@ -32,7 +32,7 @@ from edl.tensorflow.lr_schedule import asked, refuse_beside_policy, scale_moment
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.probe import Probe, TracedLoss, example_of
 from edl.tensorflow.replica import TensorFlowReplica
-from edl.worker.loader_steps import Update
+from edl.worker.update import Update
 
 NAME = "edl.LRTuner"  # among the tracked objects
 # Their rate is no factor of the update.

@@ -27,7 +27,7 @@ from edl.torch.schedulers import (
     step_count,
     steps_before_samples,
 )
-from edl.worker.loader_steps import Update
+from edl.worker.update import Update
 
 BEFORE = "edl_steps_before"  # a key in the state of an InSamples
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update

@@ -27,7 +27,7 @@ from edl.torch.api import end_batch, model_of
 from edl.torch.lr_schedule import UNSCALED, before_each_update, refuse_changed_groups
 from edl.torch.probe import Probe
 from edl.torch.schedulers import counts_samples, schedulers_of
-from edl.worker.loader_steps import Update
+from edl.worker.update import Update
 
 
 class LRTuner(LRScheduler):

@@ -7,7 +7,7 @@ workers get the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +71,7 @@ class LoaderProgress(TrainingProgress):
         self.trained = 0  # samples trained by all workers since the job began, over all epochs
         self.trained_before = 0  # the value of trained before the last complete step
         self.batches: tuple[tuple[int, int], ...] = ()  # changes of the global batch: step, size
+        self.batches_resumed: tuple[tuple[int, int], ...] = ()  # those of before the job's resume
         self.on_choice: Callable[[int, int], None] = lambda before, now: None  # of a global batch
         self.untrained = 0  # samples of epochs that all workers have left before their end
         self.has_stepped = False  # this worker has taken part in a step of the ring
@@ -401,6 +402,7 @@ class LoaderProgress(TrainingProgress):
             "trained": self.trained,
             "trained_before": self.trained_before,
             "batches": self.batches,
+            "batches_resumed": self.batches_resumed,
             "noise": self.noise.header(),
             "ledger": self.ledger.snapshot(),
             "stop": self.stop,
@@ -502,7 +504,8 @@ class LoaderProgress(TrainingProgress):
         self.joined_after = int(header["joined_after"])
         self.trained = int(header["trained"])
         self.trained_before = int(header["trained_before"])
-        self.batches = tuple((int(update), int(size)) for update, size in header["batches"])
+        self.batches = _pairs(header["batches"])
+        self.batches_resumed = _pairs(header["batches_resumed"])
         self.noise.take_over(header["noise"], is_behind)
         # The state source may have left the epoch already, or this worker.
         self.untrained = max(self.untrained, int(header["untrained"]))
@@ -528,7 +531,12 @@ class LoaderProgress(TrainingProgress):
         """The job's position in its data (step, epoch, ledger), as a checkpoint stores it."""
         at = self.step, self.source, self.ledger, self.trained, self.noise.scale.to_json()
         return CheckpointPosition(
-            *at, as_json(self.fits), self.seed, self.fit_stopped, length=self.length
+            *at,
+            as_json(self.fits),
+            self.seed,
+            self.fit_stopped,
+            length=self.length,
+            batches=self.batches or self.batches_resumed,
         )
 
     def resume(
@@ -540,6 +548,7 @@ class LoaderProgress(TrainingProgress):
         chosen: int = 0,
         seed: int = -1,
         fit_stopped: str = "",
+        batches: Sequence[Sequence[int]] = (),
     ) -> None:
         """Go on from the position in a checkpoint.
 
@@ -554,6 +563,8 @@ class LoaderProgress(TrainingProgress):
             seed: the script's seed, with logical workers; -1: not known.
             fit_stopped: why callbacks had stopped the present fit, which was over; empty: it was
                 not.
+            batches: the changes of the global batch until then, as those of
+                :meth:`batches_with`; empty: not known. They make no ramp of the learning rate.
 
         Raises:
             DataError: ``ledger`` is not a usable snapshot.
@@ -563,6 +574,7 @@ class LoaderProgress(TrainingProgress):
         self.trained = self.trained_before = known if samples < 0 else samples
         self.noise.resume(noise or {})
         self.seed, self.fit_stopped = seed, fit_stopped
+        self.batches_resumed = _pairs(batches)
         if chosen and self.source.batching.is_chosen:
             self._take_batching(self.source.batching.choosing(chosen))
         if saved.finished:  # it was made after the last step of its epoch
@@ -583,3 +595,8 @@ class LoaderProgress(TrainingProgress):
         source, size = self.source, len(self.members)
         needs = [(w, source.lacks(ledger, w, self.step_batches, size)) for w in self.members]
         return grant(ledger, needs, source.policy(size))
+
+
+def _pairs(changes: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """Return ``changes`` of the global batch, which were JSON, as pairs (first update, size)."""
+    return tuple((int(update), int(size)) for update, size in changes)

@@ -22,7 +22,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from edl import failpoints
 from edl.core.events import EpochLeftDetails, Event, SlowWorkerDetails
@@ -30,7 +29,6 @@ from edl.core.records import Generation
 from edl.core.step.batch import Batch
 from edl.core.step.epoch_end import ended_by_count, ended_by_script, left_out
 from edl.core.step.ledger import Ledger
-from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.slowest import SlowestWorker
 from edl.core.step.step_events import (
     GRADIENT_ACCUMULATION,
@@ -55,6 +53,7 @@ from edl.worker.state_check import StateCheck
 from edl.worker.step_driver import StepDriver
 from edl.worker.steps import WorkerSteps
 from edl.worker.switching import Switching
+from edl.worker.update import Update, last_update
 
 logger = logging.getLogger(__name__)
 
@@ -63,41 +62,6 @@ LEFT_BY_COUNT = (
     "before, such as len(loader), is too small when workers leave: take batches until the loader "
     "ends, or train by steps, loader.steps(n)"
 )
-
-
-class Update(NamedTuple):
-    """One update of the model, as all workers know it.
-
-    Attributes:
-        number: the number of the update, counted from 0.
-        before: how many samples the job has trained without this update.
-        after: how many samples the job has trained with this update.
-        batches: the changes of the global batch until then, oldest first, each as (number of the
-            first update with the new size, size in samples).
-        noise: the estimate of the gradient noise scale that is known before this update.
-        last_noise: the estimate that was known before the update before this one.
-    """
-
-    number: int
-    before: int
-    after: int
-    batches: tuple[tuple[int, int], ...]
-    noise: NoiseScale = UNKNOWN
-    last_noise: NoiseScale = UNKNOWN
-
-
-def last_update(progress: LoaderProgress) -> Update:
-    """Return the last update that the job has made, even if this worker missed it.
-
-    In the result ``last_noise`` equals ``noise``, since the estimate before that is not kept.
-    Before the first update its ``number`` is -1.
-
-    Args:
-        progress: this worker's position in the data, which counts the updates.
-    """
-    known = progress.noise.before  # what all have made it with
-    before, after = progress.trained_before, progress.trained
-    return Update(progress.step - 1, before, after, progress.batches, known, known)
 
 
 class LoaderSteps(WorkerSteps):
@@ -379,7 +343,8 @@ class LoaderSteps(WorkerSteps):
         samples = global_samples(records)
         trained -= samples if step.batches.part else 0  # counted with the first part of the batch
         batches = progress.batches_with(records)
-        return Update(number, trained, trained + samples, batches, *noise)
+        resumed = progress.batches_resumed
+        return Update(number, trained, trained + samples, batches, *noise, resumed)
 
     def end(self) -> None:
         """Complete the open step after its update: move the ledger, and see if a switch is agreed.

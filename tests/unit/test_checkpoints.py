@@ -299,17 +299,38 @@ def test_a_fit_that_was_stopped_is_over_after_a_resumption(tmp_path: Path) -> No
     assert (again.restore(), again.progress.fit_stopped) == (10, "")
 
 
-def test_a_checkpoint_of_an_older_edl_says_nothing_of_a_stopped_fit(
+def test_the_changes_of_the_global_batch_are_saved(tmp_path: Path) -> None:
+    """A momentum that holds the learning rate was made with them; they are no ramp any more."""
+    start = Start(tmp_path)
+    start.progress.batches = ((0, 256), (7, 512))
+    start.save(10)
+    again = Start(tmp_path)
+    again.restore()
+    newcomer = Start(tmp_path).progress
+    newcomer.take_over(again.progress.header(), Receive.ALL)
+    for one in (again.progress, newcomer):
+        assert (one.batches, one.batches_resumed) == ((), ((0, 256), (7, 512)))
+        assert one.place.batches == ((0, 256), (7, 512)), "there was no step since"
+        one.batches = ((10, 128),)
+        assert one.place.batches == ((10, 128),)
+
+
+def test_a_checkpoint_of_an_older_edl_says_nothing_of_a_stopped_fit_and_of_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    newer = {"fit_stopped", "batches"}
+
     def asdict(manifest: files.Manifest) -> dict[str, Any]:
-        return {name: value for name, value in vars(manifest).items() if name != "fit_stopped"}
+        return {name: value for name, value in vars(manifest).items() if name not in newer}
 
     monkeypatch.setattr(files, "asdict", asdict)
-    Start(tmp_path).save(10)
+    start = Start(tmp_path)
+    start.progress.batches = ((0, 256),)
+    start.save(10)
     assert b"fit_stopped" not in files.path_of(tmp_path, 10).read_bytes()
     again = Start(tmp_path)
     assert (again.restore(), again.progress.fit_stopped) == (10, "")
+    assert again.progress.batches_resumed == ()
 
 
 def test_another_framework_is_refused(tmp_path: Path) -> None:

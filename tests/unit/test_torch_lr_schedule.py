@@ -21,8 +21,8 @@ from edl.torch import lr_schedule, schedulers
 from edl.torch.lr_schedule import InSamples, LRSchedule, in_samples
 from edl.torch.replica import TorchReplica
 from edl.torch.schedulers import STAYS, Schedulers
-from edl.worker.loader_steps import Update
 from edl.worker.progress import Receive
+from edl.worker.update import Update
 
 LINEAR = Linear(peak_lr=1.0, total=100)
 

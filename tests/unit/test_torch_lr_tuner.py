@@ -25,7 +25,7 @@ from edl.torch.lr_schedule import LRSchedule
 from edl.torch.lr_tuner import LRTuner
 from edl.torch.probe import Probe
 from edl.torch.schedulers import Schedulers
-from edl.worker.loader_steps import Update
+from edl.worker.update import Update
 
 ROOT = Path(__file__).resolve().parents[2]
 AT = points(2.0)
