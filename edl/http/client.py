@@ -1,7 +1,8 @@
 """Send plain HTTP requests with time-outs to the daemons of workers, and ask which are alive.
 
 :func:`fetch` and :func:`send_change` send one request, :func:`answering` asks many workers. All
-functions block the calling thread until the answers have come.
+functions block the calling thread until the answers have come, or have failed: an exchange takes
+two time-outs at most (:mod:`edl.http.limited_connection`), and an answer has a largest size.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,9 +21,12 @@ from edl.core.job.liveness import Liveness, ProbeResult
 from edl.core.job.signature import Arithmetic, ScriptOfJob
 from edl.core.records import RingMember
 from edl.errors import CoordinationError, RendezvousFailed
+from edl.http.limited_connection import LimitedConnection
 from edl.http.signing import SCHEME, authorization
 
 ASK_AT_ONCE = 32
+ANSWER_BYTES = 16 << 20  # the largest are a model's shapes, and 1 MiB of a log
+HEALTH_BYTES = 1 << 20  # of the answers of 32 workers at the same time
 END_PATH = "/end"
 MODEL_PATH = "/model"
 METRICS_PATH = "/metrics"  # of workers and agents, as Prometheus asks by default
@@ -31,7 +36,7 @@ END_TOLD_S = 5.0  # for one worker to answer that it knows
 
 
 def fetch(
-    address: str, port: int, path: str, timeout_s: float, generation: int = 0
+    address: str, port: int, path: str, timeout_s: float, most_bytes: int = ANSWER_BYTES
 ) -> tuple[int, bytes]:
     """Send a GET to a worker's daemon; return a pair, the status and the body of the answer.
 
@@ -41,20 +46,21 @@ def fetch(
         address: The address of the worker.
         port: The port of its daemon.
         path: The path to get, with the query if there is one.
-        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
-            A server answers a GET of a rendezvous key when the key was put, or after 20 s; so for
-            such a path give more than 20.
-        generation: The number of the generation that the error names; 0: none.
+        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds;
+            the whole exchange may take twice as long. A server answers a GET of a rendezvous key
+            when the key was put, or after 20 s; so for such a path give more than 20.
+        most_bytes: The size of the largest answer that is taken, with its head.
 
     Raises:
         ConnectionRefusedError: no process listens there, so the worker is gone.
-        RendezvousFailed: no complete answer came: a time-out, a broken connection, or no HTTP.
+        RendezvousFailed: no complete answer came: a time-out, a broken connection, no HTTP, or an
+            answer that is too large.
     """
-    return _request("GET", address, port, path, None, timeout_s, generation)[:2]
+    return _request("GET", address, port, path, None, timeout_s, most_bytes=most_bytes)[:2]
 
 
 def http_put(
-    address: str, port: int, path: str, body: bytes, timeout_s: float, generation: int = 0
+    address: str, port: int, path: str, body: bytes, timeout_s: float
 ) -> tuple[int, bytes]:
     """Send an unsigned PUT to a worker's daemon; return a pair, the answer's status and body.
 
@@ -65,14 +71,15 @@ def http_put(
         port: The port of its daemon.
         path: The path to put to, such as that of a rendezvous key.
         body: The body of the request: the value to put.
-        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
-        generation: The number of the generation that the error names; 0: none.
+        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds;
+            the whole exchange may take twice as long.
 
     Raises:
         ConnectionRefusedError: no process listens there, so the worker is gone.
-        RendezvousFailed: no complete answer came: a time-out, a broken connection, or no HTTP.
+        RendezvousFailed: no complete answer came: a time-out, a broken connection, no HTTP, or an
+            answer that is too large.
     """
-    return _request("PUT", address, port, path, body, timeout_s, generation)[:2]
+    return _request("PUT", address, port, path, body, timeout_s)[:2]
 
 
 def send_change(
@@ -98,7 +105,7 @@ def send_change(
         port: The port of its daemon.
         path: The path, with the query if there is one.
         timeout_s: How long to wait for each of the two connections, and then for each piece of
-            data, in seconds.
+            data, in seconds; each of the two exchanges may take twice as long.
         body: The body of the request.
 
     Returns:
@@ -109,12 +116,12 @@ def send_change(
         ConnectionRefusedError: no process listens there, so the worker is gone.
         RendezvousFailed: no complete answer came: a time-out, a broken connection, or no HTTP.
     """
-    response = _request(method, address, port, path, body, timeout_s, 0)
+    response = _request(method, address, port, path, body, timeout_s)
     scheme, _, nonce = response.challenge.partition(" ")
     if response.status != 401 or scheme != SCHEME:
         return response[:2]
     signed = authorization(key, nonce, worker, method, path, body)
-    response = _request(method, address, port, path, body, timeout_s, 0, signed)
+    response = _request(method, address, port, path, body, timeout_s, signed)
     return response[:2]
 
 
@@ -125,8 +132,8 @@ def script_of(member: RingMember) -> ScriptOfJob | None:
         member: The worker, with the address and port of its daemon.
 
     Returns:
-        The description; None if the worker gives no valid answer, or none within 5 s
-        (``MODEL_S``). Nothing is raised.
+        The description; None if the worker gives no valid answer, or none for 5 s (``MODEL_S``), or
+        not all of it in twice that time. Nothing is raised.
     """
     try:
         status, body = fetch(member.address, member.port, MODEL_PATH, MODEL_S)
@@ -136,7 +143,15 @@ def script_of(member: RingMember) -> ScriptOfJob | None:
         fits = ScriptFits(fits_of(said["done"]), said["begun"])
         arithmetic = Arithmetic.from_json(said.get("arithmetic", {}))
         return ScriptOfJob(said["signature"], fits, said.get("epoch"), arithmetic)
-    except (OSError, ValueError, KeyError, TypeError, RendezvousFailed, CoordinationError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        RendezvousFailed,
+        CoordinationError,
+    ):
         return None
 
 
@@ -181,16 +196,17 @@ def ask(address: str, port: int, timeout_s: float) -> Health:
     Args:
         address: The address of the worker.
         port: The port of its daemon.
-        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
+        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds;
+            the whole exchange may take twice as long.
 
     Returns:
         ``ALIVE`` with the worker's report, after any HTTP answer, even an error; ``REFUSED`` if no
-        process listens there; ``SILENT`` if no answer came in time, or the connection broke twice.
-        Nothing is raised.
+        process listens there; ``SILENT`` if no answer of at most 1 MiB (``HEALTH_BYTES``) came in
+        time, or the connection broke twice. Nothing is raised.
     """
     for _ in range(2):
         try:
-            _, body = fetch(address, port, "/health", timeout_s)
+            _, body = fetch(address, port, "/health", timeout_s, HEALTH_BYTES)
         except ConnectionRefusedError:
             return Health(Liveness.REFUSED)
         except RendezvousFailed as error:
@@ -210,7 +226,7 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
     Args:
         ports: A pair, address and port, of each daemon, by worker id.
         timeout_s: How long to wait for each connection, and then for each piece of data, in
-            seconds.
+            seconds; each exchange may take twice as long.
 
     Returns:
         The health of each worker in ``ports`` (liveness and report), by worker id.
@@ -240,7 +256,7 @@ def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> froz
         run: The identifier of the start of the job; an answer of a worker of another start does not
             count.
         timeout_s: How long to wait for each connection, and then for each piece of data, in
-            seconds.
+            seconds; each exchange may take twice as long.
     """
     answers = ask_all({member.id: (member.address, member.port) for member in members}, timeout_s)
     return frozenset(
@@ -253,8 +269,8 @@ def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> froz
 def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
     """Tell the workers ``members``, all at the same time, that their job ends.
 
-    The call returns when each has confirmed or failed, after 5 s (``END_TOLD_S``) of silence at
-    most. It does not wait until the workers have ended.
+    The call returns when each has confirmed or failed, after 5 s (``END_TOLD_S``) of silence, and
+    20 s at most. It does not wait until the workers have ended.
 
     Args:
         key: The key of the job, from :func:`edl.http.signing.http_key`.
@@ -308,7 +324,7 @@ def _object(body: bytes) -> Mapping[str, Any]:
     """Return the JSON object in the HTTP ``body``; an empty one if the body is anything else."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -349,8 +365,8 @@ def _request(
     path: str,
     body: bytes | None,
     timeout_s: float,
-    generation: int,
     signed: str = "",
+    most_bytes: int = ANSWER_BYTES,
 ) -> _Response:
     """Send one HTTP request on a connection of its own, and return the answer.
 
@@ -360,26 +376,27 @@ def _request(
         port: The port of the server.
         path: The path, with the query if there is one.
         body: The body; None for none.
-        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
-        generation: The number of the generation that the error names; 0: none.
+        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds;
+            the whole exchange may take twice as long.
         signed: The value of the header ``Authorization``; empty for none.
+        most_bytes: The size of the largest answer that is taken, with its head.
 
     Raises:
         ConnectionRefusedError: no process listens there.
-        RendezvousFailed: no complete answer came: a time-out, a broken connection, or no HTTP.
+        RendezvousFailed: no complete answer came: a time-out, a broken connection, no HTTP, an
+            answer that is too large, or there is no such address or port.
     """
-    connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
     try:
-        headers = {"Authorization": signed} if signed else {}
-        connection.request(method, path, body=body, headers=headers)
-        response = connection.getresponse()
-        challenge = response.getheader("WWW-Authenticate", "")
-        return _Response(response.status, response.read(), challenge)
+        with closing(LimitedConnection(address, port, timeout_s, most_bytes)) as connection:
+            headers = {"Authorization": signed} if signed else {}
+            connection.request(method, path, body=body, headers=headers)
+            response = connection.getresponse()
+            challenge = response.getheader("WWW-Authenticate", "")
+            return _Response(response.status, response.read(), challenge)
     except ConnectionRefusedError:
         raise
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
+        # ValueError: of a name that is none, or a chunk of a negative length.
         raise RendezvousFailed(
-            generation, f"{method} from {address}:{port} failed: {type(error).__name__} {error}"
+            0, f"{method} from {address}:{port} failed: {type(error).__name__} {error}"
         ) from error
-    finally:
-        connection.close()

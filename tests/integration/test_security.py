@@ -196,9 +196,9 @@ class TestPorts:
             place = client.rendezvous_path(member.port, guess, "global/0")
             assert client.http_put(*where, place, b"x", 10.0)[0] in (404, 410)
 
-        nonce = client._request("POST", *where, path, b"", 10.0, 0).challenge.split()[1]
+        nonce = client._request("POST", *where, path, b"", 10.0).challenge.split()[1]
         signed = authorization(key, nonce, member.id, "POST", path, b"")
-        answers = [client._request("POST", *where, path, b"", 10.0, 0, signed) for _ in range(3)]
+        answers = [client._request("POST", *where, path, b"", 10.0, signed) for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 401, 401]
         assert post_fault(store, store.snapshot().members[-1], Action.EXPIRE) == 200
         # Two sessions were ended. The workers open others, and the ring does not care.
