@@ -1,7 +1,7 @@
 """Create, replace, list and remove jobs (their nodes in ZooKeeper; processes are not touched).
 
 The creation of a job is one transaction, as is its removal by :func:`delete_ended`, except that
-events, requests and evictions are removed before.
+events, requests and evictions are removed before, and, if the rest is too large, more of it.
 
 A replacement must never touch a job that another process has meanwhile started under the same name.
 So every start of a job has an identity, the node ``run/<token>``. A transaction that removes nodes
@@ -44,7 +44,9 @@ from edl.http.client import answering
 
 ATTEMPTS = 20  # an attempt fails only if another process changed the same job meanwhile
 ASK_TIMEOUT_S = 1.0  # to ask the ports of a ring without members in ZooKeeper
-CHUNK = 500  # deletions in one transaction; ZooKeeper refuses requests over 1 MB
+CHUNK = 500  # deletions in one transaction
+CHUNK_BYTES = 500_000  # of them; ZooKeeper ends the connection of a client that sends 1 MB
+DELETION_BYTES = 17  # of a deletion, beside its path
 
 
 def create_job(
@@ -55,13 +57,14 @@ def create_job(
     policy: JobPolicy,
     run: str | None = None,
     batch: int = 0,
+    ask: bool = True,
 ) -> str:
     """Create the job's nodes in one transaction, and return the token of this start of the job.
 
     An existing job of that name is replaced, with everything in it, if it has ended or if all its
     processes are dead: no agent, edl-worker or worker has a node, the session of its creator is
-    over, and no port of its ring answers. A *reserved* job (a field of its record) is replaced only
-    if it has ended.
+    over, and, if ``ask``, no port of its ring answers. A *reserved* job (a field of its record) is
+    replaced only if it has ended.
 
     Args:
         session: The session to write with; it belongs to this job.
@@ -73,6 +76,8 @@ def create_job(
         run: The token of this start; None to make one up. If it is the token of the present start
             already, running or ended, nothing is changed.
         batch: The global batch that the job's cluster has chosen, in samples; 0: the job chooses.
+        ask: Whether to ask the ports of an existing job's ring, at addresses that its code may have
+            chosen.
 
     Raises:
         JobExists: a job of that name has live processes, or is reserved and has not ended.
@@ -86,7 +91,7 @@ def create_job(
             runs, root = session.read_all("read a job", [children(paths.run), children(paths.root)])
             if run is not None and _token(paths, runs) == run:
                 return run
-            old = [] if root is None else _living_or_leftovers(session, paths)
+            old = [] if root is None else _living_or_leftovers(session, paths, ask)
         except AccessDenied:
             raise AccessDenied(
                 paths.name,
@@ -98,7 +103,9 @@ def create_job(
         try:
             if old:
                 _thin_out(session, paths, old)
-                old = _living_or_leftovers(session, paths)
+                old = _living_or_leftovers(session, paths, ask)
+                if not _fits(old):
+                    continue
             hosts = {} if assigned.by_slot else assigned.hosts
             sizes = Desired(hosts, reason="the job starts", at_s=job.created, batch=batch)
             build = partial(_replace, paths, old, token, job, sizes, assigned, policy)
@@ -135,8 +142,14 @@ def delete_job(session: Session, paths: JobPaths) -> None:
     )
 
 
-def delete_ended(session: Session, paths: JobPaths) -> bool:
+def delete_ended(session: Session, paths: JobPaths, ask: bool = True) -> bool:
     """Remove all nodes of the job at ``paths`` if it has ended or all its processes are dead.
+
+    Args:
+        session: The session to write with.
+        paths: The paths of the job.
+        ask: Whether to ask the ports of its ring, at addresses that its code may have chosen, if no
+            process of it has a node. If not, its processes are dead then.
 
     Returns:
         True if it was removed; False if there is no such job.
@@ -148,7 +161,7 @@ def delete_ended(session: Session, paths: JobPaths) -> bool:
         CoordinationError: ZooKeeper is away, or another process keeps changing the job.
     """
     for _ in range(ATTEMPTS):
-        old = _living_or_leftovers(session, paths)
+        old = _living_or_leftovers(session, paths, ask)
         if not old:
             return False
         parents = (paths.hosts, paths.slots, paths.members)
@@ -160,7 +173,9 @@ def delete_ended(session: Session, paths: JobPaths) -> bool:
             )
         try:
             _thin_out(session, paths, old)
-            rest = _living_or_leftovers(session, paths)
+            rest = _living_or_leftovers(session, paths, ask)
+            if not _fits(rest):
+                continue
             build = partial(_delete, nodes=rest, check=_run_node(paths, old))
             session.transact(f"delete job {paths.name}", build)
         except Refused:
@@ -309,12 +324,17 @@ def subtree(session: Session, paths: JobPaths) -> list[str]:
     return found[::-1]
 
 
-def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
+def _living_or_leftovers(session: Session, paths: JobPaths, ask: bool) -> list[str]:
     """Return the paths of all nodes of a dead or ended job, children first; empty without a job.
 
     If another process replaces the job meanwhile, no node of the new job gets removed: either the
     new job is seen to live, or the caller's transaction fails, because it checks the token of the
     old start.
+
+    Args:
+        session: The session to read with.
+        paths: The paths of the job.
+        ask: Whether a job without nodes of processes lives if a port of its ring answers.
 
     Raises:
         JobExists: the job has not ended, and one of its processes lives or it is reserved.
@@ -340,7 +360,7 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
             raise JobExists(paths.name, alive or starts, session.granted_s)
         if not old.state.over and old.reserved:
             raise JobExists(paths.name, ["no process of it lives, but its creator counts on it"])
-        if not old.state.over and generation and generation[0]:
+        if ask and not old.state.over and generation and generation[0]:
             # Sessions may end under workers that train on, and are soon back.
             ring = Generation.from_json(decode(paths.generation, generation[0])).members
             run = current_run(session, paths)
@@ -352,7 +372,8 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
 def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:
     """Remove the events, requests and evictions of an old job, in several transactions.
 
-    Their number is not bounded; the nodes that remain fit into one transaction.
+    Their number is not bounded. The nodes that remain fit into one transaction, unless the job's
+    code has written others: then all are removed here but the fixed ones and that of the start.
 
     Args:
         session: The session to write with.
@@ -361,10 +382,14 @@ def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:
 
     Raises:
         Refused: the job was started again or has changed; some nodes may have been removed.
+        CoordinationError: a path is too long to be removed.
     """
-    many = (paths.events, paths.requests, paths.evicted)
-    nodes = [path for path in old if path.startswith(tuple(f"{parent}/" for parent in many))]
     run = _run_node(paths, old)
+    many = tuple(f"{parent}/" for parent in (paths.events, paths.requests, paths.evicted))
+    nodes = [path for path in old if path.startswith(many)]
+    if not _fits(path for path in old if not path.startswith(many)):
+        kept = {*paths.fixed, run}
+        nodes = [path for path in old if path not in kept]
     for chunk in _chunks(nodes):
         session.transact(f"replace job {paths.name}", partial(_delete, nodes=chunk, check=run))
 
@@ -425,7 +450,7 @@ def _run_node(paths: JobPaths, nodes: list[str]) -> str | None:
         paths: The paths of the job.
         nodes: The paths of all nodes of the job.
     """
-    runs = [p for p in nodes if p.startswith(f"{paths.run}/") and p != paths.creator]
+    runs = [p for p in nodes if p.rpartition("/")[0] == paths.run and p != paths.creator]
     return runs[0] if runs else None
 
 
@@ -443,9 +468,28 @@ def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None
         transaction.delete(path)
 
 
-def _chunks(nodes: list[str]) -> list[list[str]]:
-    """Split the paths ``nodes``, in order, into lists of at most ``CHUNK`` (500).
+def _fits(nodes: Iterable[str]) -> bool:
+    """Return whether the nodes at the paths ``nodes`` can be removed in one transaction."""
+    return len(_chunks(nodes)) <= 1
 
-    The nodes of a list are removed in one transaction.
+
+def _chunks(nodes: Iterable[str]) -> list[list[str]]:
+    """Split the paths ``nodes``, in order, into lists that can each be removed in a transaction.
+
+    A list has at most ``CHUNK`` (500) paths and takes ``CHUNK_BYTES`` of a request.
+
+    Raises:
+        CoordinationError: a path is too long.
     """
-    return [nodes[start : start + CHUNK] for start in range(0, len(nodes), CHUNK)]
+    chunks: list[list[str]] = []
+    room = 0
+    for path in nodes:
+        size = len(path.encode()) + DELETION_BYTES
+        if size > CHUNK_BYTES:
+            raise CoordinationError(f"{path[:80]}... is too long a path to be removed")
+        if not chunks or size > room or len(chunks[-1]) == CHUNK:
+            chunks.append([])
+            room = CHUNK_BYTES
+        chunks[-1].append(path)
+        room -= size
+    return chunks

@@ -15,14 +15,14 @@ from edl.coordination.access import Access
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.desired import place_run
 from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import delete_ended
+from edl.coordination.lifecycle import create_job, delete_ended
 from edl.coordination.nodes import JobNodes
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import children
 from edl.coordination.session import Session
 from edl.core.cluster.orders import CreateRun, Order, PlaceRun, StopRun
 from edl.core.cluster.run_records import RunRecords, resume_setting, status_period_s
-from edl.core.records import Job, JobState
+from edl.core.records import NO_POLICY, Assigned, Job, JobState
 from edl.errors import AccessDenied, UnknownJob, UsageError
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,8 @@ class RunWriter:
     def remove(self, job: str, secret: str) -> bool:
         """Remove the nodes of the last run of a job; return whether they are gone.
 
-        They stay if the run is not over, or if processes of it have not left.
+        They stay if the run is not over, or if processes of it have not left. No port is asked for
+        a process: the job's code may have written any addresses, which would hold up the leader.
 
         Raises:
             LeadershipLost: the term is over.
@@ -84,7 +85,7 @@ class RunWriter:
         session = self._session_of(job)
         session.identify(Access(job, secret))
         try:
-            delete_ended(session, JobPaths(job))
+            delete_ended(session, JobPaths(job), ask=False)
         except AccessDenied:
             return True  # a stranger has the name
         except UsageError as error:
@@ -111,9 +112,9 @@ class RunWriter:
         settings = replace(settings, status_period_s=period_s)
         spec = replace(spec, np=sum(hosts.values()), settings=settings)
         record = Job(name=order.job, spec=spec, created=time.time(), reserved=True)
-        store = JobStore(session, order.job)
-        batch = order.batch or 0
-        store.create(record, hosts, devices=order.devices, run=order.run, batch=batch)
+        assigned, batch = Assigned(hosts, devices=order.devices), order.batch or 0
+        paths = JobPaths(order.job)
+        create_job(session, paths, record, assigned, NO_POLICY, order.run, batch, ask=False)
         return ""
 
     @staticmethod
