@@ -40,6 +40,7 @@ class LimitProtocol(HttpToolsProtocol):
                     self._abort()
                     return
         super().data_received(data)
+        self._await_request()
 
     def on_message_begin(self) -> None:
         """Begin a request; httptools calls it."""
@@ -62,6 +63,19 @@ class LimitProtocol(HttpToolsProtocol):
         """Forget a connection that is closed."""
         self._forget()
         super().connection_lost(exc)
+
+    def _await_request(self) -> None:
+        """Close the connection if it stays idle from now on, unless another timer does so.
+
+        uvicorn stops its own timer at any byte, and begins it again after the next answer only. The
+        byte may begin no request: an empty line, or a part of a body whose request is answered.
+        """
+        answers = self.cycle is not None and not self.cycle.response_complete
+        if answers or self._late or self.timeout_keep_alive_task or self.transport.is_closing():
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def _await_head(self) -> None:
         """Close the connection if no head of a request is complete in time."""

@@ -15,6 +15,7 @@ from edl.api.listening import ListenAddress, listener
 pytestmark = pytest.mark.long  # uvicorn takes 0.2 s to import
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
 HEAD_S = 0.5
 
 
@@ -101,3 +102,60 @@ def test_a_slow_head_is_cut_off(port: int, parts: tuple[bytes, ...]) -> None:
     found, took_s = asyncio.run(answers(port, *parts))
     assert found == b""
     assert HEAD_S / 2 < took_s < 4.0
+
+
+class Transport(asyncio.Transport):
+    """A connection without a peer that keeps when it is closed and when it has got an answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed, self.answered = asyncio.Event(), asyncio.Event()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if b"hello" in bytes(data):
+            self.answered.set()
+
+    def is_closing(self) -> bool:
+        return self.closed.is_set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+@pytest.mark.parametrize("more", [(b"\r\n",), (b"\r\n",) * 3, ()], ids=["line", "lines", "none"])
+@pytest.mark.parametrize(
+    ("request_", "late"),
+    [(REQUEST, ()), (POST, (b"x",)), (POST, (b"x" * 9,))],
+    ids=["without a body", "a part of its body", "its body"],
+)
+def test_an_idle_connection_is_closed_whatever_came_after_the_answer(
+    request_: bytes, late: tuple[bytes, ...], more: tuple[bytes, ...]
+) -> None:
+    import uvicorn
+    from uvicorn.server import ServerState
+
+    from edl.api.protocol import LimitProtocol
+
+    async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    async def meet() -> None:
+        config = uvicorn.Config(app, http=LimitProtocol, log_config=None, lifespan="off", ws="none")
+        config.load()
+        loop = asyncio.get_running_loop()
+        protocol, transport = LimitProtocol(config, ServerState(), {}, loop), Transport()
+        protocol.timeout_keep_alive = 0.01  # type: ignore[assignment]
+        protocol.connection_made(transport)
+        protocol.data_received(request_)
+        async with asyncio.timeout(5.0):
+            await transport.answered.wait()
+            for part in (*late, *more):
+                protocol.data_received(part)
+            await transport.closed.wait()
+        protocol.connection_lost(None)
+
+    asyncio.run(meet())
