@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import msgspec
 from fastapi import Request
 
 from edl.api.answers import JSON, HttpError
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.manifest_file import decoded_manifest, manifest_of_values, parse_manifest
 from edl.core.record import Record
-from edl.errors import ManifestError
+from edl.errors import ManifestError, UsageError
+from edl.http.sent_json import decoded_json
 
 YAML = "application/yaml"
 SOURCE = "the manifest"  # in messages
@@ -61,8 +61,8 @@ def _json(request: Request, kind: type[T]) -> T:
     if media != JSON:
         raise HttpError(422, "UsageError", f"the body is of type {media!r}; send {JSON}")
     try:
-        return msgspec.json.decode(request.state.body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+        return decoded_json(request.state.body, kind)
+    except UsageError as error:
         raise HttpError(422, "UsageError", f"the body is not what is expected: {error}") from None
 
 

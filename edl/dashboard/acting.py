@@ -19,12 +19,12 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from edl.dashboard.answers import Handler, json_answer, with_token
 from edl.errors import EdlError, UsageError
+from edl.http.sent_json import decoded_json
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +157,6 @@ async def _values(request: Request) -> Mapping[str, Any]:
         if len(body) > MOST_BYTES:
             raise UsageError(f"the request has more than {MOST_BYTES} bytes; shorten the text")
     try:
-        return msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+        return decoded_json(body, dict[str, Any])
+    except UsageError as error:
         raise UsageError(f"the request is no JSON object: {error}") from None

@@ -224,6 +224,10 @@ def test_a_text_that_has_no_encoding_is_answered() -> None:
         (b"", "the body is not what is expected"),
         (b"[" * 5000, "the body is not what is expected"),
         (b'{"name": "\\ud800"}', "the body is not what is expected"),
+        (
+            body_of(cwd="/caf\xe9").replace(b"\\u00e9", b"\xe9"),
+            "the byte 0xe9 is not UTF-8; send JSON",
+        ),
         (b"[]", "Expected `object`, got `array`"),
         (body_of(mx=4), "'mx'"),
         (body_of(cwd="work"), "cwd is 'work'; over HTTP it must be an absolute path"),

@@ -120,7 +120,8 @@ def test_what_is_impossible_is_a_sentence(
     acted.error = UsageError("cannot scale job digits to 0 workers: min_np is 1")
     assert said(post(app, SCALE, {"np": 0}, TOKEN, **tokens)) == (400, str(acted.error))
     acted.asked.clear()
-    for body in (b"", b"[1]", b"{", b"\xff", b'{"np": ' + b"1" * MOST_BYTES + b"}"):
+    latin, deep = b'{"host": "caf\xe9"}', b'{"np": ' + b"[" * 5000
+    for body in (b"", b"[1]", b"{", b"\xff", latin, deep, b'{"np": ' + b"1" * MOST_BYTES + b"}"):
         assert said(post(app, SCALE, body, TOKEN, **tokens))[0] == 400
     assert acted.asked == []
     runner._running = MOST_ACTIONS

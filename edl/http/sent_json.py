@@ -1,0 +1,26 @@
+"""Read the JSON in the body of a request, which may have any bytes: :func:`decoded_json`."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from edl.errors import UsageError
+
+T = TypeVar("T")
+
+
+def decoded_json(body: bytes, kind: type[T]) -> T:
+    """Return the JSON value in ``body``, which must be of type ``kind``.
+
+    Raises:
+        UsageError: the body is no JSON, or of another type; the text says in what.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UsageError(f"the byte 0x{byte:02x} is not UTF-8; send JSON in UTF-8") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(str(error)) from None
