@@ -21,6 +21,7 @@ IDLE_S = 20.0  # of a connection, after which it is replaced; the API closes it 
 JSON = "application/json"
 
 _CHALLENGE = re.compile(rf"{SCHEME} ([0-9a-f-]+)")
+_TARGET = re.compile(r"[!-~]+")
 _NEXT = re.compile(r'nextnonce="([0-9a-f-]+)"')
 
 
@@ -45,13 +46,14 @@ class ApiClient:
         url: where the API is served, such as "http://127.0.0.1:8080".
         cluster: the name of the cluster.
         secret: the secret of the cluster, with which requests are signed; None: they are not.
-        token: a bearer token, of `edl cluster token`, over TLS; None: none is sent.
+        token: a bearer token, of `edl cluster token`, over TLS; None: none is sent. Of both, white
+            space at the ends, such as the newline of a file, does not count.
         tls: how the certificate of the API is checked; None: as Python does by default.
         timeout_s: how long to wait for an answer, in seconds.
 
     Raises:
-        UsageError: the URL is not one of an API, which has no path of its own, or a token is not to
-            be sent over TLS.
+        UsageError: the URL is not one of an API, which has no path of its own, the secret or the
+            token is not one word, or a token is not to be sent over TLS.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class ApiClient:
         host = parts.hostname or ""
         if token is not None and parts.scheme != "https":
             raise UsageError("a token is sent over TLS only; use https, or sign with the secret")
-        self._key = None if secret is None else api_key(secret, cluster)
-        self._token = token
+        self._key = None if secret is None else api_key(_word(secret, "the secret"), cluster)
+        self._token = None if token is None else _word(token, "the token")
+        if not (self._token or "").isascii():
+            raise UsageError("the token has a character that no token has")
         self._nonce = ""
         self._used_s = time.monotonic()  # when the last answer came
         self._url = url
@@ -102,13 +106,20 @@ class ApiClient:
 
         Args:
             method: the HTTP method.
-            target: the path, with the query if there is one.
+            target: the path, with the query if there is one, as it is sent: what is not ASCII is
+                percent-encoded, as :func:`urllib.parse.quote` does it.
             body: the body, or the JSON object in it.
             kind: the media type of the body.
 
         Raises:
+            UsageError: the target has a space, or another character that cannot be sent.
             CoordinationError: no answer came; the request may have been carried out or not.
         """
+        if not _TARGET.fullmatch(target):
+            raise UsageError(
+                f"{target!r} cannot be sent as the target of a request; percent-encode spaces and "
+                "what is not ASCII, by urllib.parse.quote"
+            )
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         for _ in range(2):
             response, content = self._send(method, target, data, kind)
@@ -153,10 +164,23 @@ class ApiClient:
         return response, content
 
 
+def _word(text: str, what: str) -> str:
+    """Return ``text`` without the white space at its ends; ``what`` names it in the error.
+
+    Raises:
+        UsageError: it is empty, or not one word. The error does not quote it.
+    """
+    words = text.split()
+    if len(words) != 1 or not words[0].isprintable():
+        raise UsageError(f"{what} is not one word, as edl has made it")
+    return words[0]
+
+
 def _parts(url: str) -> SplitResult:
     """Return the parts of the URL of an HTTP API; raise a UsageError if ``url`` is none."""
-    with suppress(ValueError):  # of a port that is no number, or is too large
+    with suppress(ValueError):  # of a port that is no number or is too large, or of no name
         parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")
         is_served = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         if is_served and parts.path in ("", "/") and not (parts.query or parts.fragment):
             return parts

@@ -100,11 +100,43 @@ def test_a_token_is_not_sent_in_clear() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://h:99999", "http://h:port", "http://[::1", "https://proxy/edl", "http://h?cluster=lab"],
+    [
+        "http://h:99999",
+        "http://h:port",
+        "http://[::1",
+        "https://proxy/edl",
+        "http://h?cluster=lab",
+        "http://a..b",
+    ],
 )
 def test_a_url_that_is_not_of_an_api_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="is no URL of an HTTP API; write http://HOST:PORT"):
         ApiClient(url, "lab")
+
+
+def test_a_newline_at_the_end_of_a_secret_or_a_token_does_not_count() -> None:
+    """`edl cluster token > file` writes one."""
+    token = new_token(SECRET, "lab", 1_800_000_000.0)
+    api = ApiClient("https://127.0.0.1:1", "lab", secret=f"{SECRET}\n", token=f" {token}\r\n")
+    assert (api._key, api._token) == (api_key(SECRET, "lab"), token)
+
+
+@pytest.mark.parametrize("wrong", ["", "\n", "se cret", "se\ncret", "se\0cret", "se\x7fcret"])
+@pytest.mark.parametrize("name", ["secret", "token"])
+def test_a_secret_or_a_token_that_is_none_is_not_quoted(name: str, wrong: str) -> None:
+    with pytest.raises(UsageError, match=rf"^the {name} is not one word, as edl has made it$"):
+        ApiClient("https://127.0.0.1:1", "lab", **{name: wrong})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^the token has a character that no token has$"):
+        ApiClient("https://127.0.0.1:1", "lab", token="sécret")
+
+
+@pytest.mark.parametrize("target", ["/v1/jobs?key=nächt", "/v1/a job", "/v1/jobs\r\nX: y", ""])
+def test_a_target_that_cannot_be_sent_is_refused(target: str) -> None:
+    with (
+        ApiClient("http://127.0.0.1:1", "lab", secret=SECRET) as api,
+        pytest.raises(UsageError, match=r"cannot be sent as the target of a request"),
+    ):
+        api.call("POST", target)
 
 
 def test_a_signature_is_what_the_reference_says() -> None:
