@@ -69,7 +69,7 @@ class Store:
         self.nodes = SimpleNamespace(run="run")
         self.members = SimpleNamespace(remove=lambda worker, attempt_id: None)
         self.events = SimpleNamespace(
-            add=self._add, read=lambda after=-1: [], newest_step=lambda: 0
+            add=self._add, read_known=lambda after, unreadable: [], newest_step=lambda: 0
         )
 
     def _add(self, event: Event) -> None: ...

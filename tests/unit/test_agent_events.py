@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,19 +10,32 @@ from typing import Any, cast
 import pytest
 from test_agent_devices import HERE, JOB, Store, Workers
 
+from edl.coordination.events import OnUnreadable
 from edl.core.events import DrainDetails, Event
 from edl.core.host.agent import AgentLimits
 from edl.launch.agent import Agent
+
+
+def drained(reason: str) -> Event:
+    return Event(0.0, 1, 1, reason, DrainDetails("w1", True))
 
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_an_agent_that_joins_counts_the_events_from_before_it_came(
     tmp_path: Path, joined: bool
 ) -> None:
-    """And shows none of them, in contrast to the agent of `edl run`."""
+    """And shows none of them, in contrast to the agent of `edl run`; an unknown one is left out."""
     store, seen, shown = Store(), list[str](), list[str]()
-    log = [Event(0.0, 1, 1, reason, DrainDetails("w1", True)) for reason in ("first", "second")]
-    store.events.read = lambda after=-1: [*enumerate(log)][after + 1 :]
+    log: list[Event | None] = [drained("first"), None, drained("second")]
+
+    def read_known(after: int, unreadable: OnUnreadable) -> Iterator[tuple[int, Event]]:
+        for number, event in [*enumerate(log)][after + 1 :]:
+            if event is None:
+                unreadable(number, "a newer edl has written it")
+            else:
+                yield number, event
+
+    store.events.read_known = read_known
     output = SimpleNamespace(follow=lambda *a, **k: None, note=shown.append)
     agent = Agent(
         cast(Any, store),
@@ -39,7 +53,7 @@ def test_an_agent_that_joins_counts_the_events_from_before_it_came(
     store.assign(0)
     for now in (0.0, 40.0):
         assert agent._turn(now) is None
-    log.append(Event(0.0, 1, 2, "third", DrainDetails("w1", True)))
+    log.append(drained("third"))
     agent.on_change()
     assert agent._turn(80.0) is None
     assert seen == ["first", "second", "third"]
