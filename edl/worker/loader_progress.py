@@ -449,12 +449,10 @@ class LoaderProgress(TrainingProgress):
         If this worker missed a step that others completed, the step is complete here, too: its
         samples are in the model that the worker receives. If it missed an exchange of messages, the
         caller has set :attr:`answer` to the result. It cannot have missed more than one step or
-        exchange, since each needs all workers. Beside an exchange it may have missed a leave, which
-        needs a step record that all workers have sent before.
+        exchange, since each needs all workers, but a leave beside an exchange.
 
-        If the state source is in a later epoch, this worker's epoch is over, and the received
-        ledger is used for the next one. If the state source is in an earlier epoch, which it is
-        about to leave, this worker's epoch begins anew.
+        If the state source is in a later epoch, this worker's epoch is over, and the next one uses
+        the received ledger. If it is in an earlier epoch, this worker's epoch begins anew.
 
         Args:
             header: the result of :meth:`header` on the state source.

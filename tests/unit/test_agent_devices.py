@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from made import make_job
 
+from edl.coordination.events import OnUnreadable
 from edl.core.events import Event, FinishedDetails
 from edl.core.host.agent import AgentLimits
 from edl.core.host.process import ScriptEnd
@@ -240,13 +241,13 @@ def test_no_record_forgets_the_devices_of_these_workers_when_the_connection_brea
     case.store.hosts.put = lambda *given: (written.append(given[0]), put(*given))[1]
     before, breaks = Event(0.0, 1, 0, "before", FinishedDetails()), [True]
 
-    def read(after: int = -1) -> list[tuple[int, Event]]:
+    def read_known(after: int, _unreadable: OnUnreadable) -> list[tuple[int, Event]]:
         if breaks:
             breaks.pop()
             raise CoordinationError("the connection broke")
         return [(7, before)] if after < 7 else []
 
-    case.store.events.read = read
+    case.store.events.read_known = read_known
     case.agent._joined = True
     reported: list[Event] = []
     case.agent._on_event = reported.append
