@@ -45,6 +45,7 @@ _by_signal = False
 _armed = False
 _closing = False
 _stopped = False
+_is_late = False  # _code was set when Python had its exit code already
 
 
 def arm() -> None:
@@ -65,6 +66,13 @@ def fails(code: int = 1) -> None:
     """
     global _code
     _code = code
+
+
+def _fails_late() -> None:
+    """Let this process end with exit code 1, though its script has ended with 0."""
+    global _is_late
+    fails()
+    _is_late = True
 
 
 def has_begun() -> bool:
@@ -248,6 +256,8 @@ class Closing:
             if isinstance(error, NewcomerDiffers):
                 fails(REFUSED_EXIT)
                 say_refused()
+            elif not _armed:  # else the launcher knows from the job's record
+                _fails_late()
         except Exception:
             logger.exception("the end of this script could not be told to the other workers")
 
@@ -270,12 +280,15 @@ class _AfterHandlers:
     """An object whose ``__del__`` the interpreter runs right after the last exit handler.
 
     For this, :func:`_last` puts one into ``sys.ps2``. Its ``__del__`` tells the launcher that only
-    the interpreter is left, and ends the process at once if the job has refused this worker.
+    the interpreter is left, and ends the process at once if the job has refused this worker, or if
+    the end of a job without a launcher has failed.
     """
 
     def __del__(self) -> None:
-        say_ended()
-        if _code == REFUSED_EXIT:  # it may be known only when Python has its exit code already
+        if _armed:
+            say_ended()
+        if _is_late or _code == REFUSED_EXIT:  # Python may have its exit code already
+            _flush_files()
             os._exit(_code)
 
 
@@ -285,15 +298,17 @@ def _last() -> None:
     The garbage collections at the interpreter's end skip all objects that exist now, because there
     is nothing to free. If Python still waits for processes of :mod:`multiprocessing`, the launcher
     is not told here, but after the last exit handler. Nothing happens without a launcher (see
-    :func:`arm`). This is the last of edl's exit handlers to run; those that were registered before
-    edl was imported run later.
+    :func:`arm`), unless the end of the job has failed. This is the last of edl's exit handlers to
+    run; those that were registered before edl was imported run later.
     """
-    if not _armed:
+    if not (_armed or _is_late):
         return
-    if not _waits_for_processes():
+    if _armed and not _waits_for_processes():
         say_ended(EXITING)
     # Python's end begins with a few attributes of sys, this one among them: only its prompt has it.
     sys.ps2 = _AfterHandlers()
+    if _is_late:  # it flushes what it finds among all objects
+        return
     # The collections at the end find nothing to free now. What is left is freed module by module.
     gc.freeze()
 

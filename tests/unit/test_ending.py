@@ -163,7 +163,23 @@ def fails():
 ending.Closing(lambda: None, lambda: None, lambda: 0.0, fails).start()
 """
     done = run(tmp_path, script)
-    assert done.stderr == "edl: w0 ended its script\n"
+    assert (done.stderr, done.returncode) == ("edl: w0 ended its script\n", 1)
+
+
+def test_a_job_without_a_launcher_that_fails_at_its_end_loses_no_output(tmp_path: Path) -> None:
+    """The process is ended with another code than Python's, which flushes files on its way."""
+    script = """
+from edl.errors import UsageError
+def fails():
+    raise UsageError("it may not end here")
+print("trained")
+file = open("log.txt", "w")
+file.write("the last line")
+ending.Closing(lambda: None, lambda: None, lambda: 0.0, fails).start()
+"""
+    done = run(tmp_path, script)
+    assert (done.returncode, done.stdout.split()[0]) == (1, "trained")
+    assert (tmp_path / "log.txt").read_text() == "the last line"
 
 
 def test_an_end_that_the_job_was_told_of_is_reported_as_one(tmp_path: Path) -> None:
