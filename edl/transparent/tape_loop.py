@@ -25,6 +25,7 @@ from edl.tensorflow import training
 from edl.tensorflow.dataset import ElasticDataset
 from edl.tensorflow.model_build import build_model
 from edl.transparent.input_pipeline import InputPipelines, recorded
+from edl.transparent.script_end import ENDED_BEHIND
 from edl.transparent.script_exchange import ScriptExchange
 
 TAPE = "DistributedGradientTape"
@@ -62,6 +63,7 @@ class TapeLoop:
         self._epochs: Iterator[int] = iter(())
         self._epoch = -1  # the job's, once this process takes part in it
         self._loops = 0  # over the training data so far
+        self._is_behind = False  # it warms up in a loop that the job has behind it
         self._uses_tape = False
 
     def is_training(self, dataset: Any) -> bool:
@@ -117,6 +119,23 @@ class TapeLoop:
         current_worker().show_epoch(number)
         yield from self._trained()
 
+    def check_end(self) -> None:
+        """Check that the script may end now: after the job's last step.
+
+        It may end, too, if it has passed over all loops: then a job is resumed that had trained to
+        its end.
+
+        Raises:
+            UsageError: the script has ended in a loop that the job has behind it.
+        """
+        if self._epoch < 0:
+            is_behind = self._is_behind
+        else:
+            begun = self._loops == self._epoch and current_worker().loader.ledger.done
+            is_behind = self._loops < self._epoch or bool(begun)
+        if is_behind:
+            raise UsageError(ENDED_BEHIND.format(epoch=self._loops - 1))
+
     def _trained(self) -> Iterator[Any]:
         """Yield the batches of this process in the epoch, and note while the script has one."""
         try:
@@ -141,6 +160,7 @@ class TapeLoop:
         edl.tensorflow.Optimizer(optimizers[0], models[0])
         self._exchanges.has_trained = True
         self._epochs = ElasticDataset.endless_epochs()
+        current_worker().finishing.check_end = self.check_end
 
     def _come_in(self, number: int) -> Iterator[Any]:
         """Take part in the job, if it is in the loop ``number``.
@@ -158,7 +178,8 @@ class TapeLoop:
             return
         yield from self._trained()
         job = worker.epoch_of_job()
-        if job is None or number >= job:
+        self._is_behind = job is not None and number < job
+        if not self._is_behind:
             self._epoch = next(self._epochs)  # joins
 
 

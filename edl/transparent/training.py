@@ -21,6 +21,7 @@ import edl.torch
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.transparent.ranks import ranks
+from edl.transparent.script_end import ENDED_BEHIND
 
 AHEAD = (
     "this worker's script trains epoch {mine} now, and the job is in epoch {job}: a script must "
@@ -143,12 +144,14 @@ class Training:
         self._numbers, self._load_example = epochs, example
         self._epochs = loader.endless_epochs()
         self._epoch = -1  # the job's, once this process takes part in it
+        self._number = -1  # the script's, of its newest loop
         self._warms_up = False
         self._has_begun = False  # this process trains that epoch, or has trained it
         self._example: Any = None
         self._state: Any = None  # of the job, while the script passes over epochs
         self._has_stepped = self._left_early = False
         self.passes_over = False
+        current_worker().finishing.check_end = self.check_end
 
     @property
     def step_in_epoch(self) -> int:
@@ -167,6 +170,7 @@ class Training:
                 another number than the other processes, or has left its last loop early.
         """
         self.refuse_left_early()
+        self._number = number
         if self._epoch < 0:
             yield from self._come_in(number)
             if self._epoch < 0:
@@ -183,11 +187,7 @@ class Training:
             raise UsageError(OTHER_ORDER.format(mine=sampler_epoch, job=theirs))
         self.passes_over, self._has_begun = False, True
         current_worker().show_epoch(number)
-        if self._state is not None:
-            replica = current_worker().replica
-            assert replica is not None
-            replica.restore(self._state)
-            self._state = None
+        self._restore()
         for batch in self._loader:
             self._has_stepped = False
             try:
@@ -207,6 +207,33 @@ class Training:
         """
         if self._left_early:
             raise UsageError(LEFT_EARLY)
+
+    def check_end(self) -> None:
+        """Check that the script may end now; undo what it has changed since it passes over epochs.
+
+        It may end after the job's last step, also if it has passed over all epochs: then a job is
+        resumed that had trained to its end.
+
+        Raises:
+            UsageError: the script has ended in an epoch that the job has behind it.
+        """
+        if self.passes_over and not self._is_at_job():
+            raise UsageError(ENDED_BEHIND.format(epoch=self._number))
+        self._restore()
+
+    def _is_at_job(self) -> bool:
+        """Return whether the script has passed over all that the job has trained."""
+        before = self._epoch - 1
+        at_end = before >= 0 and self._number == self._numbers.number(before)
+        return at_end and not current_worker().loader.ledger.done
+
+    def _restore(self) -> None:
+        """Give the model the job's state again, if the script has passed over epochs."""
+        if self._state is not None:
+            replica = current_worker().replica
+            assert replica is not None
+            replica.restore(self._state)
+            self._state = None
 
     def _is_left_early(self) -> bool:
         """Return whether the script leaves its loop after an update, or within a step.

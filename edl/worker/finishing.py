@@ -51,6 +51,9 @@ class Finishing:
         end_batch: called without arguments when the script has ended; it completes the step of the
             batch that the script has trained last. The framework's loader sets it; until then it
             does nothing.
+        check_end: called without arguments when the script has ended, after ``end_batch``; it
+            raises UsageError if the script may not end there. It is set for unchanged Horovod
+            scripts; until then it does nothing.
 
     Args:
         steps: returns the object that makes this worker's steps.
@@ -74,6 +77,7 @@ class Finishing:
         self.told_to_leave = False
         self.has_trained_all = False
         self.end_batch: Callable[[], None] = lambda: None
+        self.check_end: Callable[[], None] = lambda: None
         self._steps = steps
         self._switching = switching
         self._checkpointing = checkpointing
@@ -111,13 +115,14 @@ class Finishing:
         process then ends with success (SystemExit 0).
 
         Raises:
-            UsageError: the script ended while this worker warmed up, before it joined the job.
+            UsageError: the script ended while this worker warmed up, before it joined the job. The
+                others train on.
             NewcomerDiffers: the script ended before the worker joined, and the job is in a fit that
                 the script does not have.
             WorkerEvicted: this worker was evicted, so what it has trained does not belong to the
                 job.
-            JobFailed: other workers train on; or the job was resumed from a checkpoint of a later
-                fit than the script has.
+            JobFailed: other workers train on; the job was resumed from a checkpoint of a later fit
+                than the script has; or ``check_end`` has refused the end.
         """
         switching, steps = self._switching, self._steps()
         if self.finished or self.told_to_leave or not switching.is_in_ring:
@@ -125,6 +130,7 @@ class Finishing:
         if switching.warming_up and self.has_trained_all:
             switching.wait_for_end()
         if switching.warming_up:
+            self.check_end()
             raise UsageError(ENDED_IN_WARM_UP.format(worker=switching.worker))
         if switching.generation is None or self._shared.job_state.over:
             return
@@ -135,6 +141,10 @@ class Finishing:
             return
         self._shared.check()
         self.end_batch()
+        try:
+            self.check_end()
+        except UsageError as error:
+            self._checkpointing.fail(str(error))
         steps.leave()
         try:
             self._conclude(Stop.ENDED)

@@ -263,6 +263,24 @@ def test_an_epoch_that_all_leave_too_early_is_told(caplog: pytest.LogCaptureFixt
     assert job.memory.job.reason.endswith(words)
 
 
+def test_a_script_that_may_not_end_there_fails_the_job() -> None:
+    """No worker is taken for finished, and nothing is saved over what the job had."""
+
+    def ends(script: Script, steps: BatchSteps, one: LoopbackWorker) -> None:
+        by_the_jobs_count(script, steps, one)
+
+        def refuse() -> None:
+            raise UsageError("it may not end here")
+
+        one.worker.finishing.check_end = refuse
+
+    job = LoopbackJob(Script(ends), np=2, seed=1)
+    job.run()
+    assert job.memory.job.state is JobState.FAILED, job.describe()
+    assert job.memory.job.reason == "it may not end here"
+    assert all(isinstance(each, JobFailed) for each in job.errors.values()), job.errors
+
+
 def test_a_job_of_one_ends_with_the_same_words() -> None:
     worker = Worker(Config(), LoopbackNetwork().ring(0), SharedState(), JobOfOne(Config()))
     worker.start()

@@ -236,7 +236,9 @@ def test_a_loop_that_is_left_by_a_number_of_batches(
     """It is refused in a job of several ranks, however many of them this process has now."""
     taken, leaves_before, leaves_after, is_refused = LEFT[how]
     loader = _Steps(pieces)
-    worker = SimpleNamespace(warming_up=False, show_epoch=lambda _: None, loader=loader)
+    worker = SimpleNamespace(
+        warming_up=False, show_epoch=lambda _: None, loader=loader, finishing=SimpleNamespace()
+    )
     monkeypatch.setattr("edl.transparent.training.current_worker", lambda: worker)
     monkeypatch.setattr("edl.transparent.training.ranks", lambda: ranks)
     epochs = ScriptEpochs()
@@ -278,6 +280,7 @@ def test_a_checkpoint_after_an_epoch_was_passed_over_is_a_copy(
         show_epoch=lambda _: None,
         replica=replica,
         loader=loader,
+        finishing=SimpleNamespace(),
     )
     monkeypatch.setattr("edl.transparent.training.current_worker", lambda: worker)
     monkeypatch.setattr("edl.transparent.training.ranks", lambda: 1)

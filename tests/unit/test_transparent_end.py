@@ -1,0 +1,150 @@
+"""Where an unchanged Horovod script may end, and where its job fails instead."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from edl.errors import UsageError
+from edl.torch.replica import TorchReplica
+from edl.transparent.training import ScriptEpochs, Training
+
+STEPS = 4  # of an epoch
+
+
+class _Loader:
+    """A loader of edl, of an epoch of four steps, each of ``pieces`` passes of the loop."""
+
+    def __init__(self, pieces: int, first_epoch: int) -> None:
+        self._first_epoch = first_epoch
+        self.batches = SimpleNamespace(pieces=pieces, pieces_left=0)
+        self.engine = SimpleNamespace(is_open=False, batches=self.batches)
+        self.ledger = SimpleNamespace(done=0, finished=False)
+
+    @property
+    def open(self) -> bool:
+        return self.engine.is_open
+
+    def endless_epochs(self) -> Iterator[int]:
+        for epoch in itertools.count(self._first_epoch):
+            self.ledger.done, self.ledger.finished = 0, False
+            yield epoch
+
+    def __iter__(self) -> Iterator[int]:
+        while not self.ledger.finished:
+            for left in reversed(range(self.batches.pieces)):
+                self.engine.is_open, self.batches.pieces_left = True, left
+                yield self.ledger.done
+
+    def update(self) -> None:
+        if self.batches.pieces_left == 0:
+            self.engine.is_open, self.ledger.done = False, self.ledger.done + 1
+            self.ledger.finished = self.ledger.done == STEPS
+
+
+class _Script:
+    """A script whose process has ``pieces`` of the ranks, in a job that begins in ``epoch``."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        epoch: int = 0,
+        pieces: int = 2,
+        ranks: int = 2,
+        newcomer: bool = False,
+    ) -> None:
+        self.loader = _Loader(pieces, 0 if newcomer else epoch)
+        self.model = nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.worker = SimpleNamespace(
+            warming_up=newcomer,
+            epoch_of_job=lambda: epoch,
+            show_epoch=lambda _: None,
+            replica=TorchReplica(self.model, self.optimizer),
+            loader=self.loader,
+            finishing=SimpleNamespace(),
+        )
+        for module in ("training", "script_end"):
+            path = f"edl.transparent.{module}"
+            monkeypatch.setattr(f"{path}.current_worker", lambda: self.worker, raising=False)
+            monkeypatch.setattr(f"{path}.ranks", lambda: ranks, raising=False)
+        epochs = ScriptEpochs()
+        for number in range(epoch):
+            epochs.name(number, number, number)
+        epochs.name(0, 0, 0)
+        loader = cast(Any, self.loader)
+        self.training = Training(loader, self.optimizer, epochs, lambda: torch.ones(1, 2))
+
+    def loop(self, epoch: int) -> Iterator[Any]:
+        return self.training.batches(epoch, epoch)
+
+    def train(self) -> None:
+        """Make the update of the batch that was taken last."""
+        self.training.note_step()
+        self.loader.update()
+
+    def train_epoch(self, epoch: int) -> None:
+        for _ in self.loop(epoch):
+            self.train()
+
+    def end(self) -> None:
+        """Do what edl does when the script has ended."""
+        self.worker.finishing.check_end()
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_a_script_does_not_end_in_an_epoch_of_the_past(
+    newcomer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops early, by a validation that does not change while it passes over epochs."""
+    script = _Script(monkeypatch, epoch=5, newcomer=newcomer)
+    for epoch in range(2):
+        script.train_epoch(epoch)
+    with pytest.raises(UsageError, match="ended in epoch 1, which the job has behind it"):
+        script.end()
+
+
+@pytest.mark.parametrize(("epochs", "done", "may"), [(5, 0, True), (5, 3, False), (4, 0, False)])
+def test_a_resumed_script_has_all_its_epochs_behind_it(
+    epochs: int, done: int, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job had trained them all; a part of a further one says that it had not."""
+    script = _Script(monkeypatch, epoch=5)
+    for epoch in range(epochs):
+        script.train_epoch(epoch)
+    script.loader.ledger.done = done
+    if may:
+        script.end()
+        return
+    with pytest.raises(UsageError, match="which the job has behind it"):
+        script.end()
+
+
+def test_a_script_that_has_nothing_left_to_train_changes_no_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last checkpoint would have the averages of BatchNorm that the past epochs have moved."""
+    script = _Script(monkeypatch, epoch=1)
+    before = script.model.weight.detach().clone()
+    for _ in script.loop(0):
+        with torch.no_grad():
+            script.model.weight += 1.0
+    script.end()
+    assert torch.equal(script.model.weight, before)
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_script_stops_early_after_an_epoch_that_it_has_trained(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a job that was not resumed, and in one that was."""
+    script = _Script(monkeypatch, epoch=first)
+    for epoch in range(first + 2):
+        script.train_epoch(epoch)
+    script.end()
