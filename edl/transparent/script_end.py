@@ -6,6 +6,20 @@ number of processes, or on whether the job was resumed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from edl.errors import UsageError
+from edl.framework.process import current_worker
+from edl.transparent.ranks import ranks
+
+LEFT_EARLY = (
+    "the script has left its loop over the training data early, by a number of batches or after "
+    "optimizer.step(): a process that trains several ranks takes a batch for each in every step, "
+    "so the number of updates would depend on the number of processes; leave the loop by the "
+    "number of enumerate(loader), before the batch is trained, and take batches until the loader "
+    "ends, instead of a number of them (range(len(loader)), itertools.islice, next())"
+)
 ENDED_BEHIND = (
     "the script has ended in epoch {epoch}, which the job has behind it: a process that comes "
     "later, and one of a resumed job, goes through such epochs without training, so the script "
@@ -13,3 +27,77 @@ ENDED_BEHIND = (
     "value so far, a learning rate that a scheduler has lowered); leave that out to resume this "
     "job, or change the script to edl.torch or edl.tensorflow, which send what it tracks"
 )
+
+
+class LoopWatch:
+    """The script's loops over its training data: whether it has left one of them early.
+
+    It does so after an update, or within a step: by something that it counts in each pass of the
+    loop, and a step has as many passes as this process has ranks. After an update the answer
+    depends on the script and its number of ranks alone: a script must not be refused only because a
+    worker has died. With one rank it leaves after the same step as under Horovod.
+
+    Args:
+        has_trained: returns whether the script has trained the batch that it has taken last.
+    """
+
+    def __init__(self, has_trained: Callable[[], bool]) -> None:
+        self._has_trained = has_trained
+        self._loops = 0
+        self._is_within = self._left_early = False
+        self._had_several = False  # passes of the loop in a step
+
+    def batches(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of ``source``, in one loop of the script; note how the script ends it.
+
+        Call :meth:`check_next` before.
+        """
+        self._loops += 1
+        number, self._is_within = self._loops, True
+        try:
+            for batch in source:  # not `yield from`, which would first end the iterator of source
+                pieces = current_worker().loader.engine.batches.pieces
+                self._had_several = self._had_several or pieces > 1
+                yield batch
+        except GeneratorExit:
+            if number == self._loops:
+                self._left_early = self._is_early()
+            raise
+        finally:
+            if number == self._loops:
+                self._is_within = False
+
+    def check_next(self) -> None:
+        """Raise a UsageError if the script has left its last loop early, and begins another one.
+
+        It may have left it with an iterator that it keeps, and takes no more batches from.
+        """
+        if self._is_within and self._is_early():
+            self._left_early = True
+        self.refuse_left_early()
+
+    def refuse_left_early(self) -> None:
+        """Raise a UsageError if the script has left its last loop within a step or after an update.
+
+        What it trains would then depend on the number of processes.
+        """
+        if self._left_early:
+            raise UsageError(LEFT_EARLY)
+
+    def check_end(self) -> None:
+        """Raise a UsageError if the script has ended in a loop, or has left its last one early.
+
+        It may leave it after the last step of the epoch, if this process has had one rank in each
+        step: what the script counts in each pass are the steps then, and none is left out. With
+        several ranks such a count ends at an epoch's end, too, and leaves out later epochs.
+        """
+        loader = current_worker().loader
+        is_over = loader.ledger.finished and not loader.open
+        if self._had_several or not is_over:
+            self.check_next()
+
+    def _is_early(self) -> bool:
+        """Return whether the script, if it takes no more batches now, leaves its loop early."""
+        engine = current_worker().loader.engine
+        taken = engine.batches.pieces - engine.batches.pieces_left
+        return ranks() > 1 and (self._has_trained() or (engine.is_open and taken > 1))

@@ -20,8 +20,7 @@ import torch
 import edl.torch
 from edl.errors import UsageError
 from edl.framework.process import current_worker
-from edl.transparent.ranks import ranks
-from edl.transparent.script_end import ENDED_BEHIND
+from edl.transparent.script_end import ENDED_BEHIND, LoopWatch
 
 AHEAD = (
     "this worker's script trains epoch {mine} now, and the job is in epoch {job}: a script must "
@@ -33,13 +32,6 @@ OTHER_ORDER = (
     "this worker's script has called sampler.set_epoch({mine}) for an epoch in which the other "
     "workers have called set_epoch({job}), so they would train other samples: a script must give "
     "it the same number on all workers, before its loop over the loader"
-)
-LEFT_EARLY = (
-    "the script has left its loop over the training data early, by a number of batches or after "
-    "optimizer.step(): a process that trains several ranks takes a batch for each in every step, "
-    "so the number of updates would depend on the number of processes; leave the loop by the "
-    "number of enumerate(loader), before the batch is trained, and take batches until the loader "
-    "ends, instead of a number of them (range(len(loader)), itertools.islice)"
 )
 
 
@@ -149,7 +141,8 @@ class Training:
         self._has_begun = False  # this process trains that epoch, or has trained it
         self._example: Any = None
         self._state: Any = None  # of the job, while the script passes over epochs
-        self._has_stepped = self._left_early = False
+        self._has_stepped = False  # with the last batch
+        self._watch = LoopWatch(lambda: self._has_stepped)
         self.passes_over = False
         current_worker().finishing.check_end = self.check_end
 
@@ -169,7 +162,7 @@ class Training:
             UsageError: the script is in a later epoch than the job, has given ``set_epoch()``
                 another number than the other processes, or has left its last loop early.
         """
-        self.refuse_left_early()
+        self._watch.check_next()
         self._number = number
         if self._epoch < 0:
             yield from self._come_in(number)
@@ -188,13 +181,13 @@ class Training:
         self.passes_over, self._has_begun = False, True
         current_worker().show_epoch(number)
         self._restore()
+        yield from self._watch.batches(self._untrained())
+
+    def _untrained(self) -> Iterator[Any]:
+        """Yield the batches of the job's epoch."""
         for batch in self._loader:
             self._has_stepped = False
-            try:
-                yield batch
-            except GeneratorExit:
-                self._left_early = self._is_left_early()
-                raise
+            yield batch
 
     def note_step(self) -> None:
         """Note that the script has called ``optimizer.step()`` for the last batch."""
@@ -205,8 +198,7 @@ class Training:
 
         What it trains would then depend on the number of processes.
         """
-        if self._left_early:
-            raise UsageError(LEFT_EARLY)
+        self._watch.refuse_left_early()
 
     def check_end(self) -> None:
         """Check that the script may end now; undo what it has changed since it passes over epochs.
@@ -215,8 +207,10 @@ class Training:
         resumed that had trained to its end.
 
         Raises:
-            UsageError: the script has ended in an epoch that the job has behind it.
+            UsageError: the script has ended in an epoch that the job has behind it, or has left its
+                last loop early.
         """
+        self._watch.check_end()
         if self.passes_over and not self._is_at_job():
             raise UsageError(ENDED_BEHIND.format(epoch=self._number))
         self._restore()
@@ -234,18 +228,6 @@ class Training:
             assert replica is not None
             replica.restore(self._state)
             self._state = None
-
-    def _is_left_early(self) -> bool:
-        """Return whether the script leaves its loop after an update, or within a step.
-
-        It then leaves by something that it counts in each pass of the loop, and a step has as many
-        passes as this process has ranks. After an update the answer depends on the script and its
-        number of ranks alone: a script must not be refused only because a worker has died. With
-        one rank it leaves after the same step as under Horovod.
-        """
-        engine = current_worker().loader.engine
-        taken = engine.batches.pieces - engine.batches.pieces_left
-        return ranks() > 1 and (self._has_stepped or (engine.is_open and taken > 1))
 
     def _come_in(self, number: int) -> Iterator[Any]:
         """Take part in the job, in the epoch to which the script gives ``number``.

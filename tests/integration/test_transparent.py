@@ -273,6 +273,8 @@ LOOPS = {
     "import itertools; [step(x) for x in itertools.islice(loader, 2)]": True,
     "for i, x in enumerate(loader):\n    if i == 2: break\n    step(x)": False,
     "[step(x) for x in loader]": False,
+    "kept = iter(loader); [step(next(kept)) for _ in range(4)]": True,
+    "kept = iter(loader); [step(next(kept)) for _ in range(8)]": True,
 }
 
 

@@ -239,8 +239,9 @@ def test_a_loop_that_is_left_by_a_number_of_batches(
     worker = SimpleNamespace(
         warming_up=False, show_epoch=lambda _: None, loader=loader, finishing=SimpleNamespace()
     )
-    monkeypatch.setattr("edl.transparent.training.current_worker", lambda: worker)
-    monkeypatch.setattr("edl.transparent.training.ranks", lambda: ranks)
+    for module in ("training", "script_end"):
+        monkeypatch.setattr(f"edl.transparent.{module}.current_worker", lambda: worker)
+    monkeypatch.setattr("edl.transparent.script_end.ranks", lambda: ranks)
     epochs = ScriptEpochs()
     epochs.name(0, 0, 0)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -282,8 +283,9 @@ def test_a_checkpoint_after_an_epoch_was_passed_over_is_a_copy(
         loader=loader,
         finishing=SimpleNamespace(),
     )
-    monkeypatch.setattr("edl.transparent.training.current_worker", lambda: worker)
-    monkeypatch.setattr("edl.transparent.training.ranks", lambda: 1)
+    for module in ("training", "script_end"):
+        monkeypatch.setattr(f"edl.transparent.{module}.current_worker", lambda: worker)
+    monkeypatch.setattr("edl.transparent.script_end.ranks", lambda: 1)
     epochs = ScriptEpochs()
     for epoch in range(2):
         epochs.name(epoch, epoch, epoch)

@@ -71,9 +71,8 @@ class _Script:
             finishing=SimpleNamespace(),
         )
         for module in ("training", "script_end"):
-            path = f"edl.transparent.{module}"
-            monkeypatch.setattr(f"{path}.current_worker", lambda: self.worker, raising=False)
-            monkeypatch.setattr(f"{path}.ranks", lambda: ranks, raising=False)
+            monkeypatch.setattr(f"edl.transparent.{module}.current_worker", lambda: self.worker)
+        monkeypatch.setattr("edl.transparent.script_end.ranks", lambda: ranks)
         epochs = ScriptEpochs()
         for number in range(epoch):
             epochs.name(number, number, number)
@@ -148,3 +147,95 @@ def test_a_script_stops_early_after_an_epoch_that_it_has_trained(
     for epoch in range(first + 2):
         script.train_epoch(epoch)
     script.end()
+
+
+EARLY = "left its loop over the training data early"
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_script_that_takes_a_number_of_batches_ends_early(
+    keeps: bool, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its iterator is alive, or it has left its loop; however many ranks its process has."""
+    script = _Script(monkeypatch, pieces=pieces)
+    batches = script.loop(0)
+    for _ in range(3):
+        next(batches)
+        script.train()
+    if not keeps:
+        del batches
+    with pytest.raises(UsageError, match=EARLY):
+        script.end()
+
+
+def test_a_script_that_keeps_an_iterator_begins_no_other_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = _Script(monkeypatch)
+    kept = script.loop(0)
+    next(kept)
+    script.train()
+    with pytest.raises(UsageError, match=EARLY):
+        next(script.loop(1))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize(("pieces", "taken", "may"), [(1, 4, True), (2, 8, False), (2, 7, False)])
+def test_a_script_may_end_its_loop_with_the_epoch_where_each_rank_has_a_process(
+    pieces: int, taken: int, may: bool, keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two ranks in a process, 8 passes are one epoch, and were to be two."""
+    script = _Script(monkeypatch, pieces=pieces)
+    batches = script.loop(0)
+    for _ in range(taken):
+        next(batches)
+        script.train()
+    if not keeps:
+        del batches
+    if may:
+        script.end()
+        return
+    with pytest.raises(UsageError, match=EARLY):
+        script.end()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_script_may_leave_its_loop_before_it_trains_a_batch(
+    keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the number of the step, which is the same in each pass of it."""
+    script = _Script(monkeypatch)
+    batches = script.loop(0)
+    for step in batches:
+        if step == 2:
+            break
+        script.train()
+    if not keeps:
+        del batches
+    script.end()
+
+
+def test_with_one_rank_a_loop_may_be_left_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = _Script(monkeypatch, pieces=1, ranks=1)
+    kept = script.loop(0)
+    next(kept)
+    script.train()
+    script.end()
+
+
+def test_an_iterator_for_a_look_at_a_batch_may_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left early is the last loop, also if an older iterator is dropped in it."""
+    script = _Script(monkeypatch)
+    kept = script.loop(0)
+    next(kept)
+    batches = script.loop(1)
+    next(batches)
+    script.train()
+    del kept
+    script.training.refuse_left_early()
+    next(batches)
+    script.train()
+    del batches
+    with pytest.raises(UsageError, match=EARLY):
+        script.training.refuse_left_early()
