@@ -44,6 +44,7 @@ from keras.utils import set_random_seed
 
 import edl.tensorflow
 from edl.errors import UsageError
+from edl.framework import process
 from edl.framework.horovod_absent import absent
 from edl.framework.process import (
     cross_rank,
@@ -51,7 +52,6 @@ from edl.framework.process import (
     is_initialized,
     local_rank,
     local_size,
-    rank,
     shutdown,
 )
 from edl.tensorflow.random_numbers import last_seed
@@ -77,7 +77,7 @@ IN_GRAPH = (
 IN_LOOP = (
     "hvd.{name} is called in the loop over the training data, through which a process goes once "
     "for each of its ranks, and so more often than others; with --transparent call it after the "
-    "loop, or print the value of one rank"
+    "loop, which takes batches until the data set ends, or print the value of one rank"
 )
 LOOP = (
     "hvd.DistributedGradientTape is used outside of a loop over the batches of a tf.data.Dataset; "
@@ -99,6 +99,16 @@ def init(*_: Any, **__: Any) -> None:
     check_has_ranks()
     if not last_seed():
         set_random_seed(0)
+
+
+def rank() -> int:
+    """Return the number of this process, from 0.
+
+    Raises:
+        UsageError: the script has left its loop over the training data by counting batches.
+    """
+    loop.refuse_left_early()
+    return process.rank()
 
 
 def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:

@@ -15,10 +15,11 @@ from edl.transparent.ranks import ranks
 
 LEFT_EARLY = (
     "the script has left its loop over the training data early, by a number of batches or after "
-    "optimizer.step(): a process that trains several ranks takes a batch for each in every step, "
+    "the update of one: a process that trains several ranks takes a batch for each in every step, "
     "so the number of updates would depend on the number of processes; leave the loop by the "
-    "number of enumerate(loader), before the batch is trained, and take batches until the loader "
-    "ends, instead of a number of them (range(len(loader)), itertools.islice, next())"
+    "number of enumerate(), before the batch is trained, and take batches until the data end, "
+    "instead of a number of them (range(len(loader)), itertools.islice, next()); in TensorFlow "
+    "dataset.take(n) limits the steps"
 )
 ENDED_BEHIND = (
     "the script has ended in epoch {epoch}, which the job has behind it: a process that comes "

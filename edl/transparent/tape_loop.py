@@ -25,7 +25,7 @@ from edl.tensorflow import training
 from edl.tensorflow.dataset import ElasticDataset
 from edl.tensorflow.model_build import build_model
 from edl.transparent.input_pipeline import InputPipelines, recorded
-from edl.transparent.script_end import ENDED_BEHIND
+from edl.transparent.script_end import ENDED_BEHIND, LoopWatch
 from edl.transparent.script_exchange import ScriptExchange
 
 TAPE = "DistributedGradientTape"
@@ -65,6 +65,7 @@ class TapeLoop:
         self._loops = 0  # over the training data so far
         self._is_behind = False  # it warms up in a loop that the job has behind it
         self._uses_tape = False
+        self._watch = LoopWatch(_has_trained)
 
     def is_training(self, dataset: Any) -> bool:
         """Return whether a loop over ``dataset`` trains.
@@ -103,8 +104,10 @@ class TapeLoop:
             dataset: the script's data set.
 
         Raises:
-            UsageError: edl cannot train with it, or the script is in a later loop than the job.
+            UsageError: edl cannot train with it, the script is in a later loop than the job, or it
+                has left its last loop early.
         """
+        self._watch.check_next()
         number, self._loops = self._loops, self._loops + 1
         if self._dataset is None:
             self._begin(dataset)
@@ -117,7 +120,14 @@ class TapeLoop:
         if number > self._epoch:
             raise UsageError(AHEAD.format(mine=number, job=self._epoch))
         current_worker().show_epoch(number)
-        yield from self._trained()
+        yield from self._watch.batches(self._trained())
+
+    def refuse_left_early(self) -> None:
+        """Raise a UsageError if the script has left its last loop within a step or after an update.
+
+        What it trains would then depend on the number of processes.
+        """
+        self._watch.refuse_left_early()
 
     def check_end(self) -> None:
         """Check that the script may end now: after the job's last step.
@@ -126,8 +136,10 @@ class TapeLoop:
         its end.
 
         Raises:
-            UsageError: the script has ended in a loop that the job has behind it.
+            UsageError: the script has ended in a loop that the job has behind it, or has left its
+                last loop early.
         """
+        self._watch.check_end()
         if self._epoch < 0:
             is_behind = self._is_behind
         else:
@@ -181,6 +193,14 @@ class TapeLoop:
         self._is_behind = job is not None and number < job
         if not self._is_behind:
             self._epoch = next(self._epochs)  # joins
+
+
+def _has_trained() -> bool:
+    """Return whether the gradients of the batch that the script has taken last are computed."""
+    if not current_worker().loader.open:
+        return True
+    logical = training.current().reduction.logical
+    return logical is not None and logical.is_kept
 
 
 def _outermost(kind: Any) -> list[Any]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 from paths import SCRIPTS
@@ -140,3 +141,47 @@ def test_as_plain_horovod(tmp_path: Path, zk_hosts: str) -> None:
     theirs, mine = (np.load(one / "weights.npz") for one in (plain, out))
     for name in theirs.files:
         np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-6)
+
+
+RUN = "import runpy; runpy.run_module('edl.transparent', run_name='__main__')"
+LEFT_EARLY = """
+import horovod.tensorflow as hvd, numpy as np, tensorflow as tf
+hvd.init()
+x = np.ones((16, 1), np.float32)
+data = tf.data.Dataset.from_tensor_slices((x, x)).shard(hvd.size(), hvd.rank()).repeat().batch(2)
+data = data.take(4)
+model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
+optimizer = tf.keras.optimizers.SGD(0.01)
+@tf.function
+def train(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    tape = hvd.DistributedGradientTape(tape)
+    variables = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+LOOP
+print("updates", int(optimizer.iterations))
+"""
+EARLY, IN_LOOP = (
+    "left its loop over the training data early",
+    "takes batches until the data set ends",
+)
+LOOPS = {
+    "for step, (x, y) in enumerate(data):\n    train(x, y)\n    if step == 2: break": EARLY,
+    "for step, (x, y) in enumerate(data):\n    train(x, y)\n    break\nhvd.rank()": EARLY,
+    "for x, y in data:\n    train(x, y)\n    break\nfor x, y in data: train(x, y)": EARLY,
+    "kept = iter(data)\nfor _ in range(4): train(*next(kept))": EARLY,
+    "kept = iter(data)\nfor _ in range(4): train(*next(kept))\nhvd.allgather(1)": IN_LOOP,
+    "for i, (x, y) in enumerate(data):\n    if i == 2: break\n    train(x, y)\nhvd.rank()": "",
+    "for x, y in data:\n    train(x, y)\n    hvd.rank()\nfor x, y in data: train(x, y)": "",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_that_counts_batches_is_refused(loop: str, tmp_path: Path) -> None:
+    """Two ranks have four steps; one process takes eight batches."""
+    arguments = ["-c", RUN, "-c", LEFT_EARLY.replace("LOOP", loop)]
+    environment = os.environ | ENVIRONMENT | {"EDL_LOGICAL": "2"}
+    done = forked.python("tensorflow", arguments, START_S, env=environment, cwd=tmp_path)
+    assert done.returncode == int(bool(LOOPS[loop])), done.stderr
+    assert LOOPS[loop] in done.stderr
