@@ -62,6 +62,7 @@ from edl.transparent.ranks import check_collective, check_has_ranks, check_reduc
 from edl.transparent.ranks import ranks as size
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
+_UNCOMPRESSED = inspect.signature(_horovod.allreduce_)  # and of the asynchronous functions
 _KINDS = {Average: "mean", Sum: "sum", Min: "min", Max: "max", Product: "product"}
 ELASTIC = (
     "--transparent is for scripts of plain Horovod; a script with hvd.elastic needs one changed "
@@ -191,9 +192,13 @@ def allreduce(
 
 
 def allreduce_(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-    """Reduce ``tensor`` in place, as :func:`allreduce` does, and return it."""
+    """Reduce ``tensor`` in place, as :func:`allreduce` does, and return it.
+
+    The arguments are those of Horovod's function, which has no ``compression``.
+    """
+    asked = _UNCOMPRESSED.bind(tensor, *arguments, **named).arguments
     with torch.no_grad():
-        return tensor.copy_(allreduce(tensor, *arguments, **named))
+        return tensor.copy_(allreduce(**asked))
 
 
 def grouped_allreduce(
@@ -206,7 +211,7 @@ def grouped_allreduce(
 def grouped_allreduce_(
     tensors: list[torch.Tensor], *arguments: Any, **named: Any
 ) -> list[torch.Tensor]:
-    """Reduce each of ``tensors`` in place, as :func:`allreduce` does, and return them."""
+    """Reduce each of ``tensors`` in place, as :func:`allreduce_` does, and return them."""
     return [allreduce_(each, *arguments, **named) for each in tensors]
 
 
@@ -290,8 +295,8 @@ def poll(handle: int) -> bool:
 
 
 def allreduce_async(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of :func:`allreduce`."""
-    return _handle(allreduce(*arguments, **named))
+    """Return a handle for the result of :func:`allreduce`; there is no ``compression``."""
+    return _handle(allreduce(**_UNCOMPRESSED.bind(*arguments, **named).arguments))
 
 
 def allreduce_async_(*arguments: Any, **named: Any) -> int:
