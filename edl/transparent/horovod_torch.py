@@ -56,6 +56,7 @@ from edl.torch.gathering import tensors_of_all
 from edl.torch.objects import exchange_objects
 from edl.torch.value_reduction import reduced
 from edl.transparent import data_loading
+from edl.transparent.collective_gradient import refuse_gradient
 from edl.transparent.data_loading import loaders
 from edl.transparent.model_search import model_with
 from edl.transparent.ranks import check_collective, check_has_ranks, check_reduction, place_of_root
@@ -174,7 +175,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
-    """Return a tensor reduced over the processes, without a gradient.
+    """Return a tensor reduced over the processes, of which no loss can be made.
 
     The arguments are those of Horovod's function.
 
@@ -188,6 +189,7 @@ def allreduce(
     result = reduced(_tensors(scaled), _KINDS[op])
     if op == Average and result.dtype != tensor.dtype:
         result = result.to(tensor.dtype)  # Horovod's mean of integers is one
+    result = refuse_gradient("allreduce", scaled, result)
     return result if postscale_factor == 1.0 else result * postscale_factor
 
 
@@ -218,9 +220,13 @@ def grouped_allreduce_(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set
 ) -> torch.Tensor:
-    """Return the tensors of all processes, one after the other along the first dimension."""
+    """Return the tensors of all processes, one after the other along the first dimension.
+
+    No loss can be made of it.
+    """
     check_collective(process_set, None, _horovod)
-    return torch.cat([each.reshape(-1) if each.dim() == 0 else each for each in _tensors(tensor)])
+    rows = [each.reshape(-1) if each.dim() == 0 else each for each in _tensors(tensor)]
+    return refuse_gradient("allgather", tensor, torch.cat(rows))
 
 
 def broadcast(
@@ -229,10 +235,14 @@ def broadcast(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
-    """Return the tensor of the process ``root_rank``, of the same shape on all."""
+    """Return the tensor of the process ``root_rank``, of the same shape on all.
+
+    No loss can be made of it.
+    """
     check_collective(process_set, None, _horovod)
     tensors = _tensors(tensor)
-    return tensors[place_of_root(root_rank, len(tensors))].to(tensor.device)
+    result = tensors[place_of_root(root_rank, len(tensors))].to(tensor.device)
+    return refuse_gradient("broadcast", tensor, result)
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, *arguments: Any, **named: Any) -> torch.Tensor:
@@ -294,6 +304,7 @@ def poll(handle: int) -> bool:
     return True
 
 
+@torch.no_grad()
 def allreduce_async(*arguments: Any, **named: Any) -> int:
     """Return a handle for the result of :func:`allreduce`; there is no ``compression``."""
     return _handle(allreduce(**_UNCOMPRESSED.bind(*arguments, **named).arguments))
@@ -304,11 +315,13 @@ def allreduce_async_(*arguments: Any, **named: Any) -> int:
     return _handle(allreduce_(*arguments, **named))
 
 
+@torch.no_grad()
 def allgather_async(*arguments: Any, **named: Any) -> int:
     """Return a handle for the result of :func:`allgather`."""
     return _handle(allgather(*arguments, **named))
 
 
+@torch.no_grad()
 def broadcast_async(*arguments: Any, **named: Any) -> int:
     """Return a handle for the result of :func:`broadcast`."""
     return _handle(broadcast(*arguments, **named))

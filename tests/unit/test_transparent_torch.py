@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edl.errors import UsageError
-from edl.transparent import data_loading
+from edl.transparent import collective_gradient, data_loading
 
 
 @pytest.fixture
@@ -38,3 +38,49 @@ def test_op_has_its_place_of_horovods_functions(hvd: ModuleType) -> None:
     assert hvd.synchronize(hvd.allreduce_async(tensor=one(), op=hvd.Max)).tolist() == [3.0]
     with pytest.raises(UsageError, match="op=Adasum"):
         hvd.allreduce_(one(), None, "x", hvd.Adasum)
+
+
+COLLECTIVES = {
+    "allreduce": lambda hvd, own: hvd.allreduce(own, postscale_factor=2.0),
+    "grouped_allreduce": lambda hvd, own: hvd.grouped_allreduce([own])[0],
+    "allgather": lambda hvd, own: hvd.allgather(own),
+    "broadcast": lambda hvd, own: hvd.broadcast(own, 0),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_gradient_through_a_collective_is_refused(
+    hvd: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would depend on the number of processes; the value is there for metrics."""
+    monkeypatch.setattr(collective_gradient, "ranks", lambda: 2)
+    weight = torch.ones(1, requires_grad=True)
+    result = COLLECTIVES[name](hvd, weight * one()).sum()
+    assert result.item() in (4.0, 2.0, 1.0)
+    (2 * weight + result.detach()).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.item() == 2.0
+    with pytest.raises(UsageError, match=rf"a loss with the result of hvd\.{name[-9:]}"):
+        (2 * weight + result).sum().backward()
+    with torch.no_grad():
+        assert not COLLECTIVES[name](hvd, weight * one()).requires_grad
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_gradient_through_a_collective_of_one_rank_is_its_own(
+    hvd: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collective_gradient, "ranks", lambda: 1)
+    monkeypatch.setattr(hvd, "_tensors", lambda own: [own.detach().clone()])
+    weight = torch.tensor(5.0, requires_grad=True)
+    COLLECTIVES[name](hvd, 3 * weight).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.item() == (6.0 if name == "allreduce" else 3.0)
+
+
+def test_asynchronous_collectives_have_no_gradient(hvd: ModuleType) -> None:
+    """Horovod's have none either."""
+    weight = torch.ones(1, requires_grad=True)
+    handles = [hvd.allreduce_async(weight), hvd.allgather_async(weight)]
+    handles.append(hvd.broadcast_async(weight, 0))
+    assert not any(hvd.synchronize(each).requires_grad for each in handles)

@@ -1,0 +1,57 @@
+"""Refuse a loss with the result of a collective in it: :func:`refuse_gradient`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edl.errors import UsageError
+from edl.transparent.ranks import ranks
+
+NO_GRADIENT = (
+    "a loss with the result of hvd.{name} in it: with --transparent a collective is over the "
+    "processes, which may have several ranks each, so the gradient would depend on their number; "
+    "compute the loss from the batch of one rank, and use the result without a gradient "
+    "(detach()), as for a metric"
+)
+
+
+def refuse_gradient(name: str, tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Return ``result``, which raises a UsageError where a backward pass comes to it.
+
+    If the script has one rank, the backward pass goes on to ``tensor``, as under Horovod.
+
+    Args:
+        name: the name of the collective.
+        tensor: what this process has sent.
+        result: the result, without a gradient; if the script has one rank, it has the elements of
+            ``tensor``.
+    """
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return result
+    out: torch.Tensor = _Collective.apply(tensor, (result,), name)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Collective(torch.autograd.Function):
+    """The autograd function of a collective."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, results: tuple[torch.Tensor], name: str
+    ) -> torch.Tensor:
+        """Return the only one of ``results``, which are in a tuple to have no gradients."""
+        ctx.shape, ctx.name = tensor.shape, name
+        return results[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Return the gradient of ``tensor``, and None for what has none.
+
+        Raises:
+            UsageError: the script has several ranks.
+        """
+        if ranks() > 1:
+            raise UsageError(NO_GRADIENT.format(name=ctx.name))
+        return gradients[0].reshape(ctx.shape), None, None
