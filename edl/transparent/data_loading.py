@@ -14,7 +14,7 @@ import functools
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,7 @@ class ScriptLoaders:
         self._training: Training | None = None
         self._numbers = EpochNumbers()
         self._are_alike = True  # the weights of all workers, before the training
-        self._examples: weakref.WeakKeyDictionary[DataLoader[Any], Any] = (
+        self._examples: weakref.WeakKeyDictionary[DataLoader[Any], list[Any]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -174,10 +174,10 @@ class ScriptLoaders:
         ids = [own] if exchange is None else exchange(own)
         return ids.index(own) if own in ids else 0, len(ids)  # a newcomer is not among them
 
-    def example(self, loader: DataLoader[Any]) -> Any:
-        """Return some batch of ``loader``, which is loaded once."""
+    def examples(self, loader: DataLoader[Any]) -> list[Any]:
+        """Return a list of some batch of ``loader``, which is loaded once; empty if it has none."""
         if loader not in self._examples:
-            self._examples[loader] = next(plain_iterator(loader), None)
+            self._examples[loader] = list(islice(plain_iterator(loader), 1))
         return self._examples[loader]
 
     def is_training(self, loader: DataLoader[Any]) -> bool:
@@ -238,8 +238,9 @@ class ScriptLoaders:
         inner = _elastic(loader, epochs)
         edl.torch.track(**{"epochs of the script": epochs})
         edl.torch.track(**{"averages of the weights": averages})
-        example = partial(self.example, loader)
-        return Training(inner, self.optimizer, epochs, example)
+        return Training(
+            inner, self.optimizer, epochs, lambda: next(iter(self.examples(loader)), None)
+        )
 
 
 loaders = ScriptLoaders()
@@ -312,7 +313,7 @@ def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
         place, count = loaders.agree_on_shares()
         _divide(sampler, count, place)
     if loaders.passes_over:
-        return iter([loaders.example(self)])
+        return iter(loaders.examples(self))
     return plain_iterator(self)
 
 

@@ -299,3 +299,34 @@ def test_a_checkpoint_after_an_epoch_was_passed_over_is_a_copy(
     step()
     saved = captured["optimizers"][0]["state"][1]["momentum_buffer"]
     assert np.frombuffer(saved.data, np.float32).item() == before != momentum.item()
+
+
+class _Shares:
+    """A worker in the middle of a training of two ranks, which has both."""
+
+    logical, size, id, rank = 2, 1, 0, 0
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> data_loading.ScriptLoaders:
+    """Return the loaders of a script of two ranks in one process."""
+    found = data_loading.ScriptLoaders()
+    found.model = nn.Linear(1, 1)
+    monkeypatch.setattr(data_loading, "loaders", found)
+    monkeypatch.setattr(data_loading, "ranks", lambda: 2)
+    monkeypatch.setattr(data_loading.process, "is_initialized", lambda: True)
+    monkeypatch.setattr(data_loading.process, "current_worker", _Shares)
+    monkeypatch.setattr(found, "exchange", lambda: None)
+    return found
+
+
+def test_an_epoch_that_is_passed_over_has_no_batch_where_the_script_has_none(
+    script: data_loading.ScriptLoaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it has one: validation data of less than a batch, and ``drop_last``."""
+    monkeypatch.setattr(data_loading.ScriptLoaders, "passes_over", True)
+    empty = DataLoader(cast(Any, [1.0, 2.0]), batch_size=4, drop_last=True)
+    full = DataLoader(cast(Any, [1.0, 2.0, 3.0]), batch_size=2)
+    for _ in range(2):
+        assert list(data_loading._iterate(empty)) == []
+        assert [each.tolist() for each in data_loading._iterate(full)] == [[1.0, 2.0]]
