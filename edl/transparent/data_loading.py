@@ -1,10 +1,10 @@
 """Let the script's ``DataLoader`` train the parts of all ranks: :func:`replace_loading`.
 
-A ``DataLoader`` with a ``DistributedSampler`` of ``hvd.size()`` replicas, iterated while the
-model is in training mode, is the job's training loader. edl deals its samples to the processes, in
-the order in which Horovod's ranks would train them. In evaluation mode, or under
-``torch.no_grad()``, such a loader gives each process an equal share of the samples. Any other
-loader stays as it is.
+A ``DataLoader`` with a ``DistributedSampler`` of ``hvd.size()`` replicas, also one within its
+``batch_sampler``, iterated while the model is in training mode, is the job's training loader. edl
+deals its samples to the processes, in the order in which Horovod's ranks would train them. In
+evaluation mode, or under ``torch.no_grad()``, such a loader gives each process an equal share of
+the samples. Any other loader stays as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from torch.utils.data._utils import collate
 
 import edl.torch
@@ -61,7 +61,7 @@ UNLIKE = (
 )
 SUBCLASS = (
     "a {kind} chooses samples in a way of its own, which edl cannot divide among processes that "
-    "come and go; use torch.utils.data.DistributedSampler"
+    "come and go; give the loader a torch.utils.data.DistributedSampler as sampler"
 )
 
 
@@ -185,10 +185,9 @@ class ScriptLoaders:
 
         That holds while the model is in training mode, and gradients are not switched off.
         """
-        sampler = loader.sampler
         if self.model is None or not is_training(self.model) or not torch.is_grad_enabled():
             return False
-        return isinstance(sampler, DistributedSampler) and _is_of_all_ranks(sampler)
+        return _sampler_of_all_ranks(loader) is not None
 
     def note_step(self) -> None:
         """Note that the script has called ``optimizer.step()``."""
@@ -217,15 +216,18 @@ class ScriptLoaders:
         """
         if self._loader not in (None, loader):
             raise UsageError(TWICE)
-        sampler: Any = loader.sampler
+        sampler = _sampler_of_all_ranks(loader)
+        assert sampler is not None
         number = self._numbers.next(sampler.epoch)
         _divide(sampler, ranks(), sampler.rank)
         if self._training is None:
-            self._loader, self._training = loader, self._begun(loader, number)
+            epochs = ScriptEpochs()
+            epochs.name(0, number, sampler.epoch)
+            self._loader, self._training = loader, self._begun(loader, epochs)
         yield from self._training.batches(number, sampler.epoch)
 
-    def _begun(self, loader: DataLoader[Any], number: int) -> Training:
-        """Return the training on the data of ``loader``; its first epoch has the number ``number``.
+    def _begun(self, loader: DataLoader[Any], epochs: ScriptEpochs) -> Training:
+        """Return the training on the data of ``loader``; ``epochs`` has the first one's number.
 
         The seed of rank 0 becomes that of all workers.
         """
@@ -233,8 +235,6 @@ class ScriptLoaders:
         seeds = [int(text) for text in self._exchange_early(str(torch.initial_seed()).encode())]
         if seeds[0] != torch.initial_seed():  # each rank may draw numbers of its own: edl does so
             torch.manual_seed(seeds[0])
-        epochs = ScriptEpochs()
-        epochs.name(0, number, loader.sampler.epoch)  # type: ignore[attr-defined]
         inner = _elastic(loader, epochs)
         edl.torch.track(**{"epochs of the script": epochs})
         edl.torch.track(**{"averages of the weights": averages})
@@ -258,30 +258,40 @@ def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoa
     Raises:
         UsageError: the loader has a sampler or an option that edl cannot follow.
     """
-    sampler: Any = loader.sampler
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        raise UsageError(NO_BATCHES)
+    if type(batches) is not BatchSampler:
+        raise UsageError(SUBCLASS.format(kind=type(batches).__name__))
+    sampler: Any = batches.sampler
     if type(sampler) is not DistributedSampler:
         raise UsageError(SUBCLASS.format(kind=type(sampler).__name__))
-    if loader.batch_size is None:
-        raise UsageError(NO_BATCHES)
     given = {name: getattr(loader, name, None) for name in OPTIONS}
     options = {name: value for name, value in given.items() if value}
     if loader.collate_fn is not collate.default_collate:
         options["collate_fn"] = loader.collate_fn
     return edl.torch.DataLoader(
         loader.dataset,
-        loader.batch_size,
+        batches.batch_size,
         num_workers=loader.num_workers,
         persistent_workers=loader.persistent_workers,
-        order=ReplicaOrder(sampler, loader.batch_size, loader.drop_last, epochs),
+        order=ReplicaOrder(sampler, batches.batch_size, batches.drop_last, epochs),
         **options,
     )
 
 
-def _is_of_all_ranks(sampler: DistributedSampler[Any]) -> bool:
-    """Return whether the script lets ``sampler`` divide the data among all its ranks."""
-    if not process.is_initialized():
-        return False
-    return getattr(sampler, "_edl_ranks", sampler.num_replicas) == ranks()
+def _sampler_of_all_ranks(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
+    """Return the sampler by which the script divides the data of ``loader`` among all its ranks.
+
+    The loader's ``sampler`` or ``batch_sampler`` may have it within. None: there is no such one.
+    """
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    while sampler is not None and not isinstance(sampler, DistributedSampler):
+        sampler = getattr(sampler, "sampler", None)
+    if sampler is None or not process.is_initialized():
+        return None
+    replicas = getattr(sampler, "_edl_ranks", sampler.num_replicas)
+    return sampler if replicas == ranks() else None
 
 
 def _divide(sampler: DistributedSampler[Any], replicas: int, rank: int) -> None:
@@ -321,7 +331,9 @@ def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
 def _length(self: DataLoader[Any]) -> int:
     """Take the place of ``DataLoader.__len__``."""
     if loaders.numbers(self):
-        _divide(self.sampler, ranks(), self.sampler.rank)  # type: ignore[arg-type,attr-defined]
+        sampler = _sampler_of_all_ranks(self)
+        assert sampler is not None
+        _divide(sampler, ranks(), sampler.rank)
     elif (sampler := _shared_sampler(self)) is not None:
         _divide(sampler, process.num_processes(), process.rank())
     return plain_length(self)
@@ -333,8 +345,5 @@ def _shared_sampler(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
     Before the script's first optimizer the result is None, except under ``torch.no_grad()``: it may
     be the loader of the training.
     """
-    sampler = loader.sampler
     may_train = loaders.model is None and torch.is_grad_enabled()
-    if may_train or not isinstance(sampler, DistributedSampler):
-        return None
-    return sampler if _is_of_all_ranks(sampler) else None
+    return None if may_train else _sampler_of_all_ranks(loader)

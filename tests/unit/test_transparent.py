@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
 from edl.core.host.python_command import parse_command, python_script, title, transparent
 from edl.core.job.script_exchange import answer_of, with_payload
@@ -312,6 +312,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> data_loading.ScriptLoaders:
     """Return the loaders of a script of two ranks in one process."""
     found = data_loading.ScriptLoaders()
     found.model = nn.Linear(1, 1)
+    monkeypatch.setattr("edl.torch.sampler._allows_logical", True)
     monkeypatch.setattr(data_loading, "loaders", found)
     monkeypatch.setattr(data_loading, "ranks", lambda: 2)
     monkeypatch.setattr(data_loading.process, "is_initialized", lambda: True)
@@ -330,3 +331,79 @@ def test_an_epoch_that_is_passed_over_has_no_batch_where_the_script_has_none(
     for _ in range(2):
         assert list(data_loading._iterate(empty)) == []
         assert [each.tolist() for each in data_loading._iterate(full)] == [[1.0, 2.0]]
+
+
+def _deals(replicas: int) -> DistributedSampler[Any]:
+    """Return the sampler of rank 0 for 8 samples."""
+    return DistributedSampler(cast(Any, range(8)), num_replicas=replicas, rank=0, shuffle=False)
+
+
+class _Around(Sampler[int]):
+    """A script's own sampler, which changes the order of another one."""
+
+    def __init__(self, sampler: DistributedSampler[Any]) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[int]:
+        return reversed(list(self.sampler))
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+LOADERS: dict[str, Callable[[DistributedSampler[Any]], dict[str, Any]]] = {
+    "sampler": lambda inner: {"sampler": inner, "batch_size": 2},
+    "batch_sampler": lambda inner: {"batch_sampler": BatchSampler(inner, 2, False)},
+    "around_a_sampler": lambda inner: {"sampler": _Around(inner), "batch_size": 2},
+    "no_batches": lambda inner: {"sampler": inner, "batch_size": None},
+}
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_an_evaluation_has_all_samples(how: str, script: data_loading.ScriptLoaders) -> None:
+    """One process has both ranks."""
+    loader = DataLoader(cast(Any, range(8)), **LOADERS[how](_deals(2)))
+    with torch.no_grad():
+        found = [each for batch in data_loading._iterate(loader) for each in np.ravel(batch)]
+    assert sorted(map(int, found)) == [*range(8)]
+    whole = DataLoader(cast(Any, range(8)), **LOADERS[how](_deals(1)))
+    assert data_loading._shared_sampler(whole) is None
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_how_a_loader_of_the_training_divides_its_data(
+    how: str, script: data_loading.ScriptLoaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch sampler of PyTorch does it as ``sampler`` and ``batch_size`` do."""
+    given: list[Any] = []
+    monkeypatch.setattr("edl.torch.DataLoader", lambda *it, order, **_: given.extend([it, order]))
+    epochs = ScriptEpochs()
+    epochs.name(0, 0, 0)
+    loader = DataLoader(cast(Any, range(8)), **LOADERS[how](_deals(2)))
+    assert script.is_training(loader)
+    if how in REFUSED:
+        with pytest.raises(UsageError, match=REFUSED[how]):
+            data_loading._elastic(loader, epochs)
+        return
+    data_loading._elastic(loader, epochs)
+    (data, batch_size), order = given
+    assert (data, batch_size) == (loader.dataset, 2)
+    assert list(order(0)) == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+REFUSED = {
+    "around_a_sampler": "a _Around chooses samples in a way of its own",
+    "no_batches": "makes no batches",
+}
+
+
+def test_a_batch_sampler_of_the_script_cannot_divide_training_data(
+    script: data_loading.ScriptLoaders,
+) -> None:
+    class Buckets(BatchSampler):
+        pass
+
+    loader = DataLoader(cast(Any, range(8)), batch_sampler=Buckets(_deals(2), 2, False))
+    assert script.is_training(loader)
+    with pytest.raises(UsageError, match="a Buckets chooses samples in a way of its own"):
+        data_loading._elastic(loader, ScriptEpochs())
