@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -27,13 +26,12 @@ from edl.core.step.replica_order import by_steps, samples_of_replica
 from edl.core.step.shuffle import Indices
 from edl.errors import UsageError
 from edl.framework import process
-from edl.framework.digest import ByteRange
 from edl.torch import api
-from edl.torch.digest import digests
 from edl.torch.sampler import allow_logical_samplers
 from edl.transparent.averages import ScriptAverages, watch_averages
 from edl.transparent.model_search import is_training
 from edl.transparent.ranks import ranks
+from edl.transparent.script_weights import ScriptWeights, comparable_tensors
 from edl.transparent.training import EpochNumbers, ScriptEpochs, Training
 
 # Options of a DataLoader that are passed on as they are, if they differ from what it has without.
@@ -116,7 +114,7 @@ class ScriptLoaders:
         self._loader: DataLoader[Any] | None = None
         self._training: Training | None = None
         self._numbers = EpochNumbers()
-        self._are_alike = True  # the weights of all workers, before the training
+        self._weights = ScriptWeights()
         self._examples: weakref.WeakKeyDictionary[DataLoader[Any], list[Any]] = (
             weakref.WeakKeyDictionary()
         )
@@ -152,12 +150,8 @@ class ScriptLoaders:
         Args:
             named: pairs of a name and a tensor; other values are left out.
         """
-        if self._training is not None:
-            return
-        tensors = [pair for pair in named if isinstance(pair[1], torch.Tensor)]
-        found = digests(ByteRange(name, one, 0, one.nbytes, True) for name, one in tensors)
-        own = zlib.crc32(repr(sorted(found.items())).encode())
-        self._are_alike = len(set(self._exchange_early(str(own).encode()))) == 1
+        if self._training is None:
+            self._weights.compare(comparable_tensors(named), self._exchange_early)
 
     def agree_on_shares(self) -> tuple[int, int]:
         """Return which share of an evaluation this process has, from 0, and how many there are.
@@ -168,7 +162,7 @@ class ScriptLoaders:
         Raises:
             UsageError: the training has not begun, and the processes have different weights.
         """
-        if self._training is None and not self._are_alike:
+        if self._training is None and not self._weights.are_alike:
             raise UsageError(UNLIKE)
         exchange, own = self.exchange(), str(process.current_worker().id).encode()
         ids = [own] if exchange is None else exchange(own)
