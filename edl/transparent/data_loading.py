@@ -31,7 +31,12 @@ from edl.torch.sampler import allow_logical_samplers
 from edl.transparent.averages import ScriptAverages, watch_averages
 from edl.transparent.model_search import is_training
 from edl.transparent.ranks import ranks
-from edl.transparent.script_weights import ScriptWeights, comparable_tensors
+from edl.transparent.script_weights import (
+    ScriptWeights,
+    broadcast_tensors,
+    check_same_optimizer,
+    comparable_tensors,
+)
 from edl.transparent.training import EpochNumbers, ScriptEpochs, Training
 
 # Options of a DataLoader that are passed on as they are, if they differ from what it has without.
@@ -142,16 +147,31 @@ class ScriptLoaders:
         number, self._exchanges = self._exchanges, self._exchanges + 1
         return process.current_worker().exchange_before_training(number, payload) or [payload]
 
-    def compare_weights(self, named: Iterable[tuple[str, Any]]) -> None:
-        """Note whether all workers have the same weights; during the training they have.
+    def broadcast_parameters(self, named: Iterable[tuple[str, Any]], root_rank: int) -> None:
+        """Give all workers the tensors of ``root_rank``; before the training only compare them.
 
         All workers call it at the same point.
 
         Args:
             named: pairs of a name and a tensor; other values are left out.
+            root_rank: the number of the process whose tensors are sent.
+
+        Raises:
+            UsageError: there is no such process, or it has other tensors by name or shape.
         """
+        tensors = comparable_tensors(named)
         if self._training is None:
-            self._weights.compare(comparable_tensors(named), self._exchange_early)
+            self._weights.compare(tensors, self._exchange_early)
+        elif (exchange := self.exchange()) is not None:
+            broadcast_tensors(tensors, root_rank, exchange)
+
+    def compare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise a UsageError if the workers' optimizers have different states during the training.
+
+        All workers call it at the same point.
+        """
+        if self._training is not None and (exchange := self.exchange()) is not None:
+            check_same_optimizer(optimizer, exchange)
 
     def agree_on_shares(self) -> tuple[int, int]:
         """Return which share of an evaluation this process has, from 0, and how many there are.

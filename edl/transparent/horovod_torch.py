@@ -61,6 +61,7 @@ from edl.transparent.data_loading import loaders
 from edl.transparent.model_search import model_with
 from edl.transparent.ranks import check_collective, check_has_ranks, check_reduction, place_of_root
 from edl.transparent.ranks import ranks as size
+from edl.transparent.script_weights import ALL_CALL
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 _UNCOMPRESSED = inspect.signature(_horovod.allreduce_)  # and of the asynchronous functions
@@ -79,7 +80,6 @@ NO_BATCH = (
     "sampler=DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank()), while the "
     "model is in training mode"
 )
-ALL_CALL = "all workers must make the same calls of hvd in the same order"
 
 
 def init(*_: Any, **__: Any) -> None:
@@ -144,19 +144,31 @@ def _check_has_batch(*_: Any) -> None:
 
 
 def broadcast_parameters(params: Any, root_rank: int, *_: Any, **__: Any) -> None:
-    """Compare ``params`` of all processes: before the training an evaluation needs equal ones.
+    """Overwrite ``params`` by those of the process ``root_rank``; before the training compare them.
 
-    Nothing is sent here: when the training begins, all processes have the model of the job.
+    Before the training nothing is sent: when it begins, all processes have the model of rank 0. An
+    evaluation before needs equal weights.
 
     Args:
         params: the result of ``state_dict()`` or ``named_parameters()``.
-        root_rank: of no effect; the job's model is that of rank 0.
+        root_rank: the number of the process; of no effect before the training.
+
+    Raises:
+        UsageError: there is no such process, or it has other tensors by name or shape.
     """
-    loaders.compare_weights(params.items() if hasattr(params, "items") else params)
+    named = params.items() if hasattr(params, "items") else params
+    loaders.broadcast_parameters(named, root_rank)
 
 
 def broadcast_optimizer_state(optimizer: Any, root_rank: int, *_: Any, **__: Any) -> None:
-    """Do nothing: when training begins, all processes have the optimizer's state of the job."""
+    """Check that ``optimizer`` has the same state on all processes; before the training do nothing.
+
+    When the training begins, all processes have the optimizer's state of the job.
+
+    Raises:
+        UsageError: the training has begun, and the states differ.
+    """
+    loaders.compare_optimizer(optimizer)
 
 
 def _tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,9 @@
-"""Compare the weights of an unchanged script before its training: :class:`ScriptWeights`."""
+"""Compare and send the tensors of an unchanged PyTorch script.
+
+:class:`ScriptWeights` and :func:`broadcast_tensors` do the work of ``hvd.broadcast_parameters``
+before and during the training, and :func:`check_same_optimizer` that of
+``hvd.broadcast_optimizer_state``.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,26 @@ from typing import Any
 
 import torch
 
-from edl.framework.digest import PLAIN_BYTES, ByteRange
+from edl.errors import UsageError
+from edl.framework import process
+from edl.framework.digest import PLAIN_BYTES, ByteRange, places
 from edl.torch.digest import digests, size_of
+from edl.torch.objects import exchange_objects
+from edl.torch.optimizer_state import state_of
+from edl.transparent.ranks import place_of_root
 
 Exchange = Callable[[bytes], list[bytes]]
+
+ALL_CALL = "all workers must make the same calls of hvd in the same order"
+OTHER_FORM = (
+    "hvd.broadcast_parameters: this worker has other tensors than rank {root} ({names}), by name "
+    "or shape; all workers must give it the same model"
+)
+OTHER_OPTIMIZER = (
+    "hvd.broadcast_optimizer_state: the workers' optimizers have different states, and with "
+    "--transparent it sends none; load an optimizer's state during the training on all workers, "
+    "not only on rank 0"
+)
 
 
 class ScriptWeights:
@@ -45,6 +66,58 @@ def comparable_tensors(named: Iterable[tuple[str, Any]]) -> dict[str, torch.Tens
         for name, each in tensors.items()
         if each.layout is torch.strided and not (each.is_quantized or each.is_meta)
     }
+
+
+def broadcast_tensors(
+    tensors: Mapping[str, torch.Tensor], root_rank: int, exchange: Exchange
+) -> None:
+    """Overwrite ``tensors`` by those of the process ``root_rank``, if they differ on any process.
+
+    All processes call it at the same point. If the root dies meanwhile, the next process with its
+    number is the root.
+
+    Args:
+        tensors: the tensors by name, such as :func:`comparable_tensors` returns them.
+        root_rank: the number of the process whose tensors are sent.
+        exchange: sends a message and returns those of all processes in rank order.
+
+    Raises:
+        UsageError: there is no such process, or it has other tensors by name or shape.
+    """
+    if _are_alike(tensors, exchange):
+        return
+    sent = None
+    while sent is None:
+        is_root = process.rank() == place_of_root(root_rank, process.num_processes())
+        own = _copies(tensors) if is_root else None
+        found = exchange_objects("hvd.broadcast_parameters", own, ALL_CALL, exchange)
+        sent = found[place_of_root(root_rank, len(found))]
+    shapes, theirs = ({name: each.shape for name, each in one.items()} for one in (tensors, sent))
+    if odd := sorted({name for name, _ in shapes.items() ^ theirs.items()}):
+        raise UsageError(OTHER_FORM.format(root=root_rank, names=", ".join(odd)))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(sent[name])
+
+
+def check_same_optimizer(optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
+    """Raise a UsageError if the state of ``optimizer`` is not the same on all processes.
+
+    The options of its groups, such as the learning rate, are not compared here. All processes call
+    it at the same point.
+
+    Args:
+        optimizer: the optimizer of this process.
+        exchange: sends a message and returns those of all processes in rank order.
+    """
+    values = {name: inside[key] for name, inside, key in places(state_of(optimizer)["state"])}
+    if not _are_alike(values, exchange):
+        raise UsageError(OTHER_OPTIMIZER)
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies of ``tensors`` on the CPU, each in memory of its own, all of which is sent."""
+    return {name: each.detach().cpu().clone() for name, each in tensors.items()}
 
 
 def _are_alike(values: Mapping[str, Any], exchange: Exchange) -> bool:

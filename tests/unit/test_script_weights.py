@@ -1,15 +1,18 @@
-"""The weights that an unchanged script broadcasts before its training."""
+"""The weights that an unchanged script broadcasts, before its training and in it."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from torch import nn
 
 from edl.errors import UsageError
-from edl.transparent import data_loading
+from edl.transparent import data_loading, script_weights
 from edl.transparent.data_loading import ScriptLoaders
 
 Answers = Callable[[bytes], list[bytes]]
@@ -37,12 +40,23 @@ def other(payload: bytes) -> list[bytes]:
     return [b"other", payload]
 
 
+def sends(value: Any, what: str = "hvd.broadcast_parameters") -> Answers:
+    """Return an answer in which the other process, of rank 0, sends ``value``."""
+    return lambda own: [pickle.dumps((what, value)), own]
+
+
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ScriptLoaders:
     """Return the loaders of a script in the process of rank 1."""
     worker = SimpleNamespace(id=7)
     monkeypatch.setattr(data_loading.process, "current_worker", lambda: worker)
+    ranks(monkeypatch, 1, 2)
     return ScriptLoaders()
+
+
+def ranks(monkeypatch: pytest.MonkeyPatch, rank: int, processes: int) -> None:
+    monkeypatch.setattr(script_weights.process, "rank", lambda: rank)
+    monkeypatch.setattr(script_weights.process, "num_processes", lambda: processes)
 
 
 def test_an_equal_module_does_not_hide_one_that_differs(
@@ -51,10 +65,92 @@ def test_an_equal_module_does_not_hide_one_that_differs(
     model, teacher = nn.Linear(2, 1), nn.Linear(2, 1)  # with the same names
     ring = _Ring(other, same, same, lambda own: [b"3", own])
     monkeypatch.setattr(script, "_exchange_early", ring)
-    script.compare_weights(model.state_dict().items())
-    script.compare_weights(teacher.state_dict().items())
+    script.broadcast_parameters(model.state_dict().items(), 0)
+    script.broadcast_parameters(teacher.state_dict().items(), 0)
     with pytest.raises(UsageError, match="the workers have different weights"):
         script.agree_on_shares()
-    script.compare_weights(model.named_parameters())  # all have loaded a checkpoint
+    script.broadcast_parameters(model.named_parameters(), 0)  # all have loaded a checkpoint
     assert script.agree_on_shares() == (1, 2)
     assert ring.is_over
+
+
+def trains(script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch, ring: _Ring | None) -> None:
+    """Let ``script`` be between two steps of its training."""
+    script._training = cast(Any, SimpleNamespace(passes_over=False))
+    monkeypatch.setattr(script, "exchange", lambda: ring)
+
+
+def test_weights_that_one_process_has_loaded_in_the_training_are_sent(
+    script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, best = nn.Linear(2, 1).to(torch.bfloat16), nn.Linear(2, 1).to(torch.bfloat16)
+    ring = _Ring(other, sends(dict(best.state_dict())))
+    trains(script, monkeypatch, ring)
+    script.broadcast_parameters([*model.state_dict().items(), ("epoch", 3)], 0)
+    assert ring.is_over
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, best.state_dict()[name])
+
+
+def test_the_weights_of_the_next_process_count_if_the_root_dies(
+    script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The survivor has sent nothing, and gets its own message; then it is rank 0."""
+    message: list[Any] = []
+
+    def alone(own: bytes) -> list[bytes]:
+        ranks(monkeypatch, 0, 1)
+        return [own]
+
+    def noted(own: bytes) -> list[bytes]:
+        message.append(pickle.loads(own)[1])
+        return [own]
+
+    model = nn.Linear(2, 1)
+    before = model.weight.tolist()
+    ring = _Ring(other, alone, noted)
+    trains(script, monkeypatch, ring)
+    script.broadcast_parameters(model.named_parameters(), 0)
+    assert ring.is_over
+    assert message[0]["weight"].tolist() == model.weight.tolist() == before
+
+
+def test_equal_weights_are_not_sent(script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = _Ring(same)
+    trains(script, monkeypatch, ring)
+    script.broadcast_parameters(nn.Linear(2, 1).named_parameters(), 0)
+    assert ring.is_over
+    trains(script, monkeypatch, None)  # it passes over an epoch, or is alone
+    script.broadcast_parameters(nn.Linear(2, 1).named_parameters(), 0)
+
+
+def test_a_root_with_another_model_is_refused(
+    script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = {"weight": torch.ones(1, 1), "bias": torch.ones(1), "scale": torch.ones(1)}
+    trains(script, monkeypatch, _Ring(other, sends(theirs)))
+    with pytest.raises(UsageError, match=r"other tensors than rank 0 \(scale, weight\)"):
+        script.broadcast_parameters(nn.Linear(2, 1).named_parameters(), 0)
+
+
+def test_an_optimizer_that_differs_in_the_training_is_refused(
+    script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    sent: list[bytes] = []
+
+    def noted(own: bytes) -> list[bytes]:
+        sent.append(own)
+        return [own, own]
+
+    script.compare_optimizer(optimizer)  # before the training
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        trains(script, monkeypatch, _Ring(noted))
+        script.compare_optimizer(optimizer)
+    assert len(set(sent)) == 2, "its state has changed"
+    trains(script, monkeypatch, _Ring(other))
+    with pytest.raises(UsageError, match="on all workers, not only on rank 0"):
+        script.compare_optimizer(optimizer)
