@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
 import edl.torch as edl
+from edl.core.step.training_length import UNREACHED_STEPS
 from edl.core.step.update_interval import UpdateInterval
 from edl.errors import UsageError
 from edl.framework.process import current_worker
@@ -96,7 +97,8 @@ class ElasticLoop:
         self._count_samples()
         left = None if fit.max_epochs == -1 else max(0, fit.max_epochs - trainer.current_epoch)
         steps = math.inf if trainer.max_steps == -1 else trainer.max_steps - trainer.global_step
-        limit = max(1, int(steps)) if steps != math.inf else (2**62 if left is None else None)
+        endless = UNREACHED_STEPS if left is None else None
+        limit = max(1, int(steps)) if steps != math.inf else endless
         self._epochs = self._loader.epochs(left, max_steps=limit)
         self._next_epoch()
         if edl.is_warming_up():

@@ -36,6 +36,7 @@ def test_the_rest_takes_as_long_as_at_the_present_speed(
         (TrainingLength(4, 5000), 0, None),  # the stream may end before
         (TrainingLength(4), 0, None),
         (TrainingLength(), 1000, None),
+        (TrainingLength.asked(None, 2**62), 1000, None),  # a Lightning Trainer without an end
     ],
 )
 def test_epochs_or_updates_end_the_training(

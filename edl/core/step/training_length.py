@@ -14,6 +14,8 @@ from edl.core.plural import counted
 from edl.core.record import Record
 from edl.errors import CheckpointError
 
+UNREACHED_STEPS = 2**62  # a number of updates that stands for no limit
+
 
 @dataclass(frozen=True)
 class TrainingLength(Record):
@@ -34,11 +36,11 @@ class TrainingLength(Record):
         Args:
             epochs: the number of epochs; one that was begun counts as whole. None, or infinite: no
                 limit.
-            max_steps: the number of updates; None: no limit.
+            max_steps: the number of updates; None, or 2**62 and more: no limit.
         """
         return cls(
             None if epochs is None or epochs == math.inf else math.ceil(epochs),
-            None if max_steps is None else int(max_steps),
+            None if max_steps is None or max_steps >= UNREACHED_STEPS else int(max_steps),
         )
 
     def left(self, epoch: int, done: int, total: int, step: int, batch: int) -> float | None:
