@@ -106,7 +106,11 @@ def test_a_job_that_cannot_go_on_holds_up_none_that_can() -> None:
     assert sizes(decide(Fifo(), [B, whole, c], nodes(2, 1), present)) == {"b": 2, "c": 1}
 
 
-def test_a_newcomer_of_the_first_queue_is_served_before_a_job_that_shrank() -> None:
-    old = job("old", 4, attained_slot_s=1e6)
-    present = {"old": (("n0", 2),)}
-    assert sizes(decide(Tiresias(), [old, job("new", 1)], nodes(2), present)) == {"new": 1}
+def test_jobs_that_shrank_shrink_further_for_a_newcomer_of_the_first_queue() -> None:
+    old = [job(name, 4, attained_slot_s=1e6) for name in ("a", "b")]
+    one, both = {"a": (("n0", 2),)}, {"a": (("n0", 2),), "b": (("n1", 2),)}
+    new = job("new", 1)
+    assert sizes(decide(Tiresias(), [old[0], new], nodes(2), one)) == {"new": 1, "a": 1}
+    found = decide(Tiresias(), [*old, job("new", 3)], nodes(2, 2), both)
+    assert sizes(found) == {"new": 3, "a": 1}
+    assert sizes(decide(Tiresias(), [old[0], new], nodes(1), {"a": (("n0", 1),)})) == {"new": 1}

@@ -1,5 +1,6 @@
 """Give each job the slots that it requested, in the order of a ranking.
 
+Jobs that have slots get fewer while they request more than there is, as after the loss of a node.
 The policies with fixed sizes use :func:`admit`: FIFO, Tiresias, and SRTF (shortest remaining time
 first). They differ only in the ranking.
 """
@@ -48,6 +49,8 @@ def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = T
     for one in sorted(ranking, key=lambda one: one.job.name not in fixed):
         job = one.job
         wanted = fixed.get(job.name, reduced.get(job.name, job.requested_slots))
+        if job.name in reduced and job.min_slots <= left:  # a waiting job may have come before it
+            wanted = min(wanted, left)
         if first_waiting and not overtaking and job.name not in cluster.present:
             reasons[job.name] = f"waits behind {first_waiting}: {one.why}"
         elif wanted <= left:
@@ -66,7 +69,8 @@ def _reduced(ranking: Sequence[Ranked], cluster: ClusterState) -> dict[str, int]
 
     It is empty as long as the jobs that have slots request no more than the nodes have. Else, in
     the order of ``ranking``, each has its fewest slots if these are left, then what it has now, and
-    then what it requested, as far as the slots suffice.
+    then what it requested, as far as the slots suffice. A job for whose fewest slots there is no
+    room is left out.
 
     Args:
         ranking: all jobs of the cluster, in the order in which they are served.

@@ -228,6 +228,9 @@ class ClusterPolicy(Protocol):
 class QueuePolicy(ClusterPolicy, Protocol):
     """A cluster policy that only starts jobs: a job that has slots keeps them until it ends.
 
+    This holds as long as no job has fewer slots than it requested, so in simulations; if nodes are
+    lost, jobs may shrink and grow back.
+
     Which jobs it starts depends only on the waiting jobs and the free slots. So it starts the same
     jobs if it is asked about these alone, without the running jobs.
     """
