@@ -74,7 +74,8 @@ class TrainerState:
             {name: torch.tensor(value) for name, value in state["metrics"].items()}
         )
         trainer.should_stop = state["should_stop"]
-        self._first_batch[:] = state.get("first_batch", self._first_batch)  # not in old checkpoints
+        # It is not in old checkpoints, and empty in those of a training by max_steps.
+        self._first_batch[:] = state.get("first_batch") or self._first_batch
 
     def _folders(self) -> dict[str, Any]:
         """Return the folders that this worker has found for loggers and ModelCheckpoints.

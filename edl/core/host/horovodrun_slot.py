@@ -521,7 +521,8 @@ class SlotRelease:
     """Lower the desired number of workers of a host by one, once, in several attempts to write it.
 
     An attempt may be written to ZooKeeper although its answer is lost. The next attempt finds the
-    number lowered then, and does not lower it again.
+    numbers that it would have written then, and does not lower them again. If another process has
+    written the same numbers instead, one worker more stays desired.
 
     Args:
         host: the host that loses a worker.

@@ -132,7 +132,8 @@ class ScalingProfile(Record):
 
         Args:
             batching: the sizes of the batches of the present job.
-            step_batches: the number of batches whose gradients a worker adds up for one step.
+            step_batches: the number of batches whose gradients a worker adds up for one step; it is
+                kept, and not compared, for it is 1 until the first step of a start is complete.
         """
         own = self.batching
         known = replace(self, batching=batching, step_batches=step_batches)
