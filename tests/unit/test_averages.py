@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,6 +201,8 @@ def test_the_training_of_a_script_has_its_averages(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(loaders, "_exchange_early", lambda payload: [payload])
     monkeypatch.setattr(data_loading, "_elastic", lambda *_: data_loading.edl.torch.DataLoader)
     monkeypatch.setattr("edl.torch.DataLoader.endless_epochs", lambda: iter(()))
+    worker = SimpleNamespace(finishing=SimpleNamespace())
+    monkeypatch.setattr("edl.transparent.training.current_worker", lambda: worker)
     monkeypatch.setattr("edl.torch.track", lambda **objects: tracked.update(objects))
     data: Any = range(4)
     loaders._begun(DataLoader(data, sampler=DistributedSampler(data, 2, 0)), 0)
