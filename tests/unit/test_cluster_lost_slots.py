@@ -11,6 +11,7 @@ from clusters import decide, job, nodes, sizes
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.state import ClusterPolicy
 from edl.core.cluster.tiresias import Tiresias
+from edl.core.sizes import Sizes
 
 FIXED_SIZES = ("fifo", "fifo_backfill", "priority", "tiresias")
 ELASTIC, RIGID = {"min": 1, "max": 4}, {"min": 2, "max": 2}
@@ -114,3 +115,37 @@ def test_jobs_that_shrank_shrink_further_for_a_newcomer_of_the_first_queue() -> 
     found = decide(Tiresias(), [*old, job("new", 3)], nodes(2, 2), both)
     assert sizes(found) == {"new": 3, "a": 1}
     assert sizes(decide(Tiresias(), [old[0], new], nodes(1), {"a": (("n0", 1),)})) == {"new": 1}
+
+
+def test_jobs_that_shrank_leave_the_fewest_slots_of_jobs_behind_them() -> None:
+    a, c = (job(name, 4, attained_slot_s=1e6) for name in ("a", "c"))
+    present = {"a": (("n0", 4),), "c": (("n1", 3),)}
+    found = decide(Tiresias(), [a, c, job("new", 4)], nodes(4, 3), present)
+    assert sizes(found) == {"new": 4, "a": 2, "c": 1}
+    # One slot is left: the first of them goes on.
+    found = decide(Tiresias(), [a, c, job("new", 6)], nodes(4, 3), present)
+    assert sizes(found) == {"new": 6, "a": 1}
+
+
+@pytest.mark.parametrize("policy", [Fifo(), Fifo(backfill=True), Tiresias()])
+@pytest.mark.parametrize("allowed", [Sizes(sizes=(4, 8)), Sizes(size_step=4)])
+def test_jobs_shrink_to_sizes_that_their_users_allow(policy: ClusterPolicy, allowed: Sizes) -> None:
+    big = job("big", 8, min_slots=4, sizes=allowed)
+    other, new = job("other", 2, max_slots=2), job("b", 2, min_slots=2, max_slots=2)
+    present = {"big": (("n0", 4), ("n1", 3), ("n2", 1)), "other": (("n3", 2),)}
+    decision = decide(policy, [big, other, new], nodes(4, 3, 1), present)
+    assert sizes(decision) == {"big": 4, "other": 2, "b": 2}
+    assert decision.reasons["big"].startswith("has 4 of the 8 slots that it requested")
+
+
+@pytest.mark.parametrize("policy", ["fifo", "fifo_backfill", "tiresias"])
+def test_no_slot_is_idle_behind_a_job_of_few_sizes(policy: str) -> None:
+    big = {"min": 4, "max": 8, "sizes": (4, 8)}
+    world = running(4, 3, 1, 2, policy=policy, big=big, other={"min": 1, "max": 2})
+    world.until(lambda: world.workers("big") == 8 and world.workers("other") == 2)
+    drain(world, "h3")
+    world.until(lambda: world.workers("big") == 4)
+    world.submit("b", **RIGID)
+    world.until(lambda: world.workers("b") == 2)
+    assert (world.workers("big"), world.workers("other")) == (4, 2)
+    assert not halted(world)

@@ -99,6 +99,7 @@ class ActiveJob:
             steps=job.measured.steps,
             noise_scale=job.measured.noise_scale,
             weight=job.manifest.weight,
+            sizes=sizes,
         )
 
 

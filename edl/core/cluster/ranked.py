@@ -43,14 +43,16 @@ def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = T
     """
     fixed, left = cluster.fixed, cluster.slots
     reduced = _reduced(ranking, cluster)
+    minima = sum(one.job.min_slots for one in ranking if one.job.name in reduced)
     sizes: dict[str, int] = {}
     reasons: dict[str, str] = {}
     first_waiting = ""
     for one in sorted(ranking, key=lambda one: one.job.name not in fixed):
         job = one.job
         wanted = fixed.get(job.name, reduced.get(job.name, job.requested_slots))
-        if job.name in reduced and job.min_slots <= left:  # a waiting job may have come before it
-            wanted = min(wanted, left)
+        if job.name in reduced:
+            minima -= job.min_slots
+            wanted = _with_room_for(minima, job, wanted, left)
         if first_waiting and not overtaking and job.name not in cluster.present:
             reasons[job.name] = f"waits behind {first_waiting}: {one.why}"
         elif wanted <= left:
@@ -69,8 +71,8 @@ def _reduced(ranking: Sequence[Ranked], cluster: ClusterState) -> dict[str, int]
 
     It is empty as long as the jobs that have slots request no more than the nodes have. Else, in
     the order of ``ranking``, each has its fewest slots if these are left, then what it has now, and
-    then what it requested, as far as the slots suffice. A job for whose fewest slots there is no
-    room is left out.
+    then what it requested, as far as the slots suffice, and by numbers that its user allows. A job
+    for whose fewest slots there is no room is left out.
 
     Args:
         ranking: all jobs of the cluster, in the order in which they are served.
@@ -87,13 +89,28 @@ def _reduced(ranking: Sequence[Ranked], cluster: ClusterState) -> dict[str, int]
             found[job.name] = job.min_slots
             left -= job.min_slots
     going_on = [job for job in jobs if job.name in found]
-    kept = {job.name: min(slot_count(present[job.name]), job.requested_slots) for job in going_on}
-    for goals in (kept, {job.name: job.requested_slots for job in going_on}):
-        for name, goal in goals.items():
-            more = max(0, min(goal - found[name], left))
-            found[name] += more
+    for grows_back in (False, True):
+        for job in going_on:
+            has = job.requested_slots if grows_back else slot_count(present[job.name])
+            goal = min(has, job.requested_slots, found[job.name] + left)
+            more = max(0, job.allowed_slots(goal) - found[job.name])
+            found[job.name] += more
             left -= more
     return found
+
+
+def _with_room_for(minima: int, job: ClusterJob, wanted: int, left: int) -> int:
+    """Return the slots of a job that goes on with fewer, where a waiting job came before it.
+
+    Args:
+        minima: the fewest slots of all jobs behind it that go on with fewer, together. They stay
+            free if the job's own fewest slots leave them.
+        job: the job.
+        wanted: its slots if no waiting job came before it, an allowed number.
+        left: the slots that are left for it and all jobs behind it.
+    """
+    room = max(left - minima, min(job.min_slots, left))
+    return job.allowed_slots(min(wanted, room)) or wanted
 
 
 def _slots(size: int, job: ClusterJob) -> str:

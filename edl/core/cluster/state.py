@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from edl.core.policy.step_time import StepTimeSample
+from edl.core.sizes import Sizes
 
 Placement = tuple[tuple[str, int], ...]
 """Node and number of slots there, in the order of the job's ranks; no number is 0."""
@@ -99,6 +100,10 @@ class TrainingModel(Protocol):
         """Return the number of steps until the job ends, each with a global batch of ``batch``."""
 
 
+ALL_SIZES = Sizes()
+"""The sizes of a job whose user allows each number of slots."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
     """A job that has arrived and has not ended, as a cluster policy sees it.
@@ -126,6 +131,8 @@ class ClusterJob:
             (:mod:`edl.core.step.noise_scale`). Infinite: the gradients are nothing but noise. None:
             the noise scale is not known.
         weight: its weight in policies that share the slots by weight; above 0.
+        sizes: the numbers of slots that its user allows. A number that a policy gives is lowered to
+            the next allowed one.
     """
 
     name: str
@@ -142,6 +149,15 @@ class ClusterJob:
     steps: tuple[StepTimeSample, ...] = ()
     noise_scale: float | None = None
     weight: float = 1.0
+    sizes: Sizes = ALL_SIZES
+
+    def allowed_slots(self, slots: int) -> int:
+        """Return the largest allowed number of slots that is at most ``slots``; 0: there is none.
+
+        It lies between ``min_slots`` and ``max_slots``, and is one of ``sizes``.
+        """
+        found = self.sizes.below(min(slots, self.max_slots))
+        return found if found is not None and found >= self.min_slots else 0
 
     def most_slots(self, batch: int) -> int:
         """Return how many slots can share a global batch of ``batch`` samples.
