@@ -1,7 +1,8 @@
 """Create, replace, list and remove jobs (their nodes in ZooKeeper; processes are not touched).
 
 The creation of a job is one transaction, as is its removal by :func:`delete_ended`, except that
-events, requests and evictions are removed before, and, if the rest is too large, more of it.
+events, requests and evictions are removed before, and, if the rest is too large, more of it. Of a
+job whose code is not trusted, a call reads and removes a bounded part; the next call goes on.
 
 A replacement must never touch a job that another process has meanwhile started under the same name.
 So every start of a job has an identity, the node ``run/<token>``. A transaction that removes nodes
@@ -13,9 +14,11 @@ can list the names of the jobs.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from kazoo.client import TransactionRequest
@@ -43,10 +46,34 @@ from edl.errors import (
 from edl.http.client import answering
 
 ATTEMPTS = 20  # an attempt fails only if another process changed the same job meanwhile
+FEW_ATTEMPTS = 2  # of the leader of a cluster, which tries again in its next turn
 ASK_TIMEOUT_S = 1.0  # to ask the ports of a ring without members in ZooKeeper
 CHUNK = 500  # deletions in one transaction
 CHUNK_BYTES = 500_000  # of them; ZooKeeper ends the connection of a client that sends 1 MB
 DELETION_BYTES = 17  # of a deletion, beside its path
+READ_AT_ONCE = 500  # nodes whose children are read together
+MOST_BYTES = 2_000_000  # of the paths that an attempt reads of a job that is not trusted
+
+
+@dataclass(frozen=True)
+class _Leftovers:
+    """What is left of a dead or ended job in ZooKeeper.
+
+    Attributes:
+        nodes: the paths of its nodes that were read and can be removed, children before their
+            parents; empty without a job.
+        run: the path of its node ``run/<token>``; None: it has none.
+        whole: whether these are all nodes of the job.
+    """
+
+    nodes: list[str]
+    run: str | None
+    whole: bool
+
+    @property
+    def fit(self) -> bool:
+        """Whether all nodes of the job are known and can be removed in one transaction."""
+        return self.whole and _fits(self.nodes)
 
 
 def create_job(
@@ -57,14 +84,14 @@ def create_job(
     policy: JobPolicy,
     run: str | None = None,
     batch: int = 0,
-    ask: bool = True,
+    trusted: bool = True,
 ) -> str:
     """Create the job's nodes in one transaction, and return the token of this start of the job.
 
     An existing job of that name is replaced, with everything in it, if it has ended or if all its
     processes are dead: no agent, edl-worker or worker has a node, the session of its creator is
-    over, and, if ``ask``, no port of its ring answers. A *reserved* job (a field of its record) is
-    replaced only if it has ended.
+    over, and, if ``trusted``, no port of its ring answers. A *reserved* job (a field of its record)
+    is replaced only if it has ended.
 
     Args:
         session: The session to write with; it belongs to this job.
@@ -76,22 +103,26 @@ def create_job(
         run: The token of this start; None to make one up. If it is the token of the present start
             already, running or ended, nothing is changed.
         batch: The global batch that the job's cluster has chosen, in samples; 0: the job chooses.
-        ask: Whether to ask the ports of an existing job's ring, at addresses that its code may have
-            chosen.
+        trusted: Whether the code of an existing job is trusted. If not, no port of its ring is
+            asked, as the code may have written any addresses, and a part of its nodes is removed
+            where it has very many.
 
     Raises:
         JobExists: a job of that name has live processes, or is reserved and has not ended.
         AccessDenied: the name is taken by a job that this session cannot open.
-        CoordinationError: ZooKeeper is away, or the session does not belong to this job.
+        CoordinationError: ZooKeeper is away, the session does not belong to this job, or too many
+            nodes are left of an existing job that is not trusted: call again.
     """
     if session.access is None or session.access.job != paths.name:
         raise CoordinationError(f"job {paths.name} can only be created with a secret of its own")
-    for _ in range(ATTEMPTS):
+    for _ in range(_attempts(trusted)):
         try:
             runs, root = session.read_all("read a job", [children(paths.run), children(paths.root)])
             if run is not None and _token(paths, runs) == run:
                 return run
-            old = [] if root is None else _living_or_leftovers(session, paths, ask)
+            old = _Leftovers([], None, True)
+            if root is not None:
+                old = _living_or_leftovers(session, paths, trusted)
         except AccessDenied:
             raise AccessDenied(
                 paths.name,
@@ -101,21 +132,21 @@ def create_job(
             ) from None
         token = run or uuid.uuid4().hex
         try:
-            if old:
+            if root is not None:
                 _thin_out(session, paths, old)
-                old = _living_or_leftovers(session, paths, ask)
-                if not _fits(old):
+                old = _living_or_leftovers(session, paths, trusted)
+                if not old.fit:
                     continue
             hosts = {} if assigned.by_slot else assigned.hosts
             sizes = Desired(hosts, reason="the job starts", at_s=job.created, batch=batch)
-            build = partial(_replace, paths, old, token, job, sizes, assigned, policy)
+            build = partial(_replace, paths, old.nodes, token, job, sizes, assigned, policy)
             session.transact(f"create job {paths.name}", build)
         except Refused as refused:
             if isinstance(refused.error, NoNodeError):  # it may be the first job of all
                 ensure_shared(session, "create a job", JOBS)
             continue  # or somebody was faster, or a node of the old job appeared: look again
         return token
-    raise CoordinationError(f"job {paths.name} could not be created: it changed {ATTEMPTS} times")
+    raise CoordinationError(f"job {paths.name} could not be created: {_why_not(trusted)}")
 
 
 def delete_job(session: Session, paths: JobPaths) -> None:
@@ -142,14 +173,15 @@ def delete_job(session: Session, paths: JobPaths) -> None:
     )
 
 
-def delete_ended(session: Session, paths: JobPaths, ask: bool = True) -> bool:
+def delete_ended(session: Session, paths: JobPaths, trusted: bool = True) -> bool:
     """Remove all nodes of the job at ``paths`` if it has ended or all its processes are dead.
 
     Args:
         session: The session to write with.
         paths: The paths of the job.
-        ask: Whether to ask the ports of its ring, at addresses that its code may have chosen, if no
-            process of it has a node. If not, its processes are dead then.
+        trusted: Whether the job's code is trusted. If not, a job without nodes of processes is
+            dead, and no port of its ring is asked, as the code may have written any addresses; a
+            part of its nodes is removed where it has very many.
 
     Returns:
         True if it was removed; False if there is no such job.
@@ -158,11 +190,12 @@ def delete_ended(session: Session, paths: JobPaths, ask: bool = True) -> bool:
         JobExists: the job has not ended, and one of its processes lives or it is reserved.
         AccessDenied: the session cannot open the job.
         UsageError: the job has ended, and some of its processes have not left it yet.
-        CoordinationError: ZooKeeper is away, or another process keeps changing the job.
+        CoordinationError: ZooKeeper is away, another process keeps changing the job, or too many
+            nodes are left of a job that is not trusted: call again.
     """
-    for _ in range(ATTEMPTS):
-        old = _living_or_leftovers(session, paths, ask)
-        if not old:
+    for _ in range(_attempts(trusted)):
+        old = _living_or_leftovers(session, paths, trusted)
+        if old.whole and not old.nodes:
             return False
         parents = (paths.hosts, paths.slots, paths.members)
         there = session.read_all("read a job", [children(parent) for parent in parents])
@@ -173,15 +206,26 @@ def delete_ended(session: Session, paths: JobPaths, ask: bool = True) -> bool:
             )
         try:
             _thin_out(session, paths, old)
-            rest = _living_or_leftovers(session, paths, ask)
-            if not _fits(rest):
+            rest = _living_or_leftovers(session, paths, trusted)
+            if not rest.fit:
                 continue
-            build = partial(_delete, nodes=rest, check=_run_node(paths, old))
+            build = partial(_delete, nodes=rest.nodes, check=old.run)
             session.transact(f"delete job {paths.name}", build)
         except Refused:
             continue  # it was started again, or changed: look again
         return True
-    raise CoordinationError(f"job {paths.name} could not be deleted: it changed {ATTEMPTS} times")
+    raise CoordinationError(f"job {paths.name} could not be deleted: {_why_not(trusted)}")
+
+
+def _attempts(trusted: bool) -> int:
+    """Return how often to try to remove the nodes of a job whose code is ``trusted``, or not."""
+    return ATTEMPTS if trusted else FEW_ATTEMPTS
+
+
+def _why_not(trusted: bool) -> str:
+    """Return why no attempt has removed the nodes of a job whose code is ``trusted``, or not."""
+    more = "" if trusted else ", or has so many nodes that they are removed part by part"
+    return f"it changed {_attempts(trusted)} times{more}"
 
 
 def job_names(session: Session) -> tuple[str, ...]:
@@ -314,18 +358,32 @@ def subtree(session: Session, paths: JobPaths) -> list[str]:
 
     The list is empty if there is no such job.
     """
+    return _subtree(session, paths, math.inf)[0]
+
+
+def _subtree(session: Session, paths: JobPaths, most_bytes: float) -> tuple[list[str], bool]:
+    """Read the paths of the nodes of the job at ``paths``, as far as ``most_bytes`` of them.
+
+    Returns:
+        (the paths that were read, children before their parents, without the nodes of which a
+        descendant was not read; whether these are all nodes of the job).
+    """
     found: list[str] = []
-    level = [paths.root]
-    while level:
-        answers = session.read_all("read a job", [children(path) for path in level])
-        present = [(p, c) for p, c in zip(level, answers, strict=True) if c is not None]
-        found += [path for path, _ in present]
-        level = [f"{path}/{name}" for path, names in present for name in sorted(names)]
-    return found[::-1]
+    unread, size = [paths.root], 0
+    while unread and size < most_bytes:
+        some, unread = unread[-READ_AT_ONCE:], unread[:-READ_AT_ONCE]
+        answers = session.read_all("read a job", [children(path) for path in some])
+        for path, names in zip(some, answers, strict=True):
+            if names is not None:
+                found.append(path)
+                size += len(path.encode())
+                unread += [f"{path}/{name}" for name in sorted(names)]
+    above = {path[:end] for path in unread for end, sign in enumerate(path) if sign == "/"}
+    return [path for path in reversed(found) if path not in above], not unread
 
 
-def _living_or_leftovers(session: Session, paths: JobPaths, ask: bool) -> list[str]:
-    """Return the paths of all nodes of a dead or ended job, children first; empty without a job.
+def _living_or_leftovers(session: Session, paths: JobPaths, trusted: bool) -> _Leftovers:
+    """Return what is left of a dead or ended job.
 
     If another process replaces the job meanwhile, no node of the new job gets removed: either the
     new job is seen to live, or the caller's transaction fails, because it checks the token of the
@@ -334,13 +392,15 @@ def _living_or_leftovers(session: Session, paths: JobPaths, ask: bool) -> list[s
     Args:
         session: The session to read with.
         paths: The paths of the job.
-        ask: Whether a job without nodes of processes lives if a port of its ring answers.
+        trusted: Whether the job's code is trusted: then the job lives if a port of its ring
+            answers, and all of its nodes are read.
 
     Raises:
         JobExists: the job has not ended, and one of its processes lives or it is reserved.
         AccessDenied: the session cannot open the job.
     """
-    nodes = subtree(session, paths)
+    run = current_run(session, paths)
+    nodes, whole = _subtree(session, paths, math.inf if trusted else MOST_BYTES)
     answer, creator, generation, *living = session.read_all(
         "read a job",
         [
@@ -360,38 +420,43 @@ def _living_or_leftovers(session: Session, paths: JobPaths, ask: bool) -> list[s
             raise JobExists(paths.name, alive or starts, session.granted_s)
         if not old.state.over and old.reserved:
             raise JobExists(paths.name, ["no process of it lives, but its creator counts on it"])
-        if ask and not old.state.over and generation and generation[0]:
+        if trusted and not old.state.over and generation and generation[0]:
             # Sessions may end under workers that train on, and are soon back.
             ring = Generation.from_json(decode(paths.generation, generation[0])).members
-            run = current_run(session, paths)
             if run is not None and (training := answering(ring, run, ASK_TIMEOUT_S)):
                 raise JobExists(paths.name, [f"w{n} trains" for n in sorted(training)])
-    return nodes
+    return _Leftovers(nodes, f"{paths.run}/{run}" if run is not None else None, whole)
 
 
-def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:
+def _thin_out(session: Session, paths: JobPaths, old: _Leftovers) -> None:
     """Remove the events, requests and evictions of an old job, in several transactions.
 
     Their number is not bounded. The nodes that remain fit into one transaction, unless the job's
-    code has written others: then all are removed here but the fixed ones and that of the start.
+    code has written others: then all that are known are removed here but the fixed ones and that of
+    the start.
 
     Args:
         session: The session to write with.
         paths: The paths of the job.
-        old: The paths of all nodes of the old job.
+        old: What is left of the old job.
 
     Raises:
         Refused: the job was started again or has changed; some nodes may have been removed.
-        CoordinationError: a path is too long to be removed.
+        CoordinationError: a path is too long to be removed, or no node is known that could be.
     """
-    run = _run_node(paths, old)
     many = tuple(f"{parent}/" for parent in (paths.events, paths.requests, paths.evicted))
-    nodes = [path for path in old if path.startswith(many)]
-    if not _fits(path for path in old if not path.startswith(many)):
-        kept = {*paths.fixed, run}
-        nodes = [path for path in old if path not in kept]
+    nodes = [path for path in old.nodes if path.startswith(many)]
+    if not old.whole or not _fits(path for path in old.nodes if not path.startswith(many)):
+        kept = {*paths.fixed, old.run}
+        nodes = [path for path in old.nodes if path not in kept]
+    if not old.whole and not nodes:
+        raise CoordinationError(
+            f"job {paths.name} has nodes of a depth that is not read; remove {paths.root} with "
+            "`deleteall` of ZooKeeper's zkCli.sh"
+        )
     for chunk in _chunks(nodes):
-        session.transact(f"replace job {paths.name}", partial(_delete, nodes=chunk, check=run))
+        build = partial(_delete, nodes=chunk, check=old.run)
+        session.transact(f"replace job {paths.name}", build)
 
 
 def _replace(
@@ -441,17 +506,6 @@ def create_nodes(
     for path in paths.fixed:
         transaction.create(path, contents.get(path, b""))
     transaction.create(f"{paths.run}/{token}", b"")
-
-
-def _run_node(paths: JobPaths, nodes: list[str]) -> str | None:
-    """Return the path of the node ``run/<token>`` of a job; None if it is not among ``nodes``.
-
-    Args:
-        paths: The paths of the job.
-        nodes: The paths of all nodes of the job.
-    """
-    runs = [p for p in nodes if p.rpartition("/")[0] == paths.run and p != paths.creator]
-    return runs[0] if runs else None
 
 
 def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None = None) -> None:

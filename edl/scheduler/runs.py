@@ -76,7 +76,8 @@ class RunWriter:
         """Remove the nodes of the last run of a job; return whether they are gone.
 
         They stay if the run is not over, or if processes of it have not left. No port is asked for
-        a process: the job's code may have written any addresses, which would hold up the leader.
+        a process, and of very many nodes a part is removed: the job's code may have written any
+        addresses and nodes, which would hold up the leader.
 
         Raises:
             LeadershipLost: the term is over.
@@ -85,7 +86,7 @@ class RunWriter:
         session = self._session_of(job)
         session.identify(Access(job, secret))
         try:
-            delete_ended(session, JobPaths(job), ask=False)
+            delete_ended(session, JobPaths(job), trusted=False)
         except AccessDenied:
             return True  # a stranger has the name
         except UsageError as error:
@@ -114,7 +115,7 @@ class RunWriter:
         record = Job(name=order.job, spec=spec, created=time.time(), reserved=True)
         assigned, batch = Assigned(hosts, devices=order.devices), order.batch or 0
         paths = JobPaths(order.job)
-        create_job(session, paths, record, assigned, NO_POLICY, order.run, batch, ask=False)
+        create_job(session, paths, record, assigned, NO_POLICY, order.run, batch, trusted=False)
         return ""
 
     @staticmethod

@@ -200,3 +200,81 @@ def test_a_path_that_no_transaction_can_remove_is_an_error() -> None:
     with pytest.raises(CoordinationError, match="is too long a path to be removed"):
         delete_ended(session, PATHS)
     assert not session.done
+
+
+def _removes(writer: RunWriter) -> bool:
+    """Return whether one turn of the leader of a cluster removes all nodes, and not a part."""
+    try:
+        return writer.remove("ann.x", SECRET)
+    except CoordinationError as error:
+        if "so many nodes that they are removed part by part" in str(error):
+            return False
+        raise
+
+
+@pytest.fixture
+def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "MOST_BYTES", 5000)
+    monkeypatch.setattr(lifecycle, "READ_AT_ONCE", 10)
+
+
+@pytest.mark.usefixtures("few_bytes")
+@pytest.mark.parametrize(
+    "more",
+    [
+        [f"{PATHS.ids}/{n}" for n in range(2000)],
+        [f"{PATHS.ids}/{n}{below}" for n in range(800) for below in ("", "/own")],
+    ],
+    ids=["flat", "wide"],
+)
+def test_the_leader_of_a_cluster_removes_very_many_nodes_part_by_part(more: list[str]) -> None:
+    session = session_of(ENDED, more)
+    read_all, reads = session.read_all, [0]
+
+    def counted(what: str, wanted: Sequence[Read]) -> list[Any]:
+        reads[-1] += sum(len(one.path) for one in wanted)
+        return list(read_all(what, wanted))
+
+    session.read_all = counted
+    writer = RunWriter(lambda job: session)
+    turns = 0
+    while not _removes(writer):
+        assert {*PATHS.fixed, f"{PATHS.run}/foreign"} <= set(session.nodes)
+        turns += 1
+        reads.append(0)
+    assert not session.nodes
+    assert turns > 1
+    assert max(reads) < 6 * 5000
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_nodes_too_deep_to_be_read_are_an_error_that_says_what_to_do() -> None:
+    session = session_of(ENDED, [f"{PATHS.ids}/{'/'.join('i' * n)}" for n in range(1, 200)])
+    with pytest.raises(CoordinationError, match=f"remove {PATHS.root} with `deleteall`"):
+        RunWriter(lambda job: session).remove("ann.x", SECRET)
+    assert not session.done
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_all_nodes_of_a_job_that_is_trusted_are_removed() -> None:
+    session = session_of(ENDED, [f"{PATHS.ids}/{n}" for n in range(2000)])
+    assert delete_ended(session, PATHS)
+    assert not session.nodes
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_a_run_that_starts_meanwhile_keeps_its_nodes() -> None:
+    session = session_of(ENDED, [f"{PATHS.ids}/{n}" for n in range(2000)])
+    checked: list[str] = []
+    transact = session.transact
+
+    def starts_again(what: str, build: Callable[[Any], None]) -> None:
+        request = Request()
+        request.check = lambda path, version: checked.append(path)  # type: ignore[method-assign]
+        build(request)
+        transact(what, build)
+
+    session.transact = starts_again
+    with pytest.raises(CoordinationError):
+        delete_ended(session, PATHS, trusted=False)
+    assert set(checked) == {f"{PATHS.run}/foreign"}
