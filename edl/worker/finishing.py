@@ -23,7 +23,7 @@ from edl.core.job.fits import resumed_too_short
 from edl.core.job.stall import FOR_NUMBERS
 from edl.core.records import JobState, Stage
 from edl.core.step.step_record import StepRecord, Stop
-from edl.errors import UsageError
+from edl.errors import CheckpointError, UsageError
 from edl.worker.checkpointing import FLUSH_S, Checkpointing
 from edl.worker.coordinator import Coordinator
 from edl.worker.shared_state import SharedState
@@ -84,13 +84,15 @@ class Finishing:
         self._shared = shared
         self._coordinator = coordinator
         self._log_event = log_event
+        self._unsaved = ""  # why the last checkpoint of a job without a launcher is missing
 
     def finish(self, early: bool = False) -> None:
         """End this worker's training together with all others; its script has left the loop.
 
         The call waits until all workers of the ring have completed the last step and rank 0 has
         saved the last checkpoint, and up to 5 s until the end of the job is recorded. The job is
-        finished then, with exit code 1 if that checkpoint could not be written.
+        finished then, with exit code 1 if that checkpoint could not be written. Without a launcher
+        :meth:`script_ended` raises the error for it.
 
         Args:
             early: whether the script ends its training on purpose, perhaps inside an epoch. If
@@ -123,9 +125,14 @@ class Finishing:
                 job.
             JobFailed: other workers train on; the job was resumed from a checkpoint of a later fit
                 than the script has; or ``check_end`` has refused the end.
+            CheckpointError: the job has no launcher, which would read its record, and its last
+                checkpoint could not be written.
         """
         switching, steps = self._switching, self._steps()
-        if self.finished or self.told_to_leave or not switching.is_in_ring:
+        if self.told_to_leave or not switching.is_in_ring:
+            return
+        if self.finished:
+            self._check_saved()
             return
         if switching.warming_up and self.has_trained_all:
             switching.wait_for_end()
@@ -150,6 +157,13 @@ class Finishing:
             self._conclude(Stop.ENDED)
         finally:
             self._coordinator.release_others(None)
+        self._check_saved()
+
+    def _check_saved(self) -> None:
+        """Raise a CheckpointError, once, if a job without a launcher lacks its last checkpoint."""
+        unsaved, self._unsaved = self._unsaved, ""
+        if unsaved:
+            raise CheckpointError(f"the job {unsaved}")
 
     def _row(self, stop: Stop) -> StepRecord | None:
         """Return this worker's step record about the end of its training, for the present ring.
@@ -209,6 +223,8 @@ class Finishing:
             self._coordinator.end_job(end)
         else:  # rank 0 has recorded this before all others, if it could
             self._checkpointing.end_unsaved(end, unsaved)
+            if not self._coordinator.is_shared:
+                self._unsaved = f"{reason}, but {unsaved}"
         self._coordinator.set_stage(Stage.FINISHED)
         self._log_event(FinishedDetails(), reason)
         logger.info("%s", reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from edl.core.records import JobState
 from edl.core.step.batching import Batching
 from edl.core.step.epoch_end import EpochLeft, ended_by_count, ended_by_script
 from edl.core.step.source import Source
-from edl.errors import JobFailed, UsageError
+from edl.errors import CheckpointError, JobFailed, UsageError
 from edl.framework.steps import BatchSteps, asked_length
 from edl.ring.loopback import LoopbackNetwork
 from edl.testing.counting import CountingBatchSource, CountingModel, source_of, train_step
@@ -281,11 +282,14 @@ def test_a_script_that_may_not_end_there_fails_the_job() -> None:
     assert all(isinstance(each, JobFailed) for each in job.errors.values()), job.errors
 
 
-def test_a_job_of_one_ends_with_the_same_words() -> None:
+def job_of_one() -> Worker:
+    """Return the worker of a job without a launcher, before its first step."""
     worker = Worker(Config(), LoopbackNetwork().ring(0), SharedState(), JobOfOne(Config()))
     worker.start()
-    worker.finishing.script_ended()
-    assert not worker.finished, "training has not begun"
+    return worker
+
+
+def train_a_batch(worker: Worker) -> None:
     worker.attach_source(Source(100, Batching(4), True, 7, 0))
     worker.begin()
     batch = worker.loader.sampler.form(worker.loader.ledger)
@@ -293,6 +297,13 @@ def test_a_job_of_one_ends_with_the_same_words() -> None:
     worker.loader.begin(batch)
     worker.loader.records()
     worker.loader.end()
+
+
+def test_a_job_of_one_ends_with_the_same_words() -> None:
+    worker = job_of_one()
+    worker.finishing.script_ended()
+    assert not worker.finished, "training has not begun"
+    train_a_batch(worker)
     worker.finishing.script_ended()
     worker.finishing.script_ended()  # harmless twice
     event = worker._shared.next_event()
@@ -301,6 +312,24 @@ def test_a_job_of_one_ends_with_the_same_words() -> None:
         event.reason
         == "trained 1 steps; the script ended in epoch 0, with 4 of 100 samples of it trained"
     )
+
+
+@pytest.mark.parametrize("leaves_its_loop", [True, False])
+def test_a_job_of_one_without_its_last_checkpoint_fails_when_its_script_has_ended(
+    tmp_path: Path, leaves_its_loop: bool
+) -> None:
+    """So its process ends with 1, as with a launcher."""
+    worker = job_of_one()
+    worker.attach_replica(CountingModel(100))
+    worker.checkpointing.attach(tmp_path / "saved", 1000.0, 1)
+    train_a_batch(worker)
+    (tmp_path / "saved").rename(tmp_path / "gone")
+    (tmp_path / "saved").write_text("no directory")
+    if leaves_its_loop:
+        worker.finishing.finish(early=True)  # the script goes on: it may evaluate
+    with pytest.raises(CheckpointError, match=r"the job trained 1 steps.*, but the checkpoint of"):
+        worker.finishing.script_ended()
+    worker.finishing.script_ended()  # said once
 
 
 def test_how_much_of_an_epoch_is_trained_in_words() -> None:
