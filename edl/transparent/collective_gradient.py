@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ def refuse_gradient(name: str, tensor: torch.Tensor, result: torch.Tensor) -> to
     """
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return result
-    out: torch.Tensor = _Collective.apply(tensor, (result,), name)  # type: ignore[no-untyped-call]
-    return out
+    apply: Callable[..., torch.Tensor] = _Collective.apply  # PyTorch gives it no type
+    return apply(tensor, (result,), name)
 
 
 class _Collective(torch.autograd.Function):
