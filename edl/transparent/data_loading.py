@@ -32,7 +32,7 @@ from edl.transparent.averages import ScriptAverages, watch_averages
 from edl.transparent.model_search import is_training
 from edl.transparent.ranks import ranks
 from edl.transparent.script_weights import (
-    ScriptWeights,
+    BroadcastModules,
     broadcast_tensors,
     check_same_optimizer,
     comparable_tensors,
@@ -119,7 +119,7 @@ class ScriptLoaders:
         self._loader: DataLoader[Any] | None = None
         self._training: Training | None = None
         self._numbers = EpochNumbers()
-        self._weights = ScriptWeights()
+        self._broadcast = BroadcastModules()
         self._examples: weakref.WeakKeyDictionary[DataLoader[Any], list[Any]] = (
             weakref.WeakKeyDictionary()
         )
@@ -148,9 +148,11 @@ class ScriptLoaders:
         return process.current_worker().exchange_before_training(number, payload) or [payload]
 
     def broadcast_parameters(self, named: Iterable[tuple[str, Any]], root_rank: int) -> None:
-        """Give all workers the tensors of ``root_rank``; before the training only compare them.
+        """Give all workers the tensors of ``root_rank``, if they are between two steps.
 
-        All workers call it at the same point.
+        Before the training an evaluation compares the modules of these tensors; when the training
+        begins, all workers get those of rank 0. Within a step nothing is done: a step ends with the
+        same weights on all workers. All workers call it at the same point.
 
         Args:
             named: pairs of a name and a tensor; other values are left out.
@@ -161,9 +163,14 @@ class ScriptLoaders:
         """
         tensors = comparable_tensors(named)
         if self._training is None:
-            self._weights.compare(tensors, self._exchange_early)
-        elif (exchange := self.exchange()) is not None:
+            self._broadcast.add(tensors.values())
+        elif self._is_between_steps and (exchange := self.exchange()) is not None:
             broadcast_tensors(tensors, root_rank, exchange)
+
+    @property
+    def _is_between_steps(self) -> bool:
+        """Whether the script has trained the batches of all ranks that it has taken."""
+        return not process.current_worker().loader.open
 
     def compare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise a UsageError if the workers' optimizers have different states during the training.
@@ -182,11 +189,13 @@ class ScriptLoaders:
         Raises:
             UsageError: the training has not begun, and the processes have different weights.
         """
-        if self._training is None and not self._weights.are_alike:
+        digest = self._broadcast.digest(self.model) if self._training is None else 0
+        exchange, own = self.exchange(), f"{process.current_worker().id} {digest}".encode()
+        answers = [own] if exchange is None else exchange(own)
+        if len({each.split()[1] for each in answers}) > 1:
             raise UsageError(UNLIKE)
-        exchange, own = self.exchange(), str(process.current_worker().id).encode()
-        ids = [own] if exchange is None else exchange(own)
-        return ids.index(own) if own in ids else 0, len(ids)  # a newcomer is not among them
+        place = answers.index(own) if own in answers else 0  # a newcomer is not among them
+        return place, len(answers)
 
     def examples(self, loader: DataLoader[Any]) -> list[Any]:
         """Return a list of some batch of ``loader``, which is loaded once; empty if it has none."""
@@ -209,7 +218,7 @@ class ScriptLoaders:
             self._training.note_step()
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script has left its last training loop by counting batches."""
+        """Raise a UsageError if the script is known to have left its last loop early."""
         if self._training is not None:
             self._training.refuse_left_early()
 

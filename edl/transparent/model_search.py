@@ -1,9 +1,14 @@
-"""Find the model that a script's optimizer trains: :func:`model_with`."""
+"""Find the modules of an unchanged PyTorch script.
+
+:func:`model_with` finds the model that an optimizer trains, and :func:`modules_with` those that
+hold given tensors.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -59,6 +64,38 @@ def model_with(optimizer: torch.optim.Optimizer, named_parameters: Any) -> torch
         raise UsageError(NO_MODEL)
     first = {id(part): min(map(trained.index, _parameters(part) & set(trained))) for part in parts}
     return ModelGroup(sorted(parts, key=lambda part: first[id(part)]))
+
+
+def modules_with(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
+    """Return the modules of this process whose parameters and buffers are ``tensors``.
+
+    Tensors that belong to no module are left out.
+
+    Returns:
+        The smallest module that holds all the others. If none does, the outermost modules that hold
+        some of them, in the order of ``tensors``.
+    """
+    wanted = [address for each in tensors if (address := _address(each))]
+    modules = [(one, _addresses(one)) for one in _modules()]
+    held = {each for each in wanted if any(each in addresses for _, addresses in modules)}
+    if not held:
+        return []
+    if whole := [one for one, addresses in modules if held <= addresses]:
+        return [min(whole, key=lambda one: sum(1 for _ in one.modules()))]
+    parts = _outermost([one for one, addresses in modules if not held.isdisjoint(addresses)])
+    return sorted(parts, key=lambda part: min(map(wanted.index, _addresses(part) & held)))
+
+
+def _addresses(module: torch.nn.Module) -> set[int]:
+    """Return the addresses of the parameters and buffers of ``module``."""
+    return {_address(each) for each in chain(module.parameters(), module.buffers())}
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return where ``tensor`` begins in memory; 0 if it has no memory of one piece."""
+    if tensor.layout is not torch.strided or torch.nn.parameter.is_lazy(tensor):
+        return 0
+    return tensor.data_ptr()
 
 
 def _parameters(module: torch.nn.Module) -> set[int]:

@@ -1,12 +1,13 @@
 """Compare and send the tensors of an unchanged PyTorch script.
 
-:class:`ScriptWeights` and :func:`broadcast_tensors` do the work of ``hvd.broadcast_parameters``
-before and during the training, and :func:`check_same_optimizer` that of
-``hvd.broadcast_optimizer_state``.
+:class:`BroadcastModules` compares what the script gives to ``hvd.broadcast_parameters`` before its
+training. During the training :func:`broadcast_tensors` does the work of that function, and
+:func:`check_same_optimizer` that of ``hvd.broadcast_optimizer_state``.
 """
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from edl.framework.digest import PLAIN_BYTES, ByteRange, places
 from edl.torch.digest import digests, size_of
 from edl.torch.objects import exchange_objects
 from edl.torch.optimizer_state import state_of
+from edl.transparent.model_search import modules_with
 from edl.transparent.ranks import place_of_root
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -35,27 +37,40 @@ OTHER_OPTIMIZER = (
 )
 
 
-class ScriptWeights:
-    """The weights of a script before its training, as far as its workers have compared them."""
+class BroadcastModules:
+    """The modules that a script has given to ``hvd.broadcast_parameters`` before its training."""
 
     def __init__(self) -> None:
-        self._unlike: set[int] = set()  # addresses of tensors
+        self._modules: list[weakref.ref[torch.nn.Module]] = []
 
-    @property
-    def are_alike(self) -> bool:
-        """Whether each tensor was the same on all workers when it was last compared."""
-        return not self._unlike
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Add the modules whose parameters or buffers are ``tensors``."""
+        known = {id(one) for one in self._alive()}
+        found = [one for one in modules_with(tensors) if id(one) not in known]
+        self._modules += map(weakref.ref, found)
 
-    def compare(self, tensors: Mapping[str, torch.Tensor], exchange: Exchange) -> None:
-        """Note whether all workers have the same ``tensors``; all call it at the same point.
+    def digest(self, model: torch.nn.Module | None) -> int:
+        """Return a number that tells whether workers have the same weights now.
+
+        It is the CRC-32 of the states of ``model`` and of the added modules that still exist. All
+        workers must have added them in the same order.
 
         Args:
-            tensors: the tensors by name, such as :func:`comparable_tensors` returns them.
-            exchange: sends a message and returns those of all workers in rank order.
+            model: the model that the script's optimizer trains; None: there is no optimizer yet.
         """
-        compared = {each.data_ptr() for each in tensors.values()}
-        alike = _are_alike(tensors, exchange)
-        self._unlike = self._unlike - compared if alike else self._unlike | compared
+        modules = [one for one in self._alive() if one is not model]
+        found = [] if model is None else [model]
+        return _digest(
+            {
+                f"{number} {name}": each
+                for number, one in enumerate(found + modules)
+                for name, each in comparable_tensors(one.state_dict().items()).items()
+            }
+        )
+
+    def _alive(self) -> list[torch.nn.Module]:
+        """Return the added modules that still exist."""
+        return [one for each in self._modules if (one := each()) is not None]
 
 
 def comparable_tensors(named: Iterable[tuple[str, Any]]) -> dict[str, torch.Tensor]:
@@ -122,8 +137,12 @@ def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _are_alike(values: Mapping[str, Any], exchange: Exchange) -> bool:
     """Return whether all workers give the same names and values."""
+    return len(set(exchange(str(_digest(values)).encode()))) == 1
+
+
+def _digest(values: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of names and values."""
     found = digests(
         ByteRange(name, one, 0, size_of(one) or PLAIN_BYTES, True) for name, one in values.items()
     )
-    own = zlib.crc32(repr(sorted(found.items())).encode())
-    return len(set(exchange(str(own).encode()))) == 1
+    return zlib.crc32(repr(sorted(found.items())).encode())

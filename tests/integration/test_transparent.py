@@ -124,6 +124,7 @@ HABITS = {
     "passes,clip,dropout": 1,
     "phases,first_batch": 1,
     "seed_by_rank,dropout": 1,
+    "broadcasts,dropout": 1,
 }
 
 

@@ -48,7 +48,7 @@ def sends(value: Any, what: str = "hvd.broadcast_parameters") -> Answers:
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ScriptLoaders:
     """Return the loaders of a script in the process of rank 1."""
-    worker = SimpleNamespace(id=7)
+    worker = SimpleNamespace(id=7, loader=SimpleNamespace(open=False))
     monkeypatch.setattr(data_loading.process, "current_worker", lambda: worker)
     ranks(monkeypatch, 1, 2)
     return ScriptLoaders()
@@ -59,19 +59,75 @@ def ranks(monkeypatch: pytest.MonkeyPatch, rank: int, processes: int) -> None:
     monkeypatch.setattr(script_weights.process, "num_processes", lambda: processes)
 
 
-def test_an_equal_module_does_not_hide_one_that_differs(
+def shares(script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch, other: ScriptLoaders) -> Any:
+    """Return what ``script`` agrees on with rank 0, in whose process ``other`` stands."""
+    payloads: list[bytes] = []
+
+    def noted(own: bytes) -> list[bytes]:
+        payloads.append(own)
+        return [own]
+
+    monkeypatch.setattr(other, "_exchange_early", noted)
+    other.agree_on_shares()
+    theirs = payloads[0].replace(b"7", b"3", 1)
+    monkeypatch.setattr(script, "_exchange_early", lambda own: [theirs, own])
+    return script.agree_on_shares()
+
+
+def seeded(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+def test_an_evaluation_of_weights_that_differ_is_refused_before_the_training(
     script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, teacher = nn.Linear(2, 1), nn.Linear(2, 1)  # with the same names
-    ring = _Ring(other, same, same, lambda own: [b"3", own])
-    monkeypatch.setattr(script, "_exchange_early", ring)
-    script.broadcast_parameters(model.state_dict().items(), 0)
-    script.broadcast_parameters(teacher.state_dict().items(), 0)
+    """Nor does an equal module, whose tensors have the same names, hide one that differs."""
+    mine, theirs, teacher, same = seeded(1), seeded(2), seeded(3), seeded(3)
+    root = ScriptLoaders()
+    for loaders, modules in ((script, (mine, teacher)), (root, (theirs, same))):
+        for module in modules:
+            loaders.broadcast_parameters(module.state_dict().items(), 0)
     with pytest.raises(UsageError, match="the workers have different weights"):
-        script.agree_on_shares()
-    script.broadcast_parameters(model.named_parameters(), 0)  # all have loaded a checkpoint
-    assert script.agree_on_shares() == (1, 2)
-    assert ring.is_over
+        shares(script, monkeypatch, root)
+    mine.load_state_dict(theirs.state_dict())  # all have loaded a checkpoint
+    assert shares(script, monkeypatch, root) == (1, 2)
+
+
+def test_only_the_weights_that_the_evaluation_has_are_compared(
+    script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor of no module differs, and a model that was moved, or is gone."""
+    mine, theirs, root = seeded(1), seeded(1), ScriptLoaders()
+    for seed, loaders, module in ((4, script, mine), (5, root, theirs)):
+        loaders.broadcast_parameters([("loss", torch.tensor(float(seed)))], 0)
+        loaders.broadcast_parameters(seeded(seed).state_dict().items(), 0)
+        loaders.broadcast_parameters(module.double().named_parameters(), 0)
+        module.float()
+    assert shares(script, monkeypatch, root) == (1, 2)
+
+
+def test_the_model_of_the_optimizer_is_compared_also_where_nothing_was_broadcast(
+    script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = ScriptLoaders()
+    script.model, root.model = seeded(1), seeded(2)
+    with pytest.raises(UsageError, match="the workers have different weights"):
+        shares(script, monkeypatch, root)
+    script.broadcast_parameters(script.model.state_dict().items(), 0)
+    root.model = seeded(1)
+    assert shares(script, monkeypatch, root) == (1, 2)
+
+
+def test_a_broadcast_within_a_step_changes_nothing(
+    script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come after the reduction; and the averages of BatchNorm differ in a step."""
+    ring = _Ring(other)
+    trains(script, monkeypatch, ring)
+    monkeypatch.setattr(data_loading.process.current_worker().loader, "open", True)
+    script.broadcast_parameters(nn.BatchNorm1d(2).state_dict().items(), 0)
+    assert not ring.is_over
 
 
 def trains(script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch, ring: _Ring | None) -> None:

@@ -135,6 +135,18 @@ def adjust_rate(epoch: int, batch: int) -> None:
         group["lr"] = 0.01 * (1 + min(1.0, progress) * (hvd.size() - 1))
 
 
+def update() -> None:
+    if "broadcasts" in HABITS:  # the weights are the same, and BatchNorm's averages are not
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    if "clip" in HABITS:
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    else:
+        optimizer.step()
+
+
 def train(epoch: int) -> int:
     model.train()
     if "no_set_epoch" not in HABITS:
@@ -150,13 +162,7 @@ def train(epoch: int) -> int:
             loss = functional.cross_entropy(model(part), wanted)
             loss_mean.add(loss)
             (loss / passes).backward()
-        if "clip" in HABITS:
-            optimizer.synchronize()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        else:
-            optimizer.step()
+        update()
         if average is not None:
             average.update_parameters(model)
         if "test_within" in HABITS and batch == 2:
@@ -195,6 +201,10 @@ for epoch in range(first, args.epochs):
     test()
     if "join" in HABITS:
         hvd.join()
+    if "broadcasts" in HABITS:
+        if hvd.rank() == 0:
+            model.load_state_dict({name: one / 2 for name, one in model.state_dict().items()})
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     if hvd.rank() == 0:
         rate = optimizer.param_groups[0]["lr"]
         with (args.out / "epochs").open("a") as file:
