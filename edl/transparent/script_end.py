@@ -1,7 +1,7 @@
 """Check where an unchanged Horovod script leaves its loops over the training data, and ends.
 
 A script that stops at a place where its job may not end would leave a model that depends on the
-number of processes, or on whether the job was resumed.
+number of processes, or on whether the job was resumed. :class:`LoopWatch` follows the loops.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from edl.framework.process import current_worker
 from edl.transparent.ranks import ranks
 
 LEFT_EARLY = (
-    "the script has left its loop over the training data early, by a number of batches or after "
-    "the update of one: a process that trains several ranks takes a batch for each in every step, "
-    "so the number of updates would depend on the number of processes; leave the loop by the "
-    "number of enumerate(), before the batch is trained, and take batches until the data end, "
-    "instead of a number of them (range(len(loader)), itertools.islice, next()); in TensorFlow "
-    "dataset.take(n) limits the steps"
+    "the script has left its loop over the training data early, after a counted number of batches "
+    "or after an update. A process that trains several ranks takes a batch for each in every step, "
+    "so the number of updates would depend on the number of processes. Take batches until the data "
+    "end (for batch in loader), not a counted number of them (range(len(loader)), "
+    "itertools.islice, next()). To stop before, compare the step number that enumerate(loader) "
+    "gives, before the batch is trained; in TensorFlow dataset.take(n) limits the steps"
 )
 ENDED_BEHIND = (
     "the script has ended in epoch {epoch}, which the job has behind it: a process that comes "
@@ -31,12 +31,14 @@ ENDED_BEHIND = (
 
 
 class LoopWatch:
-    """The script's loops over its training data: whether it has left one of them early.
+    """Follow the script's loops over its training data, and refuse an end within one of them.
 
-    It does so after an update, or within a step: by something that it counts in each pass of the
-    loop, and a step has as many passes as this process has ranks. After an update the answer
-    depends on the script and its number of ranks alone: a script must not be refused only because a
-    worker has died. With one rank it leaves after the same step as under Horovod.
+    Give each loop the batches of :meth:`batches`, with :meth:`check_next` before it, and call
+    :meth:`check_end` when the script has ended. A loop is left *early* if the script takes no more
+    batches after an update, or within a step of which it has trained some batches: this process
+    takes a batch for each of its ranks in a step, so what the script counts in each pass of its
+    loop depends on the number of processes. A script that leaves its loop after an update is
+    refused with any number of processes. In a job of one rank no end is early.
 
     Args:
         has_trained: returns whether the script has trained the batch that it has taken last.
@@ -69,28 +71,25 @@ class LoopWatch:
                 self._is_within = False
 
     def check_next(self) -> None:
-        """Raise a UsageError if the script has left its last loop early, and begins another one.
+        """Raise a UsageError if the script has left its last loop early; call it before another.
 
-        It may have left it with an iterator that it keeps, and takes no more batches from.
+        A loop counts as left also where the script keeps its iterator.
         """
         if self._is_within and self._is_early():
             self._left_early = True
         self.refuse_left_early()
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script has left its last loop within a step or after an update.
-
-        What it trains would then depend on the number of processes.
-        """
+        """Raise a UsageError if the script is known to have left its last loop early."""
         if self._left_early:
             raise UsageError(LEFT_EARLY)
 
     def check_end(self) -> None:
         """Raise a UsageError if the script has ended in a loop, or has left its last one early.
 
-        It may leave it after the last step of the epoch, if this process has had one rank in each
-        step: what the script counts in each pass are the steps then, and none is left out. With
-        several ranks such a count ends at an epoch's end, too, and leaves out later epochs.
+        The end of the job's last epoch is not early where this process has had one rank in each
+        step: a count of passes is one of steps then. With several ranks such a count may end at the
+        end of an epoch, too, and leave out later ones.
         """
         loader = current_worker().loader
         is_over = loader.ledger.finished and not loader.open

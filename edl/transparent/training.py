@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import edl.torch
-from edl.errors import UsageError
+from edl.errors import NewcomerDiffers, UsageError
 from edl.framework.process import current_worker
 from edl.transparent.script_end import ENDED_BEHIND, LoopWatch
 
@@ -139,6 +139,7 @@ class Training:
         self._number = -1  # the script's, of its newest loop
         self._warms_up = False
         self._has_begun = False  # this process trains that epoch, or has trained it
+        self._has_trained = False  # that epoch, or one before it
         self._example: Any = None
         self._state: Any = None  # of the job, while the script passes over epochs
         self._has_stepped = False  # with the last batch
@@ -178,7 +179,7 @@ class Training:
             return
         if sampler_epoch != (theirs := self._numbers.sampler_epoch(self._epoch)):
             raise UsageError(OTHER_ORDER.format(mine=sampler_epoch, job=theirs))
-        self.passes_over, self._has_begun = False, True
+        self.passes_over, self._has_begun, self._has_trained = False, True, True
         current_worker().show_epoch(number)
         self._restore()
         yield from self._watch.batches(self._untrained())
@@ -194,10 +195,7 @@ class Training:
         self._has_stepped = True
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script has left its last loop within a step or after an update.
-
-        What it trains would then depend on the number of processes.
-        """
+        """Raise a UsageError if the script is known to have left its last loop early."""
         self._watch.refuse_left_early()
 
     def check_end(self) -> None:
@@ -208,11 +206,15 @@ class Training:
 
         Raises:
             UsageError: the script has ended in an epoch that the job has behind it, or has left its
-                last loop early.
+                last loop early. The job fails.
+            NewcomerDiffers: so has the script of a newcomer that has trained no epoch of the job:
+                the others train on without it.
         """
         self._watch.check_end()
         if self.passes_over and not self._is_at_job():
-            raise UsageError(ENDED_BEHIND.format(epoch=self._number))
+            ends_alone = self._warms_up and not self._has_trained
+            error = NewcomerDiffers if ends_alone else UsageError
+            raise error(ENDED_BEHIND.format(epoch=self._number))
         self._restore()
 
     def _is_at_job(self) -> bool:

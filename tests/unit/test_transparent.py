@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import itertools
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,11 +15,10 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampl
 from edl.core.host.python_command import parse_command, python_script, title, transparent
 from edl.core.job.script_exchange import answer_of, with_payload
 from edl.errors import UsageError
-from edl.torch.replica import TorchReplica
 from edl.transparent import data_loading
-from edl.transparent.model_search import ModelGroup, is_training, model_with
+from edl.transparent.model_search import ModelGroup, is_training, model_with, modules_with
 from edl.transparent.step_numbers import StepNumbers
-from edl.transparent.training import EpochNumbers, ScriptEpochs, Training
+from edl.transparent.training import EpochNumbers, ScriptEpochs
 
 
 @pytest.mark.parametrize(
@@ -142,6 +139,17 @@ def test_the_model_of_an_optimizer_is_found() -> None:
         model_with(torch.optim.SGD([lone], lr=0.1), None)
 
 
+def test_the_modules_of_tensors_are_found() -> None:
+    first, second = nn.Linear(2, 2), nn.BatchNorm1d(2)
+    whole = nn.Sequential(first, second)
+    outer = nn.ModuleDict({"model": whole})
+    assert modules_with(whole.state_dict().values()) == [whole]
+    assert modules_with([second.weight, torch.ones(2)]) == [second]
+    apart = nn.Linear(2, 3)
+    assert modules_with([*apart.parameters(), *second.buffers()]) == [apart, outer]
+    assert modules_with([torch.ones(2), torch.empty(0)]) == []
+
+
 def test_the_models_of_one_optimizer_are_found() -> None:
     head, body = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
@@ -172,133 +180,6 @@ def test_loader_processes_stay_as_long_as_the_scripts(
     given = {"num_workers": 1} | options
     data_loading._elastic(DataLoader(cast(Any, range(4)), sampler=sampler, **given), ScriptEpochs())
     assert passed_on["persistent_workers"] is options.get("persistent_workers", False)
-
-
-class _Steps:
-    """A loader of edl of an epoch with four steps, each of ``pieces`` passes of the loop."""
-
-    def __init__(self, pieces: int, first_epoch: int = 0) -> None:
-        self._first_epoch = first_epoch  # of the job
-        self.batches = SimpleNamespace(pieces=pieces, pieces_left=0)
-        self.engine = SimpleNamespace(is_open=False, batches=self.batches)
-        self.steps = 0  # made
-
-    @property
-    def batch_index(self) -> int:
-        return self.steps
-
-    @property
-    def epoch_is_over(self) -> bool:
-        return self.steps == 4
-
-    def endless_epochs(self) -> Iterator[int]:
-        yield from itertools.count(self._first_epoch)
-
-    def __iter__(self) -> Iterator[int]:
-        for self.steps in range(4):
-            for left in reversed(range(self.batches.pieces)):
-                self.engine.is_open, self.batches.pieces_left = True, left
-                yield self.steps
-
-    def update(self) -> None:
-        if self.batches.pieces_left == 0:
-            self.engine.is_open, self.steps = False, self.steps + 1
-
-
-Body = Callable[[int], bool]
-LEFT: dict[str, tuple[Callable[[Iterator[int]], Iterator[int]], Body, Body, bool]] = {
-    "islice": (lambda loop: itertools.islice(loop, 2), lambda _: False, lambda _: False, True),
-    "as_many_as_len": (
-        lambda loop: itertools.islice(loop, 4),
-        lambda _: False,
-        lambda _: False,
-        True,
-    ),
-    "break_after_an_update": (iter, lambda _: False, lambda made: made == 2, True),
-    "break_within_a_step": (iter, lambda _: False, lambda made: made == 1, True),
-    "all": (iter, lambda _: False, lambda _: False, False),
-    "more_than_there_are": (
-        lambda loop: itertools.islice(loop, 9),
-        lambda _: False,
-        lambda _: False,
-        False,
-    ),
-    "break_before_the_batch_is_trained": (iter, lambda step: step == 2, lambda _: False, False),
-    "first_batch": (iter, lambda _: True, lambda _: False, False),
-}
-
-
-@pytest.mark.parametrize(("ranks", "pieces"), [(1, 1), (2, 1), (2, 2)])
-@pytest.mark.parametrize("how", LEFT)
-def test_a_loop_that_is_left_by_a_number_of_batches(
-    how: str, ranks: int, pieces: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is refused in a job of several ranks, however many of them this process has now."""
-    taken, leaves_before, leaves_after, is_refused = LEFT[how]
-    loader = _Steps(pieces)
-    worker = SimpleNamespace(
-        warming_up=False, show_epoch=lambda _: None, loader=loader, finishing=SimpleNamespace()
-    )
-    for module in ("training", "script_end"):
-        monkeypatch.setattr(f"edl.transparent.{module}.current_worker", lambda: worker)
-    monkeypatch.setattr("edl.transparent.script_end.ranks", lambda: ranks)
-    epochs = ScriptEpochs()
-    epochs.name(0, 0, 0)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    training = Training(cast(Any, loader), optimizer, epochs, lambda: None)
-    loop = taken(training.batches(0, 0))
-    for trained, step in enumerate(loop, start=1):
-        if leaves_before(step):
-            break
-        training.note_step()
-        loader.update()
-        if leaves_after(trained):
-            break
-    del loop
-    if ranks == 1 or not is_refused:
-        training.refuse_left_early()
-        return
-    with pytest.raises(UsageError, match="left its loop over the training data early"):
-        training.refuse_left_early()
-
-
-def test_a_checkpoint_after_an_epoch_was_passed_over_is_a_copy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The optimizer of a resumed job has no memory of the copy that a checkpoint is written of."""
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step() -> None:
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-
-    step()
-    loader, replica = _Steps(1, first_epoch=1), TorchReplica(model, optimizer)
-    worker = SimpleNamespace(
-        warming_up=False,
-        epoch_of_job=lambda: 1,
-        show_epoch=lambda _: None,
-        replica=replica,
-        loader=loader,
-        finishing=SimpleNamespace(),
-    )
-    for module in ("training", "script_end"):
-        monkeypatch.setattr(f"edl.transparent.{module}.current_worker", lambda: worker)
-    monkeypatch.setattr("edl.transparent.script_end.ranks", lambda: 1)
-    epochs = ScriptEpochs()
-    for epoch in range(2):
-        epochs.name(epoch, epoch, epoch)
-    training = Training(cast(Any, loader), optimizer, epochs, lambda: torch.ones(1, 2))
-    for _ in training.batches(0, 0):  # passed over
-        step()
-    next(training.batches(1, 1))
-    momentum = optimizer.state[model.bias]["momentum_buffer"]
-    before = momentum.item()
-    captured = replica.capture()
-    step()
-    saved = captured["optimizers"][0]["state"][1]["momentum_buffer"]
-    assert np.frombuffer(saved.data, np.float32).item() == before != momentum.item()
 
 
 class _Shares:

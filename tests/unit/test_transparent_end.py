@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from edl.errors import UsageError
+from edl.errors import NewcomerDiffers, UsageError
 from edl.torch.replica import TorchReplica
 from edl.transparent.training import ScriptEpochs, Training
 
@@ -22,7 +23,7 @@ class _Loader:
     """A loader of edl, of an epoch of four steps, each of ``pieces`` passes of the loop."""
 
     def __init__(self, pieces: int, first_epoch: int) -> None:
-        self._first_epoch = first_epoch
+        self.next_epoch = first_epoch
         self.batches = SimpleNamespace(pieces=pieces, pieces_left=0)
         self.engine = SimpleNamespace(is_open=False, batches=self.batches)
         self.ledger = SimpleNamespace(done=0, finished=False)
@@ -32,9 +33,10 @@ class _Loader:
         return self.engine.is_open
 
     def endless_epochs(self) -> Iterator[int]:
-        for epoch in itertools.count(self._first_epoch):
+        while True:
             self.ledger.done, self.ledger.finished = 0, False
-            yield epoch
+            self.next_epoch += 1
+            yield self.next_epoch - 1
 
     def __iter__(self) -> Iterator[int]:
         while not self.ledger.finished:
@@ -61,7 +63,7 @@ class _Script:
     ) -> None:
         self.loader = _Loader(pieces, 0 if newcomer else epoch)
         self.model = nn.Linear(2, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.worker = SimpleNamespace(
             warming_up=newcomer,
             epoch_of_job=lambda: epoch,
@@ -105,7 +107,28 @@ def test_a_script_does_not_end_in_an_epoch_of_the_past(
     script = _Script(monkeypatch, epoch=5, newcomer=newcomer)
     for epoch in range(2):
         script.train_epoch(epoch)
-    with pytest.raises(UsageError, match="ended in epoch 1, which the job has behind it"):
+    ends = NewcomerDiffers if newcomer else UsageError  # which fails the job
+    with pytest.raises(ends, match="ended in epoch 1, which the job has behind it"):
+        script.end()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_newcomer_that_joins_while_the_job_goes_on_ends_alone(
+    trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It joins in the job's epoch, passes over that one, and stops early; the others train on."""
+    script = _Script(monkeypatch, epoch=2, newcomer=True)
+    for epoch in range(2):
+        script.train_epoch(epoch)
+    script.worker.warming_up, script.loader.next_epoch = False, 3
+    script.train_epoch(2)
+    assert script.training.passes_over
+    script.loader.ledger.done = 1
+    if trains:
+        script.train_epoch(3)
+        script.end()
+        return
+    with pytest.raises(NewcomerDiffers, match="which the job has behind it"):
         script.end()
 
 
@@ -150,6 +173,50 @@ def test_a_script_stops_early_after_an_epoch_that_it_has_trained(
 
 
 EARLY = "left its loop over the training data early"
+Body = Callable[[int], bool]
+LEFT: dict[str, tuple[Callable[[Iterator[int]], Iterator[int]], Body, Body, bool]] = {
+    "islice": (lambda loop: itertools.islice(loop, 2), lambda _: False, lambda _: False, True),
+    "as_many_as_len": (
+        lambda loop: itertools.islice(loop, 4),
+        lambda _: False,
+        lambda _: False,
+        True,
+    ),
+    "break_after_an_update": (iter, lambda _: False, lambda made: made == 2, True),
+    "break_within_a_step": (iter, lambda _: False, lambda made: made == 1, True),
+    "all": (iter, lambda _: False, lambda _: False, False),
+    "more_than_there_are": (
+        lambda loop: itertools.islice(loop, 9),
+        lambda _: False,
+        lambda _: False,
+        False,
+    ),
+    "break_before_the_batch_is_trained": (iter, lambda step: step == 2, lambda _: False, False),
+    "first_batch": (iter, lambda _: True, lambda _: False, False),
+}
+
+
+@pytest.mark.parametrize(("ranks", "pieces"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("how", LEFT)
+def test_a_loop_that_is_left_by_a_number_of_batches(
+    how: str, ranks: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused in a job of several ranks, however many of them this process has now."""
+    taken, leaves_before, leaves_after, is_refused = LEFT[how]
+    script = _Script(monkeypatch, pieces=pieces, ranks=ranks)
+    loop = taken(script.loop(0))
+    for trained, step in enumerate(loop, start=1):
+        if leaves_before(step):
+            break
+        script.train()
+        if leaves_after(trained):
+            break
+    del loop
+    if ranks == 1 or not is_refused:
+        script.training.refuse_left_early()
+        return
+    with pytest.raises(UsageError, match=EARLY):
+        script.training.refuse_left_early()
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -239,3 +306,26 @@ def test_an_iterator_for_a_look_at_a_batch_may_be_kept(monkeypatch: pytest.Monke
     del batches
     with pytest.raises(UsageError, match=EARLY):
         script.training.refuse_left_early()
+
+
+def test_a_checkpoint_after_an_epoch_was_passed_over_is_a_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The optimizer of a resumed job has no memory of the copy that a checkpoint is written of."""
+    script = _Script(monkeypatch, epoch=1)
+    model, optimizer = script.model, script.optimizer
+
+    def step() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    step()
+    for _ in script.loop(0):  # passed over
+        step()
+    next(script.loop(1))
+    momentum = optimizer.state[model.bias]["momentum_buffer"]
+    before = momentum.item()
+    captured = script.worker.replica.capture()
+    step()
+    saved = captured["optimizers"][0]["state"][1]["momentum_buffer"]
+    assert np.frombuffer(saved.data, np.float32).item() == before != momentum.item()
