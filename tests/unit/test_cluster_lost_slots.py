@@ -127,6 +127,29 @@ def test_jobs_that_shrank_leave_the_fewest_slots_of_jobs_behind_them() -> None:
     assert sizes(found) == {"new": 6, "a": 1}
 
 
+def test_the_slots_that_a_job_gives_up_are_for_jobs_that_have_some() -> None:
+    """A waiting job behind it does not get them, and the job for which it shrank is not halted."""
+    present = {"a": (("n0", 4),), "c": (("n1", 3),)}
+    old = {"attained_slot_s": 1e6}
+    jobs = [
+        job("a", 4, **old),
+        job("waits", 2, min_slots=2, **old),
+        job("c", 4, min_slots=2, **old),
+        job("new", 3),
+    ]
+    decision = decide(Tiresias(), jobs, nodes(4, 3), present)
+    assert sizes(decision) == {"new": 3, "a": 2, "c": 2}
+    assert decision.reasons["waits"].endswith("needs 2 slots and 0 are left")
+
+
+def test_a_job_goes_on_with_its_fewest_slots_though_one_before_it_cannot() -> None:
+    present = {"a": (("n0", 3),), "x": (("n1", 3),), "c": (("n0", 1),)}
+    old = {"attained_slot_s": 1e6}
+    jobs = [job("a", 7, min_slots=5, **old), job("x", 7, min_slots=3, **old)]
+    jobs += [job("c", 1, **old), job("new", 3)]
+    assert sizes(decide(Tiresias(), jobs, nodes(4, 3), present)) == {"new": 3, "x": 3, "c": 1}
+
+
 @pytest.mark.parametrize("policy", [Fifo(), Fifo(backfill=True), Tiresias()])
 @pytest.mark.parametrize("allowed", [Sizes(sizes=(4, 8)), Sizes(size_step=4)])
 def test_jobs_shrink_to_sizes_that_their_users_allow(policy: ClusterPolicy, allowed: Sizes) -> None:

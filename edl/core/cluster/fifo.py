@@ -5,7 +5,8 @@ holds up all later jobs. It starts as soon as enough slots are free, so no job w
 was submitted after it. With backfilling, later jobs that fit start before that job. No slots are
 reserved for that job, so its wait has no bound while smaller jobs arrive.
 
-If nodes are lost, jobs that run keep what they have, or shrink, and grow back before others start
+If nodes are lost, jobs that run keep what they have, or shrink, and grow back before others start,
+except with slots of which none of their allowed sizes can be made
 (:func:`edl.core.cluster.ranked.admit`).
 
 By weight, heavier jobs come first among the waiting jobs, so a light job may wait without bound.

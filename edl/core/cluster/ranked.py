@@ -42,75 +42,91 @@ def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = T
             left may get slots.
     """
     fixed, left = cluster.fixed, cluster.slots
-    reduced = _reduced(ranking, cluster)
-    minima = sum(one.job.min_slots for one in ranking if one.job.name in reduced)
+    shrinking = _Shrinking(ranking, cluster)
     sizes: dict[str, int] = {}
     reasons: dict[str, str] = {}
     first_waiting = ""
     for one in sorted(ranking, key=lambda one: one.job.name not in fixed):
         job = one.job
-        wanted = fixed.get(job.name, reduced.get(job.name, job.requested_slots))
-        if job.name in reduced:
-            minima -= job.min_slots
-            wanted = _with_room_for(minima, job, wanted, left)
+        wanted, room = fixed.get(job.name) or shrinking.wanted(job, left), left
+        if job.name not in cluster.present:
+            room = max(0, left - shrinking.reserved)
         if first_waiting and not overtaking and job.name not in cluster.present:
             reasons[job.name] = f"waits behind {first_waiting}: {one.why}"
-        elif wanted <= left:
+        elif wanted <= room:
             left -= wanted
             sizes[job.name] = wanted
             reasons[job.name] = f"has {_slots(wanted, job)}: {one.why}"
         else:
             first_waiting = first_waiting or job.name
-            needs = f"needs {counted(wanted, 'slot')} and {left} are left"
+            needs = f"needs {counted(wanted, 'slot')} and {room} are left"
             reasons[job.name] = f"waits: {one.why}, {needs}"
     return Allocation(place_slots(sizes, cluster), reasons, cluster.state)
 
 
-def _reduced(ranking: Sequence[Ranked], cluster: ClusterState) -> dict[str, int]:
-    """Return the slots of jobs that go on with fewer than they requested, or grow back, by name.
+class _Shrinking:
+    """The slots of jobs that have some, where these jobs request more than the nodes have.
 
-    It is empty as long as the jobs that have slots request no more than the nodes have. Else, in
-    the order of ``ranking``, each has its fewest slots if these are left, then what it has now, and
-    then what it requested, as far as the slots suffice, and by numbers that its user allows. A job
-    for whose fewest slots there is no room is left out.
+    Call :meth:`wanted` for each job that is not fixed, in the order in which they are served. As
+    long as the jobs that have slots request no more than there is, each is given what it requests.
 
     Args:
         ranking: all jobs of the cluster, in the order in which they are served.
         cluster: the nodes, and the slots that jobs have now.
+
+    Attributes:
+        reserved: the slots that jobs without slots may not take now: a job before them has shrunk,
+            so that jobs behind them keep their fewest slots.
     """
-    fixed, present = cluster.fixed, cluster.present
-    jobs = [one.job for one in ranking if one.job.name in present and one.job.name not in fixed]
-    left = cluster.slots - sum(fixed.values())
-    if sum(job.requested_slots for job in jobs) <= left:
-        return {}
-    found: dict[str, int] = {}
-    for job in jobs:
-        if job.min_slots <= left:
-            found[job.name] = job.min_slots
-            left -= job.min_slots
-    going_on = [job for job in jobs if job.name in found]
-    for grows_back in (False, True):
-        for job in going_on:
-            has = job.requested_slots if grows_back else slot_count(present[job.name])
-            goal = min(has, job.requested_slots, found[job.name] + left)
-            more = max(0, job.allowed_slots(goal) - found[job.name])
-            found[job.name] += more
-            left -= more
-    return found
 
+    def __init__(self, ranking: Sequence[Ranked], cluster: ClusterState) -> None:
+        fixed, self._present = cluster.fixed, cluster.present
+        jobs = [one.job for one in ranking if one.job.name in self._present.keys() - fixed.keys()]
+        left = cluster.slots - sum(fixed.values())
+        self._jobs = {job.name for job in jobs}
+        self._sizes: dict[str, int] = {}
+        if sum(job.requested_slots for job in jobs) > left:
+            self._sizes = self._fitting(jobs, left)
+        else:
+            self._jobs.clear()
+        self._fewest = {job.name: job.min_slots for job in jobs if job.name in self._sizes}
+        self.reserved = 0
 
-def _with_room_for(minima: int, job: ClusterJob, wanted: int, left: int) -> int:
-    """Return the slots of a job that goes on with fewer, where a waiting job came before it.
+    def wanted(self, job: ClusterJob, left: int) -> int:
+        """Return the slots to give to a job, of which ``left`` or fewer are there.
 
-    Args:
-        minima: the fewest slots of all jobs behind it that go on with fewer, together. They stay
-            free if the job's own fewest slots leave them.
-        job: the job.
-        wanted: its slots if no waiting job came before it, an allowed number.
-        left: the slots that are left for it and all jobs behind it.
-    """
-    room = max(left - minima, min(job.min_slots, left))
-    return job.allowed_slots(min(wanted, room)) or wanted
+        For a job that shrinks it is a number that its user allows. The fewest slots of the jobs
+        behind it stay free if its own fewest slots leave them.
+        """
+        if job.name not in self._jobs:
+            return job.requested_slots
+        self._fewest.pop(job.name, None)
+        self.reserved = sum(self._fewest.values())
+        room = max(left - self.reserved, min(job.min_slots, left))
+        goal = self._sizes.get(job.name, job.requested_slots)
+        return job.allowed_slots(min(goal, room)) or job.requested_slots
+
+    def _fitting(self, jobs: Sequence[ClusterJob], left: int) -> dict[str, int]:
+        """Return the slots of ``jobs`` by name, ``left`` in all, if no other job got any.
+
+        In their order each has its fewest slots if these are left, then what it has now, and then
+        what it requested, as far as the slots suffice, and by numbers that its user allows. A job
+        for whose fewest slots there is no room is left out.
+        """
+        found: dict[str, int] = {}
+        for job in jobs:
+            if job.min_slots <= left:
+                found[job.name] = job.min_slots
+                left -= job.min_slots
+        going_on = [job for job in jobs if job.name in found]
+        for grows_back in (False, True):
+            for job in going_on:
+                has = job.requested_slots if grows_back else slot_count(self._present[job.name])
+                goal = min(has, job.requested_slots, found[job.name] + left)
+                more = max(0, job.allowed_slots(goal) - found[job.name])
+                found[job.name] += more
+                left -= more
+        return found
 
 
 def _slots(size: int, job: ClusterJob) -> str:
