@@ -109,6 +109,7 @@ def lab_of(shell: Shell, partitions: str = ONE_PARTITION) -> Iterator[SlurmLab]:
         finally:
             for one in shell.started:
                 one.process.kill()
+                one.process.wait(10)  # before psutil does, which would take its exit code
             for one in processes_of(shell.environment["XDG_STATE_HOME"]):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
@@ -171,6 +172,23 @@ def test_slurm_lends_another_node_than_the_drained_one(shell: Shell) -> None:
         lab.slurm.run("scontrol", "update", f"nodename={first}", "state=resume")
         assert shell.edl("undrain", first).returncode == 0
         lab.until(lambda: first in lab.hosts(), "the first node is not lent")
+        end.touch()
+        lab.until(lambda: lab.shown("j")["result"] == "finished", "the job does not end")
+
+
+def test_another_host_is_asked_for_in_place_of_one_that_slurm_cannot_start(shell: Shell) -> None:
+    """Slurm drains a node whose prolog fails, and holds the batch job."""
+    prolog = shell.directory / "prolog"
+    prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ]\n')
+    prolog.chmod(0o755)
+    with lab_of(shell, f"{ONE_PARTITION}Prolog={prolog}\n") as lab:
+        controller = lab.start("--host-slots", "2", "--max-hosts", "1")
+        end = shell.directory / "end"
+        lab.submit("j", "--until", str(end))
+        lab.until(lambda: lab.shown("j")["state"] == "running", "the job does not run")
+        assert "launch failed requeued held; the next one waits 10 s" in controller.output
+        assert lab.hosts().keys() <= {"n2", "n3"}
+        assert lab.queue() == ["RUNNING"], "what Slurm holds is cancelled"
         end.touch()
         lab.until(lambda: lab.shown("j")["result"] == "finished", "the job does not end")
 

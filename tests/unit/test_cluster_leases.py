@@ -45,6 +45,7 @@ from edl.core.cluster.records import (
 from edl.core.cluster.view import ClusterView, HostView, JobView
 
 ASKED, RUNNING, ENDED, UNKNOWN = (LeaseState(n) for n in ("asked", "running", "ended", "unknown"))
+HELD = HostLease(LeaseState.HELD, "", "launch failed requeued held")
 LIMITS = LeaseLimits(Shape(2), max_hosts=3, idle_s=30.0, start_s=100.0)
 
 
@@ -785,6 +786,31 @@ def test_a_host_that_is_silent_for_long_is_given_back() -> None:
     loan.turn(1)
     assert loan.turn(99).give_back == (), "it was back meanwhile"
     assert loan.turn(1).give_back == (ReleaseHost("l1", 0.0),)
+
+
+@pytest.mark.parametrize("has_offered", [False, True])
+def test_another_host_is_asked_for_in_place_of_a_lease_that_the_engine_holds(
+    has_offered: bool,
+) -> None:
+    """Slurm holds a batch job whose start has failed until an administrator releases it."""
+    loan = Loan()
+    loan.job("a")
+    loan.turn()
+    if has_offered:
+        loan.runs("l1", "n1")
+        loan.turn(100)
+        loan.hosts.clear()
+    loan.engine["l1"] = HELD
+    found = loan.turn(1)
+    assert found.give_back == (ReleaseHost("l1", 0.0),)
+    assert [what for what, _ in found.news] == [
+        "l1 came to nothing: launch failed requeued held; the next one waits 10 s"
+    ]
+    assert loan.turn(1).give_back == (ReleaseHost("l1", 0.0),), "it is there yet"
+    assert loan.table.leases["l1"].state is (RUNNING if has_offered else ASKED)
+    loan.engine["l1"] = HostLease(ENDED, "", "cancelled")
+    assert "l1" not in loan.turn(1).table.leases
+    assert loan.turn(10).ask == ("l2",)
 
 
 def test_a_lease_that_waits_for_hours_is_no_failure() -> None:

@@ -79,6 +79,8 @@ def test_what_squeue_says() -> None:
             "13|edl-lab-x-l5|REQUEUED||None",
             "14|edl-lab-x-l6|PREEMPTED|n1|None",
             "15|edl-lab-x-l7|EVICTED|n6|None",
+            "16|edl-lab-x-l8|PENDING||launch failed requeued held|edl avoids:",
+            "17|edl-lab-x-l9|PENDING||JobHeldAdmin|edl avoids:",
         ]
     )
     found = {name: batches[-1].lease for name, batches in parsed(text, "edl-lab-x-").items()}
@@ -94,6 +96,8 @@ def test_what_squeue_says() -> None:
             "n6",
             "Slurm calls the state of batch job 15 'EVICTED', which edl does not know",
         ),
+        "l8": HostLease(LeaseState.HELD, "", "launch failed requeued held", ()),
+        "l9": HostLease(ASKED, "", "JobHeldAdmin", ()),
     }
 
 

@@ -16,13 +16,15 @@ from edl.core.record import Record
 class LeaseState(StrEnum):
     """The state of a lease, as the engine tells it.
 
-    ``ASKED``: it waits in the engine's queue, for the first time or again. ``RUNNING``: its `edl
-    host` was started. ``ENDED``: its `edl host` has ended, or never will be started. ``UNKNOWN``:
-    the engine has the lease, but does not tell which of these is true, or by a word that edl does
-    not know. A record never has this state.
+    ``ASKED``: it waits in the engine's queue, for the first time or again. ``HELD``: it waits
+    there, and the engine will not start it by itself, because a start has failed. ``RUNNING``: its
+    `edl host` was started. ``ENDED``: its `edl host` has ended, or never will be started.
+    ``UNKNOWN``: the engine has the lease, but does not tell which of these is true, or by a word
+    that edl does not know. A record is never ``HELD`` or ``UNKNOWN``.
     """
 
     ASKED = "asked"
+    HELD = "held"
     RUNNING = "running"
     ENDED = "ended"
     UNKNOWN = "unknown"

@@ -271,6 +271,8 @@ class _Draft:
             self._ask.append(name)  # written, and perhaps never asked for
         elif lease is not None and lease.state is LeaseState.UNKNOWN:
             self._hold(name, record, lease, host)
+        elif lease is not None and lease.state is LeaseState.HELD:
+            self._give_up(name, record, lease, host)
         elif lease is None or lease.state is LeaseState.ENDED:
             self._end(name, record, host, lease.why if lease is not None else "")
         else:
@@ -314,6 +316,15 @@ class _Draft:
             self._leave(name, kept, host)
         else:
             self._leases[name] = kept
+
+    def _give_up(
+        self, name: str, record: LeaseRecord, lease: HostLease, host: HostView | None
+    ) -> None:
+        """Give a lease back that the engine will not start by itself, which is a failure."""
+        if not record.back_s:
+            self._fail(name, lease.why, record.host)
+        back_s = record.back_s or self._now_s
+        self._leave(name, replace(record, why=lease.why, back_s=back_s), host)
 
     def _go_on(self, name: str, record: LeaseRecord, host: HostView | None) -> None:
         """Keep a lease that goes on; give it back if its host does not come, or is leaving.

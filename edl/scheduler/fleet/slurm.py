@@ -46,7 +46,16 @@ _STATES = {
     **dict.fromkeys(_RUNS, LeaseState.RUNNING),
     **dict.fromkeys(_ENDED, LeaseState.ENDED),
 }
-_ORDER = (LeaseState.ENDED, LeaseState.ASKED, LeaseState.UNKNOWN, LeaseState.RUNNING)
+_ORDER = (
+    LeaseState.ENDED,
+    LeaseState.HELD,
+    LeaseState.ASKED,
+    LeaseState.UNKNOWN,
+    LeaseState.RUNNING,
+)
+# Why Slurm holds a batch job after a start that has failed, as where a node's prolog fails. Other
+# reasons to hold one are those of an administrator.
+_HELD = {"launch failed requeued held", "JobHoldMaxRequeue"}
 _AVOIDS = "edl avoids:"  # the beginning of the comment of a batch job
 # What Slurm's commands say when slurmctld does not answer, or has only just started.
 _AWAY = (
@@ -132,7 +141,7 @@ class SlurmFleet:
         for one in self._batches().get(lease, []):
             if one.lease.state is LeaseState.ENDED:
                 continue
-            waits = one.lease.state is LeaseState.ASKED
+            waits = one.lease.state in (LeaseState.ASKED, LeaseState.HELD)
             politely = ["--signal=TERM"] if within_s > 0 and not waits else []
             with contextlib.suppress(_Failed):  # it has ended meanwhile
                 self._call("scancel", *politely, one.number)
@@ -298,6 +307,8 @@ def parsed(text: str, prefix: str) -> dict[str, list[_Batch]]:
             continue
         kind = _STATES.get(state, LeaseState.UNKNOWN)
         said = why if kind is LeaseState.ASKED and why != "None" else state.lower()
+        if kind is LeaseState.ASKED and why.replace("_", " ") in _HELD:
+            kind = LeaseState.HELD
         if kind is LeaseState.UNKNOWN:
             said = f"Slurm calls the state of batch job {number} {state!r}, which edl does not know"
         lease = HostLease(kind, node, said, _avoided(comment))
