@@ -9,7 +9,7 @@ import ctypes
 import threading
 
 from edl.errors import EdlError
-from edl.framework import process
+from edl.framework.hidden_error import hide
 
 
 def raise_in(thread: int, error: EdlError) -> bool:
@@ -19,7 +19,7 @@ def raise_in(thread: int, error: EdlError) -> bool:
     such as ``fit``, which then seems to raise ``error``. (An error raised in the framework's own
     thread would reach the script with another type, and the framework would print a traceback.) If
     the framework is raising an error of its own at that moment, pybind11 wraps ``error`` in a
-    RuntimeError, which :func:`edl.framework.process.unhiding` turns back into ``error``.
+    RuntimeError, which :func:`edl.framework.hidden_error.unhiding` turns back into ``error``.
 
     Args:
         thread: the identifier of the other thread, as :func:`threading.get_ident` returns it.
@@ -31,7 +31,7 @@ def raise_in(thread: int, error: EdlError) -> bool:
         is the calling thread, which must raise the error itself. ``unhiding`` knows the error in
         each case.
     """
-    process.hide(error)
+    hide(error)
     if thread == threading.get_ident():
         return False
 

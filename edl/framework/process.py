@@ -15,8 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -30,6 +29,7 @@ from edl.data.stream import refuse_in_stream
 from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers, UsageError
 from edl.framework import ending, first_step
 from edl.framework.forks import end_forks_by_sigterm, free_all_forks
+from edl.framework.hidden_error import hidden_in
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.framework.tracing import trace_worker
 from edl.ring.gloo import Binding, gloo_ring
@@ -43,7 +43,6 @@ REGISTERS_WITHIN_S = 1.0  # whatever its launcher has asked for
 
 _worker: Worker | None = None
 _over: weakref.WeakSet[Worker] = weakref.WeakSet()
-_hidden: EdlError | None = None
 
 
 _replica: FrameworkReplica | None = None
@@ -119,7 +118,8 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
 def _end_at_prompt(worker: Worker) -> bool:
     """End the job of ``worker`` if it was begun at a Python prompt without a launcher.
 
-    Then this process has no worker, no tracked objects and no model any more.
+    Then this process has no worker, no tracked objects and no model any more, also if this raises
+    the error with which the job ends.
 
     Returns:
         True if the job was ended; False, with nothing changed, if it has a launcher, or if Python
@@ -128,13 +128,15 @@ def _end_at_prompt(worker: Worker) -> bool:
     global _worker, _replica, _elastic_state
     if worker.is_shared or not hasattr(sys, "ps1"):
         return False
-    if not worker.loader.open:  # else a cell has failed, or was broken off, in the midst of a step
-        worker.finishing.script_ended()
-    worker.close()
-    _over.add(worker)
-    worker.loader.progress.abandon()  # or the gradients of its model would go on being its own
-    _worker = _replica = _elastic_state = None
-    _tracked_early.clear()
+    try:
+        if not worker.loader.open:  # else a cell has failed, or was broken off, in a step
+            worker.finishing.script_ended()
+    finally:
+        worker.close()
+        _over.add(worker)
+        worker.loader.progress.abandon()  # or the gradients of its model would go on being its own
+        _worker = _replica = _elastic_state = None
+        _tracked_early.clear()
     return True
 
 
@@ -507,40 +509,6 @@ def _begin_again_under_edl_worker() -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-P", "-m", "edl.cli.worker", *command])
 
 
-def hide(error: EdlError) -> None:
-    """Remember ``error``, which a framework may replace by an error of its own.
-
-    :func:`unhiding` then raises the remembered error in place of the framework's. Only the error of
-    the last call is remembered, for all threads.
-    """
-    global _hidden
-    _hidden = error
-
-
-@contextmanager
-def unhiding() -> Iterator[None]:
-    """Raise the error that :func:`hide` has remembered, in place of a framework's error for it.
-
-    An error that leaves the ``with`` block is replaced if its text contains the text of the
-    remembered error. Errors of edl (EdlError) and all others pass as they are.
-    """
-    try:
-        yield
-    except Exception as error:
-        if (hidden := _hidden_in(error)) is None:
-            raise
-        raise hidden from error
-
-
-def _hidden_in(error: BaseException) -> EdlError | None:
-    """Return the error that :func:`hide` remembered last if ``error`` stands for it; else None.
-
-    That is so if the text of ``error`` contains its text, and ``error`` is no EdlError itself.
-    """
-    stands = _hidden is not None and not isinstance(error, EdlError) and str(_hidden) in str(error)
-    return _hidden if stands else None
-
-
 def speak_in_sentences() -> None:
     """Print an :class:`EdlError` that ends the script as one sentence, without a traceback.
 
@@ -555,7 +523,7 @@ def speak_in_sentences() -> None:
         return
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
-        error = _hidden_in(error) or error
+        error = hidden_in(error) or error
         refused = isinstance(error, NewcomerDiffers)
         ending.fails(REFUSED_EXIT if refused else 1)
         if isinstance(error, EdlError):

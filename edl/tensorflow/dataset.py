@@ -25,8 +25,8 @@ from tensorflow.python.data.ops import dataset_ops
 from edl.core.step.batch import Batch
 from edl.core.step.shuffle import SampleOrder
 from edl.errors import UsageError
-from edl.framework import process
 from edl.framework.batch_number import batch_in_epoch
+from edl.framework.hidden_error import unhiding
 from edl.framework.steps import asked_length
 from edl.tensorflow import training
 from edl.tensorflow.feed import AHEAD, PipelineBatchSource
@@ -298,7 +298,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         """
         with now.feed.receiving(self._raw()) as receive:
             while now.begin_step():
-                with process.unhiding():
+                with unhiding():
                     batch = receive()
                 yield batch
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from edl.core.step.training_length import TrainingLength
 from edl.errors import UsageError
-from edl.framework import process
+from edl.framework.hidden_error import unhiding
 from edl.framework.source import refuse_logical
 from edl.tensorflow import training
 from edl.tensorflow.reduction import REDUCED
@@ -370,7 +370,7 @@ class Session(tf.compat.v1.Session):
         if job is None or not job.trains(fetches):
             return super().run(fetches, feed_dict, options, run_metadata)
         job.begin()
-        with process.unhiding():
+        with unhiding():
             result = super().run(fetches, feed_dict, options, run_metadata)
         training.current().reduction.raise_pending()
         return result

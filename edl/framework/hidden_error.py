@@ -1,0 +1,44 @@
+"""Raise an error of edl again that a framework has replaced by one of its own: :func:`unhiding`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from edl.errors import EdlError
+
+_hidden: EdlError | None = None
+
+
+def hide(error: EdlError) -> None:
+    """Remember ``error``, which a framework may replace by an error of its own.
+
+    :func:`unhiding` then raises the remembered error in place of the framework's. Only the error of
+    the last call is remembered, for all threads.
+    """
+    global _hidden
+    _hidden = error
+
+
+@contextmanager
+def unhiding() -> Iterator[None]:
+    """Raise the error that :func:`hide` has remembered, in place of a framework's error for it.
+
+    An error that leaves the ``with`` block is replaced if its text contains the text of the
+    remembered error. Errors of edl (EdlError) and all others pass as they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (hidden := hidden_in(error)) is None:
+            raise
+        raise hidden from error
+
+
+def hidden_in(error: BaseException) -> EdlError | None:
+    """Return the error that :func:`hide` remembered last if ``error`` stands for it; else None.
+
+    That is so if the text of ``error`` contains its text, and ``error`` is no EdlError itself.
+    """
+    stands = _hidden is not None and not isinstance(error, EdlError) and str(_hidden) in str(error)
+    return _hidden if stands else None
