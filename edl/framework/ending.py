@@ -259,7 +259,9 @@ class Closing:
             elif not _armed:  # else the launcher knows from the job's record
                 _fails_late()
         except Exception:
-            logger.exception("the end of this script could not be told to the other workers")
+            logger.exception("the end of this script has failed")
+            if not _armed:
+                _fails_late()
 
     def _run(self) -> None:
         global _closing, _stopped

@@ -52,8 +52,9 @@ class Finishing:
             batch that the script has trained last. The framework's loader sets it; until then it
             does nothing.
         check_end: called without arguments when the script has ended, after ``end_batch``; it
-            raises UsageError if the script may not end there. It is set for unchanged Horovod
-            scripts; until then it does nothing.
+            raises UsageError if the script may not end there, and NewcomerDiffers if the worker may
+            end, and the others train on. It is set for unchanged Horovod scripts; until then it
+            does nothing.
 
     Args:
         steps: returns the object that makes this worker's steps.
@@ -120,7 +121,7 @@ class Finishing:
             UsageError: the script ended while this worker warmed up, before it joined the job. The
                 others train on.
             NewcomerDiffers: the script ended before the worker joined, and the job is in a fit that
-                the script does not have.
+                the script does not have; or ``check_end`` has raised it.
             WorkerEvicted: this worker was evicted, so what it has trained does not belong to the
                 job.
             JobFailed: other workers train on; the job was resumed from a checkpoint of a later fit
@@ -129,10 +130,10 @@ class Finishing:
                 checkpoint could not be written.
         """
         switching, steps = self._switching, self._steps()
-        if self.told_to_leave or not switching.is_in_ring:
-            return
         if self.finished:
             self._check_saved()
+            return
+        if self.told_to_leave or not switching.is_in_ring:
             return
         if switching.warming_up and self.has_trained_all:
             switching.wait_for_end()

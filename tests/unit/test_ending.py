@@ -166,6 +166,18 @@ ending.Closing(lambda: None, lambda: None, lambda: 0.0, fails).start()
     assert (done.stderr, done.returncode) == ("edl: w0 ended its script\n", 1)
 
 
+def test_a_job_without_a_launcher_fails_by_any_error_at_its_end(tmp_path: Path) -> None:
+    """It may come from the framework, in the update by the last batch."""
+    script = """
+def fails():
+    raise OSError("the disk is broken")
+ending.Closing(lambda: None, lambda: None, lambda: 0.0, fails).start()
+"""
+    done = run(tmp_path, script)
+    assert done.returncode == 1
+    assert "OSError: the disk is broken" in done.stderr
+
+
 def test_a_job_without_a_launcher_that_fails_at_its_end_loses_no_output(tmp_path: Path) -> None:
     """The process is ended with another code than Python's, which flushes files on its way."""
     script = """
