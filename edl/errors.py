@@ -31,7 +31,7 @@
     ├── JobError                the job as a whole has ended, or ends for this worker
     │   ├── JobFailed           the job ended without its result
     │   │   └── StateDiffers    the workers of the job hold different states
-    │   ├── NewcomerDiffers     this worker has joined, and differs from the others, which train on
+    │   ├── NewcomerDiffers     a newcomer differs from the others, which train on without it
     │   ├── JobStopped          the job was asked to stop, and has no result
     │   └── WorkerEvicted       the leader has evicted this worker
     ├── BuildError              Horovod could not be built or patched
@@ -389,7 +389,7 @@ class StateDiffers(JobFailed):
 
 
 class NewcomerDiffers(JobError):
-    """This worker has joined, and its state or sample order differs from the others'; it ends."""
+    """A newcomer ends alone: its state, data or script differ from those of the others."""
 
 
 class JobStopped(JobError):

@@ -105,7 +105,7 @@ def rank() -> int:
     """Return the number of this process, from 0.
 
     Raises:
-        UsageError: the script has left its loop over the training data by counting batches.
+        UsageError: the script has left its loop over the training data early.
     """
     loop.refuse_left_early()
     return process.rank()

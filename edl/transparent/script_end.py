@@ -6,10 +6,11 @@ number of processes, or on whether the job was resumed. :class:`LoopWatch` follo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from edl.errors import UsageError
+from edl.errors import EdlError, NewcomerDiffers, UsageError
 from edl.framework.process import current_worker
 from edl.transparent.ranks import ranks
 
@@ -30,8 +31,20 @@ ENDED_BEHIND = (
 )
 
 
+def ended_behind(epoch: int, ends_alone: bool) -> EdlError:
+    """Return the error of a script that has ended in an epoch that the job has behind it.
+
+    Args:
+        epoch: the script's number of that epoch.
+        ends_alone: whether the process is a newcomer that has trained no epoch of the job. The
+            others train on without it; else the job fails.
+    """
+    error = NewcomerDiffers if ends_alone else UsageError
+    return error(ENDED_BEHIND.format(epoch=epoch))
+
+
 class LoopWatch:
-    """Follow the script's loops over its training data, and refuse an end within one of them.
+    """The script's loops over its training data, in which it may not end.
 
     Give each loop the batches of :meth:`batches`, with :meth:`check_next` before it, and call
     :meth:`check_end` when the script has ended. A loop is left *early* if the script takes no more
@@ -42,12 +55,15 @@ class LoopWatch:
 
     Args:
         has_trained: returns whether the script has trained the batch that it has taken last.
+
+    Attributes:
+        is_within: whether the script is in such a loop.
     """
 
     def __init__(self, has_trained: Callable[[], bool]) -> None:
         self._has_trained = has_trained
         self._loops = 0
-        self._is_within = self._left_early = False
+        self.is_within = self._left_early = False
         self._had_several = False  # passes of the loop in a step
 
     def batches(self, source: Iterable[Any]) -> Iterator[Any]:
@@ -56,7 +72,7 @@ class LoopWatch:
         Call :meth:`check_next` before.
         """
         self._loops += 1
-        number, self._is_within = self._loops, True
+        number, self.is_within = self._loops, True
         try:
             for batch in source:  # not `yield from`, which would first end the iterator of source
                 pieces = current_worker().loader.engine.batches.pieces
@@ -68,20 +84,24 @@ class LoopWatch:
             raise
         finally:
             if number == self._loops:
-                self._is_within = False
+                self.is_within = False
 
     def check_next(self) -> None:
         """Raise a UsageError if the script has left its last loop early; call it before another.
 
         A loop counts as left also where the script keeps its iterator.
         """
-        if self._is_within and self._is_early():
+        if self.is_within and self._is_early():
             self._left_early = True
         self.refuse_left_early()
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script is known to have left its last loop early."""
-        if self._left_early:
+        """Raise a UsageError if the script is known to have left its last loop early.
+
+        Not while the script handles an error, which may be why it has left the loop, and would be
+        hidden.
+        """
+        if self._left_early and sys.exc_info()[1] is None:
             raise UsageError(LEFT_EARLY)
 
     def check_end(self) -> None:

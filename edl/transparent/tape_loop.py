@@ -25,7 +25,7 @@ from edl.tensorflow import training
 from edl.tensorflow.dataset import ElasticDataset
 from edl.tensorflow.model_build import build_model
 from edl.transparent.input_pipeline import InputPipelines, recorded
-from edl.transparent.script_end import ENDED_BEHIND, LoopWatch
+from edl.transparent.script_end import LoopWatch, ended_behind
 from edl.transparent.script_exchange import ScriptExchange
 
 TAPE = "DistributedGradientTape"
@@ -64,6 +64,7 @@ class TapeLoop:
         self._epoch = -1  # the job's, once this process takes part in it
         self._loops = 0  # over the training data so far
         self._is_behind = False  # it warms up in a loop that the job has behind it
+        self._warms_up = self._has_trained = False  # whether it has, since the script began
         self._uses_tape = False
         self._watch = LoopWatch(_has_trained)
 
@@ -120,13 +121,11 @@ class TapeLoop:
         if number > self._epoch:
             raise UsageError(AHEAD.format(mine=number, job=self._epoch))
         current_worker().show_epoch(number)
+        self._has_trained = True
         yield from self._watch.batches(self._trained())
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script has left its last loop within a step or after an update.
-
-        What it trains would then depend on the number of processes.
-        """
+        """Raise a UsageError if the script is known to have left its last loop early."""
         self._watch.refuse_left_early()
 
     def check_end(self) -> None:
@@ -137,7 +136,9 @@ class TapeLoop:
 
         Raises:
             UsageError: the script has ended in a loop that the job has behind it, or has left its
-                last loop early.
+                last loop early. The job fails.
+            NewcomerDiffers: the script of a newcomer that has trained no epoch of the job has ended
+                in such a loop. The others train on without it.
         """
         self._watch.check_end()
         if self._epoch < 0:
@@ -146,7 +147,7 @@ class TapeLoop:
             begun = self._loops == self._epoch and current_worker().loader.ledger.done
             is_behind = self._loops < self._epoch or bool(begun)
         if is_behind:
-            raise UsageError(ENDED_BEHIND.format(epoch=self._loops - 1))
+            raise ended_behind(self._loops - 1, self._warms_up and not self._has_trained)
 
     def _trained(self) -> Iterator[Any]:
         """Yield the batches of this process in the epoch, and note while the script has one."""
@@ -188,6 +189,7 @@ class TapeLoop:
         if not worker.warming_up:
             self._epoch = epoch
             return
+        self._warms_up = True
         yield from self._trained()
         job = worker.epoch_of_job()
         self._is_behind = job is not None and number < job

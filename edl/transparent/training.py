@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 import edl.torch
-from edl.errors import NewcomerDiffers, UsageError
+from edl.errors import UsageError
 from edl.framework.process import current_worker
-from edl.transparent.script_end import ENDED_BEHIND, LoopWatch
+from edl.transparent.script_end import LoopWatch, ended_behind
 
 AHEAD = (
     "this worker's script trains epoch {mine} now, and the job is in epoch {job}: a script must "
@@ -152,6 +152,11 @@ class Training:
         """The number of the step in its epoch, from 0, that the last batch belongs to."""
         return 0 if self.passes_over else self._loader.batch_index
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the script is in a loop, and has not trained all batches of the present step."""
+        return self._watch.is_within and current_worker().loader.open
+
     def batches(self, number: int, sampler_epoch: int) -> Iterator[Any]:
         """Yield the batches of one loop of the script over its training data.
 
@@ -207,14 +212,12 @@ class Training:
         Raises:
             UsageError: the script has ended in an epoch that the job has behind it, or has left its
                 last loop early. The job fails.
-            NewcomerDiffers: so has the script of a newcomer that has trained no epoch of the job:
-                the others train on without it.
+            NewcomerDiffers: the script of a newcomer that has trained no epoch of the job has ended
+                in such an epoch. The others train on without it.
         """
         self._watch.check_end()
         if self.passes_over and not self._is_at_job():
-            ends_alone = self._warms_up and not self._has_trained
-            error = NewcomerDiffers if ends_alone else UsageError
-            raise error(ENDED_BEHIND.format(epoch=self._number))
+            raise ended_behind(self._number, self._warms_up and not self._has_trained)
         self._restore()
 
     def _is_at_job(self) -> bool:

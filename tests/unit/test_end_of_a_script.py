@@ -17,7 +17,7 @@ from edl.core.records import JobState
 from edl.core.step.batching import Batching
 from edl.core.step.epoch_end import EpochLeft, ended_by_count, ended_by_script
 from edl.core.step.source import Source
-from edl.errors import CheckpointError, JobFailed, UsageError
+from edl.errors import CheckpointError, JobFailed, NewcomerDiffers, UsageError
 from edl.framework.steps import BatchSteps, asked_length
 from edl.ring.loopback import LoopbackNetwork
 from edl.testing.counting import CountingBatchSource, CountingModel, source_of, train_step
@@ -282,6 +282,29 @@ def test_a_script_that_may_not_end_there_fails_the_job() -> None:
     assert all(isinstance(each, JobFailed) for each in job.errors.values()), job.errors
 
 
+def test_a_newcomer_may_end_alone_after_it_has_joined() -> None:
+    """Its script has stopped in an epoch that the job has behind it; the others train on."""
+
+    def ends(script: Script, steps: BatchSteps, one: LoopbackWorker) -> None:
+        def refuse() -> None:
+            if one.id == 2:
+                raise NewcomerDiffers("it has stopped in an epoch of the past")
+
+        one.worker.finishing.check_end = refuse
+        batches = forever(steps)
+        while one.worker.step < (2 if one.id == 2 else 4) * LIMIT:
+            next(batches)
+            script.train(steps, one)
+
+    job = LoopbackJob(Script(ends), np=2, max_np=3, seed=1)
+    job.after_step(2, lambda one: one.scale({"a": 3}))
+    job.run()
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    assert isinstance(job.errors[2], NewcomerDiffers), job.describe()
+    assert job.results == {0: True, 1: True, 2: True}, job.describe()
+    assert [job.workers[n].worker.step for n in (0, 1, 2)] == [4 * LIMIT, 4 * LIMIT, 2 * LIMIT]
+
+
 def job_of_one() -> Worker:
     """Return the worker of a job without a launcher, before its first step."""
     worker = Worker(Config(), LoopbackNetwork().ring(0), SharedState(), JobOfOne(Config()))
@@ -314,12 +337,15 @@ def test_a_job_of_one_ends_with_the_same_words() -> None:
     )
 
 
-@pytest.mark.parametrize("leaves_its_loop", [True, False])
+@pytest.mark.parametrize(
+    ("leaves_its_loop", "is_told_to_leave"), [(True, False), (True, True), (False, False)]
+)
 def test_a_job_of_one_without_its_last_checkpoint_fails_when_its_script_has_ended(
-    tmp_path: Path, leaves_its_loop: bool
+    tmp_path: Path, leaves_its_loop: bool, is_told_to_leave: bool
 ) -> None:
     """So its process ends with 1, as with a launcher."""
     worker = job_of_one()
+    worker.finishing.told_to_leave = is_told_to_leave
     worker.attach_replica(CountingModel(100))
     worker.checkpointing.attach(tmp_path / "saved", 1000.0, 1)
     train_a_batch(worker)

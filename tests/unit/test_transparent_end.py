@@ -236,6 +236,44 @@ def test_a_script_that_takes_a_number_of_batches_ends_early(
         script.end()
 
 
+@pytest.mark.parametrize("batches", [0, 2])
+def test_a_loop_that_is_left_before_a_batch_is_trained_is_within_no_step(
+    batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights that rank 0 loads after it are sent to the others."""
+    script = _Script(monkeypatch, pieces=1)
+    seen = []
+    for number in script.loop(0):
+        seen.append(script.training.is_in_step)
+        if number == batches:
+            break
+        script.train()
+        seen.append(script.training.is_in_step)
+    assert seen == [True, False] * batches + [True]
+    assert script.loader.open
+    assert not script.training.is_in_step
+
+
+def test_the_error_with_which_a_script_leaves_its_loop_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its handlers ask hvd.rank(), which refuses a loop that was left early."""
+    script = _Script(monkeypatch)
+
+    def train() -> None:
+        try:
+            for _ in script.loop(0):
+                script.training.note_step()
+                raise ValueError("loss is nan")
+        finally:
+            script.training.refuse_left_early()
+
+    with pytest.raises(ValueError, match="loss is nan"):
+        train()
+    with pytest.raises(UsageError, match=EARLY):
+        script.training.refuse_left_early()
+
+
 def test_a_script_that_keeps_an_iterator_begins_no_other_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
