@@ -148,7 +148,7 @@ class ScriptLoaders:
         return process.current_worker().exchange_before_training(number, payload) or [payload]
 
     def broadcast_parameters(self, named: Iterable[tuple[str, Any]], root_rank: int) -> None:
-        """Give all workers the tensors of ``root_rank``, if they are between two steps.
+        """Give all workers the tensors of ``root_rank``, except within a step.
 
         Before the training an evaluation compares the modules of these tensors; when the training
         begins, all workers get those of rank 0. Within a step nothing is done: a step ends with the
@@ -164,13 +164,8 @@ class ScriptLoaders:
         tensors = comparable_tensors(named)
         if self._training is None:
             self._broadcast.add(tensors.values())
-        elif self._is_between_steps and (exchange := self.exchange()) is not None:
+        elif not self._training.is_in_step and (exchange := self.exchange()) is not None:
             broadcast_tensors(tensors, root_rank, exchange)
-
-    @property
-    def _is_between_steps(self) -> bool:
-        """Whether the script has trained the batches of all ranks that it has taken."""
-        return not process.current_worker().loader.open
 
     def compare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise a UsageError if the workers' optimizers have different states during the training.
@@ -187,9 +182,10 @@ class ScriptLoaders:
         of them has just died.
 
         Raises:
-            UsageError: the training has not begun, and the processes have different weights.
+            UsageError: the training has not begun, and the processes have different weights in what
+                the script has broadcast.
         """
-        digest = self._broadcast.digest(self.model) if self._training is None else 0
+        digest = self._broadcast.digest() if self._training is None else 0
         exchange, own = self.exchange(), f"{process.current_worker().id} {digest}".encode()
         answers = [own] if exchange is None else exchange(own)
         if len({each.split()[1] for each in answers}) > 1:

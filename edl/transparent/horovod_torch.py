@@ -98,7 +98,7 @@ def rank() -> int:
     So a process that goes through epochs of the past writes no files.
 
     Raises:
-        UsageError: the script has left its training loop by counting batches.
+        UsageError: the script has left its loop over the training data early.
     """
     loaders.refuse_left_early()
     own = process.rank()
@@ -144,10 +144,11 @@ def _check_has_batch(*_: Any) -> None:
 
 
 def broadcast_parameters(params: Any, root_rank: int, *_: Any, **__: Any) -> None:
-    """Overwrite ``params`` by those of the process ``root_rank``; before the training compare them.
+    """Overwrite ``params`` by those of the process ``root_rank``.
 
     Before the training nothing is sent: when it begins, all processes have the model of rank 0. An
-    evaluation before needs equal weights.
+    evaluation before compares the modules of ``params``. Within a step nothing is done, since a
+    step ends with the same weights on all processes.
 
     Args:
         params: the result of ``state_dict()`` or ``named_parameters()``.

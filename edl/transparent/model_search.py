@@ -81,9 +81,17 @@ def modules_with(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
     if not held:
         return []
     if whole := [one for one, addresses in modules if held <= addresses]:
-        return [min(whole, key=lambda one: sum(1 for _ in one.modules()))]
+        return [min(whole, key=_size_and_names)]
     parts = _outermost([one for one, addresses in modules if not held.isdisjoint(addresses)])
     return sorted(parts, key=lambda part: min(map(wanted.index, _addresses(part) & held)))
+
+
+def _size_and_names(module: torch.nn.Module) -> tuple[int, list[str]]:
+    """Return the number of modules within ``module``, and the names of its tensors.
+
+    By them each process finds the same one of several modules that share their weights.
+    """
+    return sum(1 for _ in module.modules()), sorted(module.state_dict())
 
 
 def _addresses(module: torch.nn.Module) -> set[int]:
@@ -110,5 +118,6 @@ def _outermost(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 def _modules() -> list[torch.nn.Module]:
-    """Return all modules of PyTorch in this process."""
-    return [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    """Return all modules of PyTorch in this process that are complete."""
+    found = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    return [one for one in found if "_modules" in vars(one)]

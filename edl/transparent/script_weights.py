@@ -7,6 +7,7 @@ training. During the training :func:`broadcast_tensors` does the work of that fu
 
 from __future__ import annotations
 
+import gc
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -49,21 +50,17 @@ class BroadcastModules:
         found = [one for one in modules_with(tensors) if id(one) not in known]
         self._modules += map(weakref.ref, found)
 
-    def digest(self, model: torch.nn.Module | None) -> int:
-        """Return a number that tells whether workers have the same weights now.
+    def digest(self) -> int:
+        """Return the CRC-32 of the states of the added modules that the script still has.
 
-        It is the CRC-32 of the states of ``model`` and of the added modules that still exist. All
-        workers must have added them in the same order.
-
-        Args:
-            model: the model that the script's optimizer trains; None: there is no optimizer yet.
+        It is the same on workers that have added the same modules in the same order, and have the
+        same weights in them now.
         """
-        modules = [one for one in self._alive() if one is not model]
-        found = [] if model is None else [model]
+        gc.collect()  # else a module in a cycle of references exists for longer on some workers
         return _digest(
             {
                 f"{number} {name}": each
-                for number, one in enumerate(found + modules)
+                for number, one in enumerate(self._alive())
                 for name, each in comparable_tensors(one.state_dict().items()).items()
             }
         )

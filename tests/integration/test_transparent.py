@@ -125,6 +125,7 @@ HABITS = {
     "phases,first_batch": 1,
     "seed_by_rank,dropout": 1,
     "broadcasts,dropout": 1,
+    "broadcasts,break": 1,
 }
 
 

@@ -148,6 +148,11 @@ def test_the_modules_of_tensors_are_found() -> None:
     apart = nn.Linear(2, 3)
     assert modules_with([*apart.parameters(), *second.buffers()]) == [apart, outer]
     assert modules_with([torch.ones(2), torch.empty(0)]) == []
+    incomplete = nn.Linear.__new__(nn.Linear)
+    table, head = nn.Embedding(3, 2), nn.Linear(2, 3)
+    table.weight = head.weight  # tied: the same one on all processes, whichever was made first
+    assert modules_with(table.parameters()) == [head]
+    assert not vars(incomplete)
 
 
 def test_the_models_of_one_optimizer_are_found() -> None:
