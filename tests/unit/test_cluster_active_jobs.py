@@ -58,6 +58,21 @@ def test_a_silent_host_counts_for_the_jobs_that_are_there(labelled: bool) -> Non
     assert (host in found["c"].limits) is not labelled
 
 
+def test_a_policy_knows_of_a_job_that_waits_whether_it_may_be_preempted_later() -> None:
+    """While a job that is due waits, the policy edl starts none that may not be preempted later."""
+    world = running(2, 1, 1, rigid={"max": 4, "preemptible": False})
+    world.until(lambda: world.slots("rigid") == 4)
+    world.submit("waits", max=1, preemptible=False)
+    world.submit("other", max=1)
+
+    def preemptible() -> dict[str, bool]:
+        return {n: one.cluster_job(world.now_s).preemptible for n, one in active(world).items()}
+
+    assert preemptible() == {"rigid": False, "waits": False, "other": True}
+    world.machines["h2"].drained = True
+    assert preemptible() == {"rigid": True, "waits": False, "other": True}
+
+
 def test_a_host_that_offers_fewer_slots_takes_them_from_the_last_jobs() -> None:
     world = running(4, a={"max": 2}, b={"max": 2})
     world.machines["h0"].slots = 3

@@ -95,7 +95,8 @@ class ActiveJob:
             batches=(limit.min, limit.max) if chosen and limit is not None else (batch, batch),
             model=live_model(job, now_s, models),
             attained_slot_s=job.life.attained_s(now_s),
-            preemptible=not self.is_fixed,
+            # A job that has lost slots is changed once more, whatever its manifest says.
+            preemptible=not self.is_fixed and (job.manifest.preemptible or bool(self.present)),
             steps=job.measured.steps,
             noise_scale=job.measured.noise_scale,
             weight=job.manifest.weight,
