@@ -185,3 +185,28 @@ def test_a_loop_that_counts_batches_is_refused(loop: str, tmp_path: Path) -> Non
     done = forked.python("tensorflow", arguments, START_S, env=environment, cwd=tmp_path)
     assert done.returncode == int(bool(LOOPS[loop])), done.stderr
     assert LOOPS[loop] in done.stderr
+
+
+PAST = """
+from types import SimpleNamespace
+from edl.transparent import script_end, tape_loop
+ledger = SimpleNamespace(done=4, finished=False)
+batches = SimpleNamespace(pieces=1, pieces_left=0)
+loader = SimpleNamespace(ledger=ledger, open=False, engine=SimpleNamespace(batches=batches))
+script_end.current_worker = tape_loop.current_worker = lambda: SimpleNamespace(loader=loader)
+loop = tape_loop.TapeLoop(None, None)
+loop._loops = loop._epoch = 2  # it has gone through two loops, and the job is in its third epoch
+for loop._warms_up, loop._has_trained in ((False, False), (True, True), (True, False)):
+    try:
+        loop.check_end()
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+def test_only_a_newcomer_that_has_trained_nothing_ends_alone_in_a_past_epoch(
+    tmp_path: Path,
+) -> None:
+    """The script of a resumed job, and of one that has trained, would end in another epoch."""
+    done = forked.python("tensorflow", ["-c", PAST], START_S, cwd=tmp_path)
+    assert done.stdout.split() == ["UsageError", "UsageError", "NewcomerDiffers"], done.stderr
