@@ -75,28 +75,29 @@ class _Shrinking:
         cluster: the nodes, and the slots that jobs have now.
 
     Attributes:
-        reserved: the slots that jobs without slots may not take now: a job before them has shrunk,
-            so that jobs behind them keep their fewest slots.
+        reserved: the slots that a job without slots may not take now, so that the jobs with slots
+            behind it keep their fewest; 0 before the first job with slots is served.
     """
 
     def __init__(self, ranking: Sequence[Ranked], cluster: ClusterState) -> None:
         fixed, self._present = cluster.fixed, cluster.present
         jobs = [one.job for one in ranking if one.job.name in self._present.keys() - fixed.keys()]
         left = cluster.slots - sum(fixed.values())
-        self._jobs = {job.name for job in jobs}
-        self._sizes: dict[str, int] = {}
-        if sum(job.requested_slots for job in jobs) > left:
-            self._sizes = self._fitting(jobs, left)
-        else:
-            self._jobs.clear()
+        is_short = sum(job.requested_slots for job in jobs) > left
+        self._jobs = {job.name for job in jobs} if is_short else set()
+        self._sizes = self._fitting(jobs, left) if is_short else {}
         self._fewest = {job.name: job.min_slots for job in jobs if job.name in self._sizes}
         self.reserved = 0
 
     def wanted(self, job: ClusterJob, left: int) -> int:
-        """Return the slots to give to a job, of which ``left`` or fewer are there.
+        """Return the slots that a job is to have: what it requests, or fewer if it shrinks.
 
-        For a job that shrinks it is a number that its user allows. The fewest slots of the jobs
-        behind it stay free if its own fewest slots leave them.
+        Fewer slots are a number that its user allows, and leave the jobs behind it their fewest
+        slots if its own fewest slots do so. It has to wait if the result is above ``left``.
+
+        Args:
+            job: the job; it is not fixed.
+            left: the slots that are left for it and all jobs behind it.
         """
         if job.name not in self._jobs:
             return job.requested_slots
