@@ -522,7 +522,8 @@ class SlotRelease:
 
     An attempt may be written to ZooKeeper although its answer is lost. The next attempt finds the
     numbers that it would have written then, and does not lower them again. If another process has
-    written the same numbers instead, one worker more stays desired.
+    written the same numbers instead, one worker more stays desired. An object is for one signal;
+    the next signal needs a new one.
 
     Args:
         host: the host that loses a worker.

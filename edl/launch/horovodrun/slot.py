@@ -104,8 +104,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._late_start = LateStart(driver, limits.discover_s)
         self._lost_slots = LostSlots(host, slot, limits)
         self._pending_at = -limits.freed_s  # when a slot that was taken back was last seen in use
-        self._released = False  # fewer are desired, for a signal
-        self._release = SlotRelease(host)
+        self._release: SlotRelease | None = None  # still to be written, for a signal
         self._unread_since: float | None = None  # since when our output is not read any more
         self._waits_since: float | None = None  # for the driver, with nothing else to do
         self._waits_said = False
@@ -287,20 +286,21 @@ class SlotSupervisor(Supervisor[SlotState]):
         """
         own, limits = self._own, self._own.limits
         if self._signals and own.ending_since is None:
-            self._released = False
+            self._release = SlotRelease(self._host)  # this signal's own, also after another one
             # The driver ends the processes of a host that it bars, and all when it gives up.
             answers = self._driver.asking or self._driver.newest is not self._word
             given_up = answers or now - self._answered < limits.given_up_s
             self._own = own = replace(own, ending_since=now, disabled=given_up)
         self._signals.clear()
-        done = own.ending_since is None or self._released or own.disabled
-        if done or now - (own.ending_since or 0.0) < limits.shutdown_s:
+        if self._release is None or own.ending_since is None or own.disabled:
+            return
+        if now - own.ending_since < limits.shutdown_s:
             return
         if snapshot is not None and snapshot.desired.hosts:
             why = f"SIGTERM to slot {self._slot} of host {self._host}"
             lower = self._release.choice(snapshot.job.sizes)
             self._store.set_desired(lower, RequestedBy.LAUNCHER, why)
-            self._released = True
+            self._release = None
 
     def _look_who_reads(self, now: float) -> None:
         """Forbid this slot to ask the driver for its rank once the ssh that started it has ended.
