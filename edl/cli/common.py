@@ -6,13 +6,14 @@ job nor ZooKeeper, uses it too.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from functools import lru_cache
+from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +21,7 @@ from rich.markup import escape
 
 from edl import config
 from edl.errors import UsageError
+from edl.launch.line_output import LineOutput
 from edl.launch.output_stream import OutputStream
 
 ZooKeeperOption = Annotated[
@@ -120,22 +122,32 @@ def console() -> Console:
 def line_writer(*, with_time: bool = False) -> Callable[[str], None]:
     """Return a function that prints a sentence as a line; a process that lives on prints by it.
 
-    The function raises no error when the disk is full or the reader of a pipe is gone, see
-    :class:`edl.launch.output_stream.OutputStream`. Any thread may call it.
+    The function raises no error when the disk is full or the reader of a pipe is gone, and waits at
+    most 0.5 s for a reader that does not read, see :class:`edl.launch.line_output.LineOutput`. Any
+    thread may call it. Log records that go to standard error are written in the same way from now
+    on.
 
     Args:
         with_time: whether the local time stands before each sentence.
     """
-    stream = OutputStream(sys.stdout)
-    writing = threading.RLock()  # a signal's handler may call it, too
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler and handler.stream is sys.stderr:
+            handler.setStream(_line_output(sys.stderr))
+    output = _line_output(sys.stdout)
 
     def write(sentence: str) -> None:
         time = f"{datetime.now().astimezone():%H:%M:%S} " if with_time else ""
-        with writing:
-            stream.write(f"{time}{sentence}\n")
-            stream.flush()
+        output.write(f"{time}{sentence}\n")
 
     return write
+
+
+@lru_cache(maxsize=2)  # of standard output and error, which all writers of a process share
+def _line_output(file: IO[str] | None) -> LineOutput:
+    """Return the one started object that writes lines to ``file``, a standard stream."""
+    output = LineOutput(file)
+    output.start()
+    return output
 
 
 def settings_of_agent(**arguments: Any) -> config.Config:

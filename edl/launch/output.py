@@ -26,6 +26,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edl.core.host.termination_message import KEPT, best, is_of_horovod
+from edl.launch.backlog import Backlog
 from edl.launch.log_reader import LogReader
 from edl.launch.output_stream import OutputStream
 
@@ -36,7 +37,6 @@ _ROUND_BYTES = 1 << 22  # of one worker, before others and the notes have their 
 _LAST_BYTES = 1 << 18  # of a worker's output that are looked at for why it ended
 _OF_EDL = "edl: "
 _SENTENCES_KEPT = 100  # edl's own lines of workers, of which another one says the same
-_NOTES_KEPT = 1000  # that are not shown yet
 _END_S = 60.0  # at the end, for a reader that reads nothing
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green")
 
@@ -147,9 +147,8 @@ class Output:
         self._live: Live | None = None
         self._lock = threading.Lock()  # of what follows; never held while something is written
         self._tails: dict[str, _Tail] = {}
-        self._notes: deque[_Note] = deque(maxlen=_NOTES_KEPT)
+        self._notes: Backlog[_Note] = Backlog()
         self._sentences: deque[str] = deque(maxlen=_SENTENCES_KEPT)  # of edl's, printed by workers
-        self._unsaid = 0  # notes that were dropped
         self._wake = threading.Event()
         self._stop = False
         self._wrote_at = time.monotonic()
@@ -264,10 +263,8 @@ class Output:
         except if a worker prints more than 4 MiB a round. The logs of workers that have exited are
         read to their end and closed; if ``last`` is True, so are all logs.
         """
+        left_out, notes = self._notes.take()
         with self._lock:
-            notes, unsaid = list(self._notes), self._unsaid
-            self._notes.clear()
-            self._unsaid = 0
             tails = list(self._tails.items())
         for attempt_id, tail in tails:
             ended = tail.ended or last
@@ -281,8 +278,7 @@ class Output:
                 with self._lock:
                     del self._tails[attempt_id]
                 tail.close()
-        if unsaid:
-            left_out = f"edl: {unsaid} lines are left out here, which nobody has read in time"
+        if left_out:
             notes.insert(0, _Note(left_out))
         for note in notes:
             self._say(note.shorter if note.sentence in self._sentences else note.text)
@@ -302,9 +298,7 @@ class Output:
         self._show(tail, self._due_bar(tail))
 
     def _put(self, note: _Note) -> None:
-        with self._lock:
-            self._unsaid += len(self._notes) == _NOTES_KEPT
-            self._notes.append(note)
+        self._notes.put(note)
         self._wake.set()
 
     def _due_bar(self, tail: _Tail) -> list[str]:

@@ -17,7 +17,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from edl.launch.output import _NOTES_KEPT, Output
+from edl.launch.backlog import KEPT
+from edl.launch.output import Output
 
 Write = Callable[[str], None]
 
@@ -96,7 +97,7 @@ def test_nobody_waits_for_a_reader(
             one.follow("launch", path, 0)
             for number in range(20_000):
                 write(f"a line that nobody reads, number {number}\n")
-            for number in range(2 * _NOTES_KEPT):
+            for number in range(2 * KEPT):
                 one.note(f"note {number}")
             write("ValueError: the last words\n")
             assert one.finish("launch") == "ValueError: the last words"
@@ -113,7 +114,7 @@ def test_nobody_waits_for_a_reader(
         "[slot 0] ValueError: the last words",
     ]
     assert len(shown) == 20_001
-    assert said[-1] == f"edl: note {2 * _NOTES_KEPT - 1}"
+    assert said[-1] == f"edl: note {2 * KEPT - 1}"
     assert any("lines are left out here" in line for line in said)
 
 
