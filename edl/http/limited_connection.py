@@ -47,14 +47,16 @@ class LimitedConnection(http.client.HTTPConnection):
         for family, kind, protocol, _, where in socket.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM
         ):
-            opened = LimitedSocket(family, kind, protocol)
+            opened = None
             try:
+                opened = LimitedSocket(family, kind, protocol)
                 opened.limit(*self._limits)
                 opened.connect(where)
                 # The head and the body of a request are sent one after the other.
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except OSError as error:
-                opened.close()
+            except OSError as error:  # also of a family that this system does not have
+                if opened is not None:
+                    opened.close()
                 failed = error
             else:
                 self.sock = opened

@@ -155,3 +155,21 @@ def test_all_addresses_of_a_name_share_one_deadline(
     step_s[0] = TIMEOUT_S
     assert ask("many", 1, TIMEOUT_S).liveness is Liveness.SILENT
     assert waits == [TIMEOUT_S, 0.0, 0.0, 0.0]
+
+
+def test_a_family_that_this_system_lacks_leaves_the_other_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name that has ::1 first, where the kernel has no IPv6."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        lacking = (255, socket.SOCK_STREAM, 0, "", ("::1", port, 0, 0))
+        there = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [lacking, there])
+        connection = LimitedConnection("both", port, TIMEOUT_S, 1000)
+        connection.connect()
+        assert connection.sock.getpeername() == ("127.0.0.1", port)
+        connection.close()
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [lacking] * 2)
+        with pytest.raises(OSError, match="not supported"):
+            LimitedConnection("lacking", port, TIMEOUT_S, 1000).connect()
