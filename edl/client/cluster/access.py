@@ -1,8 +1,9 @@
 """Find a cluster and its secret, and open it in a session.
 
 A command may be about a job of a cluster or about one of `edl run`. The rule: a job is one of the
-cluster that `--cluster` or EDL_CLUSTER names, or of the only one whose secret is known here, if
-that cluster has a job of this name; else it is one of `edl run`.
+cluster that `--cluster` or EDL_CLUSTER names, or of the only one that the given secret opens, or of
+the only one whose secret is known here, if that cluster has a job of this name; else it is one of
+`edl run`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def open_cluster_store(
 
     Args:
         session: a session that is connected.
-        name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one whose
-            secret is known here.
+        name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one that the
+            given secret opens, or else the only one whose secret is known here.
         secret: the secret of the cluster, or the word of a tenant; None for that of EDL_SECRET or
             of its file, or else one in this user's state directory.
 
@@ -60,8 +61,8 @@ def known_access(session: Session, name: str | None, secret: str | None = None) 
 
     Args:
         session: a session that is connected.
-        name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one whose
-            secret is known here.
+        name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one that the
+            given secret opens, or else the only one whose secret is known here.
         secret: the secret of the cluster; None for that of EDL_SECRET or of its file, or else one
             in this user's state directory.
 
@@ -81,7 +82,7 @@ def known_access(session: Session, name: str | None, secret: str | None = None) 
         if not found:
             raise AccessDenied(name, _unknown_secret(name, secret))
         return found[0]
-    found = known_accesses(session, names, secret)
+    found = _meant(known_accesses(session, names, secret), secret)
     if len(found) == 1:
         return found[0]
     if found:
@@ -138,9 +139,9 @@ def store_of_job(session: Session, job: str | None, cluster: str | None) -> Clus
 def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
     """Return the records of the cluster that a user means, for a command that needs none; or None.
 
-    It is the one that ``cluster`` or EDL_CLUSTER names, or else the only one in this ZooKeeper
-    whose secret this user has given or stored. None: nothing names a cluster, and the user has the
-    secret of none or of several.
+    It is the one that ``cluster`` or EDL_CLUSTER names, or else the only one in this ZooKeeper that
+    the given secret opens, or else the only one whose secret this user has stored. None: nothing
+    names a cluster, and the user has the secret of none or of several.
 
     Raises:
         UnknownCluster, AccessDenied: the cluster that was named does not exist, or its secret is
@@ -155,7 +156,7 @@ def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
     names = cluster_names(session)
     if not config.load().secret:  # else it may be that of any
         names = tuple(sorted(stored(config.state_dir(), names, CLUSTERS)))
-    found = known_accesses(session, names, None)
+    found = _meant(known_accesses(session, names, None), None)
     return open_cluster_store(session, found[0].job) if len(found) == 1 else None
 
 
@@ -178,6 +179,17 @@ def user_here() -> str:
     except (KeyError, OSError):  # a container's user that has no entry in /etc/passwd
         user = "somebody"
     return f"{user}@{socket.gethostname()}"
+
+
+def _meant(found: list[Access], secret: str | None) -> list[Access]:
+    """Return the one of ``found`` that the given secret opens, in a list; else all of ``found``.
+
+    Others are opened by secrets that this user has stored, which say less about what a command is
+    for. ``secret`` is the one that the user gave; None for that of this process's configuration.
+    """
+    given = secret or config.load().secret
+    opened = [access for access in found if access.secret == given]
+    return opened if len(opened) == 1 else found
 
 
 def _unknown_secret(name: str, secret: str | None) -> str:
