@@ -400,7 +400,8 @@ def _look_elsewhere(
                 _check_started(of_cluster, job)
             store = choose_job(session, job)
             now = store.snapshot()
-            hosts = worker_hosts(now, (event for _, event in store.events.read()))
+            known = store.events.read_known(-1, lambda _number, _why: None)
+            hosts = worker_hosts(now, (event for _, event in known))
     except (AccessDenied, CoordinationError) as error:
         missing = _missing(job, worker, here)
         raise EdlError(f"{missing}. Which host has the log is not known: {error}") from error

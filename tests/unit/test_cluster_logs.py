@@ -11,12 +11,15 @@ from unittest.mock import Mock
 from urllib.parse import parse_qs
 
 import pytest
+from made import make_job
 
 from edl.client.cluster.logs import ClusterJobLogs
 from edl.coordination.access import Access
 from edl.core.cluster.log_choice import chosen_logs
 from edl.core.cluster.log_part import PART_BYTES, LogPart
-from edl.errors import UnknownJob
+from edl.core.events import Event, WorkerExitedDetails
+from edl.core.snapshot import Snapshot
+from edl.errors import CoordinationError, UnknownJob
 from edl.launch.log_reader import former, last_output
 from edl.scheduler.host.log_files import bytes_in
 from edl.scheduler.host.log_places import KEPT_RUNS, KEPT_S, LogPlaces
@@ -173,6 +176,22 @@ def reader_of(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> ClusterJobLogs
 
 def read_now(reader: ClusterJobLogs) -> bytes:
     return b"".join(content for _, parts in reader.read() for content in parts)
+
+
+def test_an_event_of_a_newer_edl_leaves_the_others(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a worker whose host is gone is in the event of that end."""
+    reader = reader_of(Worker(log, b""), monkeypatch)
+    end = Event(1.0, 1, 5, "it left", WorkerExitedDetails("w7", "gone", 1, 0, "", "last\n"))
+    unread = CoordinationError("an event has the kind 'rescued', which this edl does not know")
+    events = SimpleNamespace(
+        read=Mock(side_effect=unread), read_known=lambda after, unreadable: [(0, end)]
+    )
+    run = SimpleNamespace(events=events, snapshot=lambda: Snapshot(make_job()))
+    monkeypatch.setattr("edl.client.cluster.logs.choose_job", lambda *_, **__: run)
+    reader.look()
+    assert reader.tails == {"w7": "last\n"}
 
 
 def test_a_reading_ends_while_the_worker_writes(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

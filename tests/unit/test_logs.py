@@ -126,7 +126,10 @@ def ended(worker: str | None, host: str) -> Event:
 
 
 def records(by_slot: bool = False, events: tuple[Event, ...] = ()) -> SimpleNamespace:
-    """Return the store of a job: w0 on a and w3 on b train; b has an agent, and c as well."""
+    """Return the store of a job: w0 on a and w3 on b train; b has an agent, and c as well.
+
+    A newer edl has written an event, too, so that not all can be read.
+    """
     members = (
         Member(0, "a", 0, "10.1.0.7", 9000, 100, "x"),
         Member(3, "b", 0, "10.1.0.8", 9003, 103, "y"),
@@ -137,7 +140,10 @@ def records(by_slot: bool = False, events: tuple[Event, ...] = ()) -> SimpleName
         members=members,
         assigned=Assigned({"a": 1, "b": 1}, by_slot),
     )
-    log = SimpleNamespace(read=lambda: [*enumerate(events)])
+    unread = CoordinationError("an event has the kind 'rescued', which this edl does not know")
+    log = SimpleNamespace(
+        read=Mock(side_effect=unread), read_known=lambda after, unreadable: [*enumerate(events)]
+    )
     return SimpleNamespace(snapshot=lambda: now, events=log)
 
 

@@ -152,7 +152,8 @@ class ClusterJobLogs:
         session = self._store.nodes.session
         try:
             store = choose_job(session, self._job, secret=self._store.jobs.secret(self._job))
-            events = [event for _, event in store.events.read()]
+            known = store.events.read_known(-1, lambda _number, _why: None)
+            events = [event for _, event in known]
             where = worker_hosts(store.snapshot(), events)
         except (UnknownJob, AccessDenied):  # it was never started, or its records were removed
             return {}, {}
