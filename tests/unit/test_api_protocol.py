@@ -71,6 +71,14 @@ async def answers(
     return found, time.monotonic() - began_s
 
 
+def test_what_is_no_http_is_answered_with_text(port: int) -> None:
+    found, _ = asyncio.run(answers(port, b"hello API\r\n\r\n"))
+    head, _, body = found.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"text/plain" in head
+    assert body == b"Invalid HTTP request received."
+
+
 def test_requests_are_answered_also_after_a_pause(port: int) -> None:
     found, _ = asyncio.run(answers(port, REQUEST))
     assert b"hello" in found
