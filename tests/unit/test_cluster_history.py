@@ -6,11 +6,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from edl.client.cluster import history_file
 from edl.client.cluster.history_file import KEPT_S, HistoryFile
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.history import MISSED, REPLACED, JobHistory, SlotInterval
@@ -114,13 +117,9 @@ def test_only_new_events_are_read(file: HistoryFile) -> None:
     assert [one.slot_s for one in file.jobs(1042.0)] == [20.0, 70.0]
 
 
-@pytest.mark.parametrize("name", "abcd")
-def test_several_fill_one_file(tmp_path: Path, name: str) -> None:
-    """A controller, an API and a command, each with a file object of its own.
-
-    SQLite says only now and then that a file which is being made is locked; hence four files.
-    """
-    log, path = Log(), tmp_path / f"{name}.sqlite"
+def test_several_fill_one_file(tmp_path: Path) -> None:
+    """A controller, an API and a command, each with a file object of its own."""
+    log, path = Log(), tmp_path / "history.sqlite"
     story(log)
     with ThreadPoolExecutor(6) as threads:
         filled = list(threads.map(lambda _: HistoryFile(path).fill(log.read, UID), range(24)))
@@ -130,6 +129,26 @@ def test_several_fill_one_file(tmp_path: Path, name: str) -> None:
     assert file.fill(log.read, UID) == 0
     assert file.slots(0.0, 2000.0, "a") == A_INTERVALS
     assert len(file.audit()) == 2
+
+
+def test_a_file_that_another_process_is_making(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite does not wait for the transaction of another one that begins to write a new file."""
+    log, path, pauses = Log(), tmp_path / "history.sqlite", list[float]()
+    story(log)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        def sleep(pause_s: float) -> None:
+            pauses.append(pause_s)
+            if len(pauses) == 3:
+                other.execute("COMMIT")
+
+        waits = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+        monkeypatch.setattr(history_file, "time", waits)
+        assert HistoryFile(path).fill(log.read, UID) == len(log.events)
+    assert pauses == [history_file.RETRY_S] * 3
 
 
 def test_a_slow_zookeeper_holds_up_nobody_else(file: HistoryFile) -> None:
