@@ -145,9 +145,9 @@ class Output:
         self._bar_s = bar_s
         self._render = live
         self._live: Live | None = None
+        self._notes: Backlog[_Note] = Backlog()
         self._lock = threading.Lock()  # of what follows; never held while something is written
         self._tails: dict[str, _Tail] = {}
-        self._notes: Backlog[_Note] = Backlog()
         self._sentences: deque[str] = deque(maxlen=_SENTENCES_KEPT)  # of edl's, printed by workers
         self._wake = threading.Event()
         self._stop = False
