@@ -24,6 +24,7 @@ from edl.core.step.training_length import UNREACHED_STEPS
 from edl.core.step.update_interval import UpdateInterval
 from edl.errors import UsageError
 from edl.framework.process import current_worker
+from edl.lightning.epoch_counts import EpochCounts
 from edl.lightning.loaders import limited_batches
 from edl.lightning.lr_steps import InBatches, accumulated_batches
 from edl.lightning.trainer_state import stand_before_epoch
@@ -58,8 +59,7 @@ class ElasticLoop:
         is_training: whether the job trains: from the time when this worker has the job's state to
             the end of ``fit``.
         has_begun: whether the first batch was asked for.
-        first_batch: a list of the global batch, in samples, by which LR schedulers count samples;
-            empty if they count updates.
+        counts: what the job counts its epochs by.
         fetched: how many batches were handed out; Lightning adds to it.
         done: always False, see :meth:`end_update`.
 
@@ -70,14 +70,13 @@ class ElasticLoop:
 
     def __init__(self, trainer: Trainer, loader: Callable[[], edl.DataLoader]) -> None:
         self.is_training = self.has_begun = False
-        self.first_batch: list[int] = []
+        self.counts = EpochCounts()
         self.fetched, self.done = 0, False
         self._trainer = trainer
         self._loader_of = loader
-        self._in_batches: list[InBatches] = []
         self._epochs: Iterator[int] = iter(())
         self._batches: Iterator[Any] = iter(())
-        self._epoch = self._first_epoch = 0
+        self._epoch = 0
         self._writes = False
         self._start_profiler: Profile = _nothing
         self._stop_profiler: Profile = _nothing
@@ -105,11 +104,10 @@ class ElasticLoop:
             self._warm_up()
             self._next_epoch()
         self.is_training = True
-        if self._loader.epoch_is_over:  # resumed where an epoch had ended
+        self.counts.enter()
+        if self._loader.epoch_is_over or self.counts.is_at_limit:  # resumed where an epoch ended
             self._next_epoch()
-        self._first_epoch = trainer.current_epoch - self._epoch
-        for each in self._in_batches:
-            each.batch, each.first_epoch = self.first_batch[0], self._first_epoch
+        self.counts.first_epoch = trainer.current_epoch - self._epoch
         self._follow_rank(starts=True)
 
     def end(self) -> None:
@@ -166,13 +164,16 @@ class ElasticLoop:
             if trainer.val_check_batch == fit.max_batches:
                 trainer.val_check_batch = math.inf
             fit.max_batches = math.inf
+        self.counts.limit = None if math.isinf(fit.max_batches) else int(fit.max_batches)
+        self.counts.first_limit = self.counts.limit
 
     def _count_samples(self) -> None:
         """Let LR schedulers that Lightning steps after each update count samples instead.
 
         They then end with the last epoch, whatever the number of workers: Lightning's
-        ``estimated_stepping_batches`` is for the workers with which the job began. With
-        ``max_steps`` they count updates, as the training does.
+        ``estimated_stepping_batches`` is for the workers with which the job began. If an epoch has
+        a limit of batches, they count epochs and batches. With ``max_steps`` they count updates, as
+        the training does.
 
         Raises:
             UsageError: the steps of a scheduler depend on the epoch, and nobody knows its length.
@@ -181,16 +182,17 @@ class ElasticLoop:
         if trainer.max_steps != -1:
             return
         samples: Any = self._loader.dataset
-        total = len(samples) if hasattr(samples, "__len__") else None
-        limit = None if math.isinf(trainer.fit_loop.max_batches) else trainer.fit_loop.max_batches
-        accumulated = accumulated_batches(trainer)
-        self.first_batch[:] = [current_worker().loader.first_global_batch]
+        counts, accumulated = self.counts, accumulated_batches(trainer)
+        counts.samples = len(samples) if hasattr(samples, "__len__") else None
+        counts.first_batch = current_worker().loader.first_global_batch
         for config in trainer.lr_scheduler_configs:
             if config.interval == "step" and not config.reduce_on_plateau:
-                interval = UpdateInterval(config.frequency, accumulated, total, limit)
+                interval = UpdateInterval(
+                    config.frequency, accumulated, counts.samples, counts.limit
+                )
                 if not interval.is_known:
                     raise UsageError(UNKNOWN_EPOCH)
-                self._in_batches.append(InBatches(config.scheduler, self.first_batch[0], interval))
+                InBatches(config.scheduler, interval, counts)  # the optimizer keeps it
                 config.interval = "samples"  # so Lightning does not step it
 
     def _warm_up(self) -> None:
@@ -222,7 +224,7 @@ class ElasticLoop:
         finally:
             self._stop_profiler()
         self.fetched += 1
-        index = self._loader.batch_index
+        index = self.counts.batch
         current = self._trainer.fit_loop.epoch_loop.batch_progress.current
         current.ready = current.started = current.processed = current.completed = index
         self._follow_rank()
@@ -236,7 +238,7 @@ class ElasticLoop:
     def _next_batch(self) -> Any:
         if not edl.is_warming_up():
             self.has_begun = True
-            while self._epoch < self._trainer.current_epoch - self._first_epoch:
+            while self._epoch < self._trainer.current_epoch - self.counts.first_epoch:
                 if not self._next_epoch():
                     raise UsageError(LONGER.format(self._trainer.current_epoch))
         try:
@@ -260,6 +262,7 @@ class ElasticLoop:
         if not edl.is_warming_up():
             batch_progress = self._trainer.fit_loop.epoch_loop.batch_progress
             batch_progress.is_last_batch = self._loader.epoch_is_over
+            self.counts.end_update()
             self._follow_rank()
             self._limit_validation()
 

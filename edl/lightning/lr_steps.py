@@ -1,4 +1,4 @@
-"""Let LR schedulers that Lightning steps after updates count samples: :class:`InBatches`."""
+"""Let LR schedulers that Lightning steps after updates follow the job: :class:`InBatches`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch.optim.lr_scheduler import LRScheduler
 
 from edl.core.step.update_interval import UpdateInterval
+from edl.lightning.epoch_counts import EpochCounts
 from edl.torch.lr_schedule import InSamples
 from edl.torch.schedulers import steps_before_samples
 
@@ -19,18 +20,27 @@ class InBatches(InSamples):
 
     Args:
         scheduler: the scheduler.
-        batch: the global batch, in samples, without accumulation.
-        interval: after which updates the scheduler makes a step.
+        interval: after which updates the scheduler makes a step; the samples of the data set and
+            the limit of an epoch are those of ``counts``.
+        counts: what the job counts its epochs by, with the global batch.
     """
 
-    def __init__(self, scheduler: LRScheduler, batch: int, interval: UpdateInterval) -> None:
-        super().__init__(scheduler, batch)
-        self.interval = interval
-        self.first_epoch = 0
+    def __init__(
+        self, scheduler: LRScheduler, interval: UpdateInterval, counts: EpochCounts
+    ) -> None:
+        super().__init__(scheduler, counts.first_batch)
+        self._interval = interval
+        self._counts = counts
 
     def steps_of(self, samples: int) -> int:
         """Return how many steps the scheduler has made when the job has trained ``samples``."""
-        made = self.interval.steps(samples, self.batch, self.first_epoch)
+        counts = self._counts
+        interval = self._interval._replace(samples=counts.samples, limit=counts.first_limit)
+        batch, first_epoch = counts.first_batch, counts.first_epoch
+        if counts.limit is None:
+            made = interval.steps(samples, batch, first_epoch)
+        else:
+            made = interval.limited_steps(counts.position(samples), batch, first_epoch)
         return steps_before_samples(self.scheduler) + made
 
 

@@ -154,7 +154,7 @@ class ElasticStrategy(ParallelStrategy):
             check_own_steps(trainer, is_overridden("lr_scheduler_step", module))
             for optimizer in self.optimizers:
                 edl.Optimizer(optimizer, module)
-            state = TrainerState(trainer, lambda: self.loop.has_begun, self.loop.first_batch)
+            state = TrainerState(trainer, lambda: self.loop.has_begun, self.loop.counts)
             edl.track(lightning=state)
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -10,6 +10,8 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from edl.lightning.epoch_counts import EpochCounts, old_counts
+
 PLAIN_VERSION = (int, str)
 
 
@@ -17,25 +19,25 @@ class TrainerState:
     """The state of a Trainer beside model and optimizer, as an object that ``edl.track`` takes.
 
     The state has the counters of the loops, the states of the callbacks and of the datamodule, the
-    metrics that were logged last, and the folders of the loggers and ModelCheckpoints.
+    metrics that were logged last, the folders of the loggers and ModelCheckpoints, and what the job
+    counts its epochs by.
 
     Args:
         trainer: the Trainer of this worker.
         has_begun: returns whether the training loop has asked for its first batch. Before that, the
             workers of a new job take over the folders only: all have loaded the same checkpoint of
             Lightning, if any.
-        first_batch: a list of the global batch by which LR schedulers count samples. A newcomer's
-            list gets that of the job.
+        counts: what the job counts its epochs by.
     """
 
     edl_compared = False  # it is not looked at in each step
 
     def __init__(
-        self, trainer: Trainer, has_begun: Callable[[], bool], first_batch: list[int]
+        self, trainer: Trainer, has_begun: Callable[[], bool], counts: EpochCounts
     ) -> None:
         self._trainer = trainer
         self._has_begun = has_begun
-        self._first_batch = first_batch
+        self._counts = counts
 
     def state_dict(self) -> dict[str, Any]:
         """Return the present state, made of plain values and tensors."""
@@ -50,7 +52,7 @@ class TrainerState:
             "datamodule": {} if trainer.datamodule is None else trainer.datamodule.state_dict(),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "should_stop": trainer.should_stop,
-            "first_batch": list(self._first_batch),
+            "counts": self._counts.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -74,8 +76,7 @@ class TrainerState:
             {name: torch.tensor(value) for name, value in state["metrics"].items()}
         )
         trainer.should_stop = state["should_stop"]
-        # It is not in old checkpoints, and empty in those of a training by max_steps.
-        self._first_batch[:] = state.get("first_batch") or self._first_batch
+        self._counts.load_state_dict(state.get("counts") or old_counts(state))
 
     def _folders(self) -> dict[str, Any]:
         """Return the folders that this worker has found for loggers and ModelCheckpoints.

@@ -16,6 +16,7 @@ from edl.errors import UsageError
 from edl.lightning import collectives, loaders
 from edl.lightning.checks import Fit, check_own_steps, why_refused
 from edl.lightning.collectives import StrategyCollectives, operation_of
+from edl.lightning.epoch_counts import EpochCounts
 from edl.lightning.loaders import RankSampler, limited_batches, shared, training_loader
 from edl.lightning.lr_steps import InBatches, accumulated_batches
 from edl.lightning.preparing import PreparationLock
@@ -191,9 +192,11 @@ def test_a_schedule_of_lightning_steps_after_the_batches_of_an_update(
     sgd: Any = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     sgd.synchronize = lambda: None  # as edl.Optimizer gives it
     scheduler = torch.optim.lr_scheduler.StepLR(sgd, 1)
-    found = InBatches(scheduler, 32, UpdateInterval(frequency, accumulated, samples=3200))
+    counts = EpochCounts()
+    counts.first_batch, counts.samples = 32, 3200
+    found = InBatches(scheduler, UpdateInterval(frequency, accumulated, None), counts)
     assert [found.steps_of(samples) for samples in (0, 127, 128, 512, 3200)] == [0, 0, 1, 4, 25]
-    found.batch = 16
+    counts.first_batch = 16
     assert found.steps_of(128) == 2
 
 

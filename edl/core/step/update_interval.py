@@ -1,6 +1,9 @@
 """Compute how many steps an LR scheduler makes that Lightning steps after updates.
 
-A job counts samples in place of updates, because their number depends on the workers.
+The number of updates depends on the workers, so a job counts something else. Where the samples end
+an epoch, it counts samples. Where a number of batches ends it, such as ``limit_train_batches``, the
+samples of an epoch depend on the workers, too, and the job counts its epochs and the batches in
+each.
 """
 
 from __future__ import annotations
@@ -8,6 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
+
+
+class EpochPosition(NamedTuple):
+    """How much of its epochs a job has trained that has a limit of batches; all workers know it.
+
+    Attributes:
+        epoch: how many epochs the job has trained or left.
+        batches: how many batches of the present epoch it has trained, whatever their sizes.
+        limit: the number of batches after which the present epoch ends at the latest.
+        samples: how many samples of the present epoch it has trained.
+    """
+
+    epoch: int
+    batches: int
+    limit: int
+    samples: int
 
 
 class UpdateInterval(NamedTuple):
@@ -22,7 +41,8 @@ class UpdateInterval(NamedTuple):
         accumulated: how many batches a group has, by the first epoch in which it has so many; one
             of them is epoch 0.
         samples: the samples of the data set; None: their number is not known.
-        limit: the number of the batch after which an epoch ends at the latest; None: no limit.
+        limit: the number of the batch after which an epoch ends at the latest, with the workers
+            with which the job began; None: no limit.
     """
 
     frequency: int
@@ -32,14 +52,15 @@ class UpdateInterval(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether :meth:`steps` is known: the groups stay the same, or epochs have a length."""
+        """Whether the steps are known: the groups stay the same, or epochs have a length."""
         one_size = len({*self.accumulated.values()}) == 1
         return one_size or self.samples is not None or self.limit is not None
 
     def steps(self, trained: int, batch: int, first_epoch: int = 0) -> int:
         """Return how many steps the scheduler has made when a job has trained ``trained`` samples.
 
-        They are those of a job whose global batch is always ``batch``.
+        They are those of a job whose global batch is always ``batch``, and whose epochs have no
+        limit.
 
         Args:
             trained: the samples that the job has trained, in all epochs.
@@ -47,24 +68,41 @@ class UpdateInterval(NamedTuple):
             first_epoch: the epoch with which the job began; another training has trained those
                 before.
         """
-        epoch = self._samples_of_epoch(batch)
-        if epoch is None:
+        if self.samples is None:
             return trained // (batch * self._spacing(self.accumulated[0]))
-        epochs, rest = divmod(trained, epoch)
-        batches, last = -(-epoch // batch), first_epoch + epochs
-        starts = sorted(self.accumulated)
+        epochs, rest = divmod(trained, self.samples)
+        return self._steps(epochs, rest // batch, -(-self.samples // batch), first_epoch)
+
+    def limited_steps(self, at: EpochPosition, batch: int, first_epoch: int = 0) -> int:
+        """Return how many steps the scheduler has made when a job with a limit is at ``at``.
+
+        They are those of a job whose global batch is always ``batch``: each epoch counts as many
+        batches as that job's. Within an epoch their number grows with the batches or the samples
+        that are trained, whichever come nearer to ending it.
+
+        Args:
+            at: the job's position.
+            batch: the global batch, in samples, without accumulation.
+            first_epoch: the epoch with which the job began; another training has trained those
+                before.
+        """
+        assert self.limit is not None
+        of_epoch, by_samples = self.limit, 0
+        if self.samples is not None:
+            of_epoch = min(self.limit, -(-self.samples // batch))
+            by_samples = at.samples * of_epoch // self.samples
+        trained = min(of_epoch, max(at.batches * of_epoch // at.limit, by_samples))
+        return self._steps(at.epoch, trained, of_epoch, first_epoch)
+
+    def _steps(self, epochs: int, batches: int, of_epoch: int, first_epoch: int) -> int:
+        """Return the steps after ``epochs`` epochs of ``of_epoch`` batches and ``batches`` more."""
+        starts, last = sorted(self.accumulated), first_epoch + epochs
         steps = 0
         for start, stop in zip(starts, [*starts[1:], last], strict=True):
             count = max(0, min(stop, last) - max(start, first_epoch))
-            steps += count * self._steps_of_epoch(batches, self.accumulated[start])
+            steps += count * self._steps_of_epoch(of_epoch, self.accumulated[start])
         now = self.accumulated[max(start for start in starts if start <= last)]
-        return steps + rest // (batch * self._spacing(now))
-
-    def _samples_of_epoch(self, batch: int) -> int | None:
-        if self.limit is None:
-            return self.samples
-        limited = self.limit * batch
-        return limited if self.samples is None else min(self.samples, limited)
+        return steps + batches // self._spacing(now)
 
     def _steps_of_epoch(self, batches: int, accumulated: int) -> int:
         is_last_one_more = batches % accumulated != 0 and batches % self.frequency == 0
