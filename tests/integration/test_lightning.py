@@ -156,6 +156,57 @@ def test_much_that_a_trainer_can_do(words: tuple[str, ...], tmp_path: Path, zk_h
     assert ends[0].endswith(epochs.replace("}, ", "} ")), ends[0]
 
 
+def check_schedule(job: LightningJob) -> None:
+    """Each worker's LR schedule was where Lightning's would be: 4 epochs of 20 steps in all."""
+    job.hurry()
+    assert job.end() == 0, job.describe("it failed")
+    ends = [json.loads(line) for line in re.findall(r"made (.*)", job.output())]
+    for end in ends:
+        found = [steps for _, _, steps in end["updates"]]
+        assert found == [20 * epoch + batch for epoch, batch, _ in end["updates"]]
+        assert found == [*range(found[0], 80)]
+        assert end["step"] == 80
+    assert ends
+
+
+def test_a_schedule_ends_with_limited_epochs_though_the_job_grows(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    job = LightningJob(tmp_path, zk_hosts)
+    job.prepare()
+    job.throttle(Throttle(0.3, 15, 3.0))
+    try:
+        job.run(SCRIPTS / "lightning_limited.py", np=1, max_np=2)
+        job.wait_for_step(2)
+        job.scale(2)
+        job.wait_for_size(2)
+        check_schedule(job)
+    finally:
+        job.close()
+
+
+def test_a_limited_epoch_goes_on_where_all_workers_died(tmp_path: Path, zk_hosts: str) -> None:
+    """Its limit and its schedule count the batches that were trained before the checkpoint."""
+    job = LightningJob(tmp_path, zk_hosts)
+    job.prepare()
+    job.environment |= {"EDL_BACKOFF_MAX_S": "1", "EDL_MAX_RESTARTS": "1000"}
+    job.throttle(Throttle(0.3, 30, 3.0))
+    try:
+        words = "--checkpoint", str(tmp_path / "saved")
+        job.run(SCRIPTS / "lightning_limited.py", *words, np=1, max_np=2)
+        job.wait_for_step(27)  # in the second epoch
+        job.wait(lambda now: len(job.events("checkpoint")) > 1, "checkpoint")
+        for name in job.members():
+            job.kill(name)
+        job.wait(lambda now: job.events("resumed"), "a new worker")
+        job.scale(2)
+        job.wait_for_size(2)
+        check_schedule(job)
+        assert job.events("resumed")[0]["step"] % 20
+    finally:
+        job.close()
+
+
 REFUSED = {
     "nothing": "trained 5 steps",
     "no_init": "call edl.init() first",
