@@ -16,6 +16,8 @@
     ├── CoordinationError       ZooKeeper did not do what was asked
     │   ├── ZooKeeperUnreachable  no ZooKeeper server answered in time
     │   ├── LeadershipLost      a write of a leader whose term is over was refused
+    │   ├── PartlyRemoved       a job has so many nodes that only a part of them was removed
+    │   ├── NotRemovable        a job has nodes that only ZooKeeper's administrator can remove
     │   └── HostTaken           another process offers this host to the cluster now
     ├── RequestError            a running job did not do what was asked
     │   ├── TimedOut            the request was not fulfilled by its deadline
@@ -255,6 +257,34 @@ class LeadershipLost(CoordinationError):
     def __init__(self, term: int) -> None:
         super().__init__(f"the leader of term {term} has ended; its write was refused")
         self.term = term
+
+
+class PartlyRemoved(CoordinationError):
+    """The job ``job``, whose code is not trusted, has so many nodes that a part was removed.
+
+    The same call again goes on.
+    """
+
+    def __init__(self, job: str) -> None:
+        super().__init__(f"job {job} has so many nodes that they are removed part by part")
+        self.job = job
+
+
+class NotRemovable(CoordinationError):
+    """A job has nodes in ZooKeeper that edl cannot remove; the same call again does not help.
+
+    Args:
+        job: the name of the job.
+        root: the path of its uppermost node.
+        why: what a node below has or is, as the end of a sentence about it.
+    """
+
+    def __init__(self, job: str, root: str, why: str) -> None:
+        super().__init__(
+            f"job {job} cannot be removed from ZooKeeper: a node below {root} {why}. Remove {root} "
+            "as ZooKeeper's administrator, with `deleteall` of its zkCli.sh"
+        )
+        self.job = job
 
 
 class HostTaken(CoordinationError):

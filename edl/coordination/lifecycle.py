@@ -2,7 +2,8 @@
 
 The creation of a job is one transaction, as is its removal by :func:`delete_ended`, except that
 events, requests and evictions are removed before, and, if the rest is too large, more of it. Of a
-job whose code is not trusted, a call reads and removes a bounded part; the next call goes on.
+job whose code is not trusted, a call reads and removes a bounded part; the next call goes on
+(:mod:`edl.coordination.job_tree`).
 
 A replacement must never touch a job that another process has meanwhile started under the same name.
 So every start of a job has an identity, the node ``run/<token>``. A transaction that removes nodes
@@ -14,7 +15,6 @@ can list the names of the jobs.
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,19 +26,23 @@ from kazoo.exceptions import NoNodeError
 
 from edl import config
 from edl.coordination.access import Access
+from edl.coordination.job_tree import Tree, all_nodes, some_nodes
 from edl.coordination.paths import JOBS, JobPaths
-from edl.coordination.reads import acl, children, get
+from edl.coordination.reads import acl, children, exists, get
 from edl.coordination.secrets import stored
 from edl.coordination.session import Refused, Session
 from edl.coordination.shared_nodes import ensure_shared
 from edl.coordination.wire import decode, encode
 from edl.core.names import is_name
+from edl.core.plural import counted
 from edl.core.records import Assigned, Desired, Generation, Job, JobPolicy
 from edl.errors import (
     AccessDenied,
     ConfigError,
     CoordinationError,
     JobExists,
+    NotRemovable,
+    PartlyRemoved,
     UnknownJob,
     UsageError,
     some,
@@ -51,8 +55,6 @@ ASK_TIMEOUT_S = 1.0  # to ask the ports of a ring without members in ZooKeeper
 CHUNK = 500  # deletions in one transaction
 CHUNK_BYTES = 500_000  # of them; ZooKeeper ends the connection of a client that sends 1 MB
 DELETION_BYTES = 17  # of a deletion, beside its path
-READ_AT_ONCE = 500  # nodes whose children are read together
-MOST_BYTES = 2_000_000  # of the paths that an attempt reads of a job that is not trusted
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,22 @@ class _Leftovers:
     """What is left of a dead or ended job in ZooKeeper.
 
     Attributes:
-        nodes: the paths of its nodes that were read and can be removed, children before their
-            parents; empty without a job.
-        run: the path of its node ``run/<token>``; None: it has none.
-        whole: whether these are all nodes of the job.
+        tree: its nodes that were read and can be removed; empty without a job.
+        run_node: the path of its node ``run/<token>``; None: it has none.
     """
 
-    nodes: list[str]
-    run: str | None
-    whole: bool
+    tree: Tree
+    run_node: str | None
+
+    @property
+    def nodes(self) -> list[str]:
+        """The paths of the nodes that can be removed, children before their parents."""
+        return self.tree.nodes
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all nodes of the job."""
+        return not self.tree.unread
 
     @property
     def fit(self) -> bool:
@@ -110,17 +119,20 @@ def create_job(
     Raises:
         JobExists: a job of that name has live processes, or is reserved and has not ended.
         AccessDenied: the name is taken by a job that this session cannot open.
-        CoordinationError: ZooKeeper is away, the session does not belong to this job, or too many
-            nodes are left of an existing job that is not trusted: call again.
+        PartlyRemoved: an existing job that is not trusted has very many nodes, of which a part was
+            removed: call again.
+        NotRemovable: a node of an existing job can only be removed by ZooKeeper's administrator.
+        CoordinationError: ZooKeeper is away, the session does not belong to this job, or other
+            processes keep changing an existing one.
     """
     if session.access is None or session.access.job != paths.name:
         raise CoordinationError(f"job {paths.name} can only be created with a secret of its own")
     for _ in range(_attempts(trusted)):
         try:
-            runs, root = session.read_all("read a job", [children(paths.run), children(paths.root)])
+            runs, root = session.read_all("read a job", [children(paths.run), get(paths.root)])
             if run is not None and _token(paths, runs) == run:
                 return run
-            old = _Leftovers([], None, True)
+            old = _Leftovers(Tree([], ""), None)
             if root is not None:
                 old = _living_or_leftovers(session, paths, trusted)
         except AccessDenied:
@@ -146,7 +158,9 @@ def create_job(
                 ensure_shared(session, "create a job", JOBS)
             continue  # or somebody was faster, or a node of the old job appeared: look again
         return token
-    raise CoordinationError(f"job {paths.name} could not be created: {_why_not(trusted)}")
+    raise CoordinationError(
+        f"job {paths.name} could not be created: it changed {_attempts(trusted)} times"
+    )
 
 
 def delete_job(session: Session, paths: JobPaths) -> None:
@@ -190,16 +204,16 @@ def delete_ended(session: Session, paths: JobPaths, trusted: bool = True) -> boo
         JobExists: the job has not ended, and one of its processes lives or it is reserved.
         AccessDenied: the session cannot open the job.
         UsageError: the job has ended, and some of its processes have not left it yet.
-        CoordinationError: ZooKeeper is away, another process keeps changing the job, or too many
-            nodes are left of a job that is not trusted: call again.
+        PartlyRemoved: a job that is not trusted has very many nodes, of which a part was removed:
+            call again.
+        NotRemovable: a node of the job can only be removed by ZooKeeper's administrator.
+        CoordinationError: ZooKeeper is away, or another process keeps changing the job.
     """
     for _ in range(_attempts(trusted)):
         old = _living_or_leftovers(session, paths, trusted)
         if old.whole and not old.nodes:
             return False
-        parents = (paths.hosts, paths.slots, paths.members)
-        there = session.read_all("read a job", [children(parent) for parent in parents])
-        if left := sorted(name for names in there for name in names or ()):
+        if left := sorted(name for _, name in _registered(session, paths, trusted)):
             raise UsageError(
                 f"job {paths.name} has ended, and {some(left)} has not left it yet; try again in "
                 "a moment"
@@ -209,23 +223,19 @@ def delete_ended(session: Session, paths: JobPaths, trusted: bool = True) -> boo
             rest = _living_or_leftovers(session, paths, trusted)
             if not rest.fit:
                 continue
-            build = partial(_delete, nodes=rest.nodes, check=old.run)
+            build = partial(_delete, nodes=rest.nodes, check=old.run_node)
             session.transact(f"delete job {paths.name}", build)
         except Refused:
             continue  # it was started again, or changed: look again
         return True
-    raise CoordinationError(f"job {paths.name} could not be deleted: {_why_not(trusted)}")
+    raise CoordinationError(
+        f"job {paths.name} could not be deleted: it changed {_attempts(trusted)} times"
+    )
 
 
 def _attempts(trusted: bool) -> int:
     """Return how often to try to remove the nodes of a job whose code is ``trusted``, or not."""
     return ATTEMPTS if trusted else FEW_ATTEMPTS
-
-
-def _why_not(trusted: bool) -> str:
-    """Return why no attempt has removed the nodes of a job whose code is ``trusted``, or not."""
-    more = "" if trusted else ", or has so many nodes that they are removed part by part"
-    return f"it changed {_attempts(trusted)} times{more}"
 
 
 def job_names(session: Session) -> tuple[str, ...]:
@@ -358,28 +368,7 @@ def subtree(session: Session, paths: JobPaths) -> list[str]:
 
     The list is empty if there is no such job.
     """
-    return _subtree(session, paths, math.inf)[0]
-
-
-def _subtree(session: Session, paths: JobPaths, most_bytes: float) -> tuple[list[str], bool]:
-    """Read the paths of the nodes of the job at ``paths``, as far as ``most_bytes`` of them.
-
-    Returns:
-        (the paths that were read, children before their parents, without the nodes of which a
-        descendant was not read; whether these are all nodes of the job).
-    """
-    found: list[str] = []
-    unread, size = [paths.root], 0
-    while unread and size < most_bytes:
-        some, unread = unread[-READ_AT_ONCE:], unread[:-READ_AT_ONCE]
-        answers = session.read_all("read a job", [children(path) for path in some])
-        for path, names in zip(some, answers, strict=True):
-            if names is not None:
-                found.append(path)
-                size += len(path.encode())
-                unread += [f"{path}/{name}" for name in sorted(names)]
-    above = {path[:end] for path in unread for end, sign in enumerate(path) if sign == "/"}
-    return [path for path in reversed(found) if path not in above], not unread
+    return all_nodes(session, paths.root)
 
 
 def _living_or_leftovers(session: Session, paths: JobPaths, trusted: bool) -> _Leftovers:
@@ -398,24 +387,23 @@ def _living_or_leftovers(session: Session, paths: JobPaths, trusted: bool) -> _L
     Raises:
         JobExists: the job has not ended, and one of its processes lives or it is reserved.
         AccessDenied: the session cannot open the job.
+        NotRemovable: the code of the job has made its record unreadable.
     """
-    run = current_run(session, paths)
-    nodes, whole = _subtree(session, paths, math.inf if trusted else MOST_BYTES)
-    answer, creator, generation, *living = session.read_all(
-        "read a job",
-        [
-            get(paths.job),
-            get(paths.creator),
-            get(paths.generation),
-            *(children(parent) for parent in (paths.hosts, paths.slots, paths.members)),
-        ],
-    )
+    # The read of the root is refused if another has it; its children are read only if there are.
+    runs, _ = session.read_all("read a job", [children(paths.run), get(paths.root)])
+    run = _token(paths, runs)
+    run_node = f"{paths.run}/{run}" if run is not None else None
+    if trusted:
+        tree = Tree(all_nodes(session, paths.root), "")
+    else:
+        tree = some_nodes(session, paths.root, {*paths.fixed, run_node or paths.run})
+    reads = [get(path) for path in (paths.job, paths.creator, paths.generation)]
+    answer, creator, generation = session.read_all("read a job", reads)
+    registered = _registered(session, paths, trusted)
     if answer is not None:
-        old = Job.from_json(decode(paths.job, answer[0]))
-        if not old.state.over and (creator or any(living)):
-            hosts, slots, members = (sorted(names or ()) for names in living)
-            alive = [f"host {name}" for name in hosts] + [f"slot {name}" for name in slots]
-            alive += [f"w{name}" for name in members]
+        old = _stored_job(paths, answer[0], trusted)
+        if not old.state.over and (creator or registered):
+            alive = [f"{kind}{name}" for kind, name in registered]
             starts = ["its start is under way"]
             raise JobExists(paths.name, alive or starts, session.granted_s)
         if not old.state.over and old.reserved:
@@ -425,7 +413,44 @@ def _living_or_leftovers(session: Session, paths: JobPaths, trusted: bool) -> _L
             ring = Generation.from_json(decode(paths.generation, generation[0])).members
             if run is not None and (training := answering(ring, run, ASK_TIMEOUT_S)):
                 raise JobExists(paths.name, [f"w{n} trains" for n in sorted(training)])
-    return _Leftovers(nodes, f"{paths.run}/{run}" if run is not None else None, whole)
+    return _Leftovers(tree, run_node)
+
+
+def _stored_job(paths: JobPaths, data: bytes, trusted: bool) -> Job:
+    """Return the record of the job at ``paths``, of which ``data`` was read.
+
+    Raises:
+        CoordinationError: edl cannot read the record.
+        NotRemovable: the same, and the job's code, which is not ``trusted``, may have written it.
+    """
+    try:
+        return Job.from_json(decode(paths.job, data))
+    except CoordinationError as error:
+        if trusted:
+            raise
+        raise NotRemovable(paths.name, paths.root, f"is no record of a job: {error}") from error
+
+
+def _registered(session: Session, paths: JobPaths, trusted: bool) -> list[tuple[str, str]]:
+    """Return (kind, name) of each process of a job that has a node in ZooKeeper, for messages.
+
+    Args:
+        session: The session to read with.
+        paths: The paths of the job.
+        trusted: Whether the job's code is trusted. If not, only the numbers of the nodes are read,
+            which may be very many, and a name tells how many there are.
+    """
+    kinds = {paths.hosts: "host ", paths.slots: "slot ", paths.members: "w"}
+    if trusted:
+        found = session.read_all("read a job", [children(parent) for parent in kinds])
+        named = zip(kinds.values(), found, strict=True)
+        return [(kind, name) for kind, names in named for name in sorted(names or ())]
+    stats = session.read_all("read a job", [exists(parent) for parent in kinds])
+    return [
+        ("", f"{counted(stat.numChildren, 'node')} in {parent}")
+        for parent, stat in zip(kinds, stats, strict=True)
+        if stat is not None and stat.numChildren
+    ]
 
 
 def _thin_out(session: Session, paths: JobPaths, old: _Leftovers) -> None:
@@ -442,21 +467,24 @@ def _thin_out(session: Session, paths: JobPaths, old: _Leftovers) -> None:
 
     Raises:
         Refused: the job was started again or has changed; some nodes may have been removed.
-        CoordinationError: a path is too long to be removed, or no node is known that could be.
+        PartlyRemoved: the job has further nodes; all that are known were removed, except those.
+        NotRemovable: a path is too long to be removed, or no node is known that could be.
     """
+    if long := next((path for path in old.nodes if _size(path) > CHUNK_BYTES), None):
+        why = f"has too long a path to be removed, {long[:80]}..."
+        raise NotRemovable(paths.name, paths.root, why)
     many = tuple(f"{parent}/" for parent in (paths.events, paths.requests, paths.evicted))
     nodes = [path for path in old.nodes if path.startswith(many)]
     if not old.whole or not _fits(path for path in old.nodes if not path.startswith(many)):
-        kept = {*paths.fixed, old.run}
+        kept = {*paths.fixed, old.run_node}
         nodes = [path for path in old.nodes if path not in kept]
     if not old.whole and not nodes:
-        raise CoordinationError(
-            f"job {paths.name} has nodes of a depth that is not read; remove {paths.root} with "
-            "`deleteall` of ZooKeeper's zkCli.sh"
-        )
+        raise NotRemovable(paths.name, paths.root, old.tree.unread)
     for chunk in _chunks(nodes):
-        build = partial(_delete, nodes=chunk, check=old.run)
+        build = partial(_delete, nodes=chunk, check=old.run_node)
         session.transact(f"replace job {paths.name}", build)
+    if not old.whole:
+        raise PartlyRemoved(paths.name)
 
 
 def _replace(
@@ -538,7 +566,7 @@ def _chunks(nodes: Iterable[str]) -> list[list[str]]:
     chunks: list[list[str]] = []
     room = 0
     for path in nodes:
-        size = len(path.encode()) + DELETION_BYTES
+        size = _size(path)
         if size > CHUNK_BYTES:
             raise CoordinationError(f"{path[:80]}... is too long a path to be removed")
         if not chunks or size > room or len(chunks[-1]) == CHUNK:
@@ -547,3 +575,8 @@ def _chunks(nodes: Iterable[str]) -> list[list[str]]:
         chunks[-1].append(path)
         room -= size
     return chunks
+
+
+def _size(path: str) -> int:
+    """Return how many bytes of a transaction the removal of the node at ``path`` takes."""
+    return len(path.encode()) + DELETION_BYTES

@@ -15,7 +15,7 @@ from edl.coordination.access import Access
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.desired import place_run
 from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import create_job, delete_ended
+from edl.coordination.lifecycle import create_job, delete_ended, unlock
 from edl.coordination.nodes import JobNodes
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import children
@@ -23,7 +23,7 @@ from edl.coordination.session import Session
 from edl.core.cluster.orders import CreateRun, Order, PlaceRun, StopRun
 from edl.core.cluster.run_records import RunRecords, resume_setting, status_period_s
 from edl.core.records import NO_POLICY, Assigned, Job, JobState
-from edl.errors import AccessDenied, UnknownJob, UsageError
+from edl.errors import AccessDenied, NotRemovable, PartlyRemoved, UnknownJob, UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ class RunWriter:
             last: The records of the run that the job's node has now; None: it has none.
 
         Returns:
-            Why the order was refused, with nothing written; empty if it was carried out.
+            Why the order was refused; empty if it was carried out. Nothing was written then, except
+            that of the last run a part may have been removed, if it has very many nodes.
 
         Raises:
             LeadershipLost: the term is over; nothing was written.
@@ -69,27 +70,35 @@ class RunWriter:
             if isinstance(order, PlaceRun):
                 return self._place(session, order)
             return self._stop(session, order)
-        except UsageError as error:
+        except (UsageError, PartlyRemoved, NotRemovable) as error:
             return str(error)
 
     def remove(self, job: str, secret: str) -> bool:
         """Remove the nodes of the last run of a job; return whether they are gone.
 
         They stay if the run is not over, or if processes of it have not left. No port is asked for
-        a process, and of very many nodes a part is removed: the job's code may have written any
-        addresses and nodes, which would hold up the leader.
+        a process, and of very many nodes a part is removed, and the next call goes on: the job's
+        code may have written any addresses and nodes, which would hold up the leader. If the name
+        is a stranger's, whose root node the secret does not open, no nodes of the run are left.
 
         Raises:
+            NotRemovable: only ZooKeeper's administrator can remove a node that the job's code has
+                made; the same call again does not help.
             LeadershipLost: the term is over.
             CoordinationError: ZooKeeper is away.
         """
-        session = self._session_of(job)
-        session.identify(Access(job, secret))
+        session, access, paths = self._session_of(job), Access(job, secret), JobPaths(job)
+        session.identify(access)
         try:
-            delete_ended(session, JobPaths(job), trusted=False)
-        except AccessDenied:
-            return True  # a stranger has the name
-        except UsageError as error:
+            delete_ended(session, paths, trusted=False)
+        except (AccessDenied, NotRemovable) as error:
+            if not unlock(session, [access]):
+                return True
+            if isinstance(error, NotRemovable):
+                raise
+            why = "has an ACL by which the job's secret does not open it"
+            raise NotRemovable(job, paths.root, why) from error
+        except (UsageError, PartlyRemoved) as error:
             logger.info("%s", error)
             return False
         return True

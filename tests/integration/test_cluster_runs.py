@@ -15,6 +15,7 @@ from edl.coordination.cluster.runs import RunReader
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.fenced_session import FencedSession
 from edl.coordination.job_store import JobStore
+from edl.coordination.paths import JobPaths
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
@@ -25,7 +26,7 @@ from edl.core.cluster.records import ClusterRecord, Wanted
 from edl.core.cluster.view import AgentView, RunView
 from edl.core.progress import TrainingStatus
 from edl.core.records import Generation, Host, Job, JobState, RequestedBy, RingMember
-from edl.errors import CoordinationError, LeadershipLost
+from edl.errors import CoordinationError, LeadershipLost, NotRemovable
 from edl.scheduler.runs import RunWriter
 
 pytestmark = pytest.mark.integration
@@ -224,6 +225,27 @@ def test_without_a_term_nothing_is_written(zk_hosts: str) -> None:
     writes = pytest.raises(CoordinationError, match="writes for no leader")
     with FencedSession(zk_hosts, 2.0) as session, writes:
         RunWriter(lambda _: session).carry_out(CreateRun("j", ONE, {"a": (0,)}), JOB, SECRET)
+
+
+def test_what_the_code_of_a_job_has_made_below_its_nodes(leader: Leader) -> None:
+    """A node with another ACL can be removed without children, and keeps the job else."""
+    ids, other = JobPaths("j").ids, [make_digest_acl("other", "x", all=True)]
+    leader.does(CreateRun("j", ONE, {"a": (0,)}))
+    leader.does(StopRun("j", ONE, False))
+    client = leader.runs.client
+    made = client.transaction()
+    for path in ("alone", "parent", "parent/own", "many", *(f"many/{n}" for n in range(100))):
+        made.create(f"{ids}/{path}")
+    made.commit()
+    client.set_acls(f"{ids}/alone", other)
+    client.set_acls(f"{ids}/parent", other)
+    assert not leader.writer.remove("j", SECRET), "a part"
+    assert client.get_children(ids) == ["parent"]
+    with pytest.raises(NotRemovable, match="has an ACL by which the job's secret does not open it"):
+        leader.writer.remove("j", SECRET)
+    client.add_auth("digest", "other:x")
+    assert leader.writer.remove("j", SECRET)
+    assert client.exists(JobPaths("j").root) is None
 
 
 def test_a_strangers_job_of_that_name(leader: Leader, zk_hosts: str) -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kazoo.exceptions import NotEmptyError
+from kazoo.exceptions import NoNodeError, NotEmptyError
 from made import make_job
 
-from edl.coordination import lifecycle
-from edl.coordination.access import Access
+from edl.coordination import job_tree, lifecycle
+from edl.coordination.access import OPEN, Access
 from edl.coordination.lifecycle import create_job, delete_ended
 from edl.coordination.paths import JobPaths
-from edl.coordination.reads import GET, Read
+from edl.coordination.reads import CHILDREN, GET, Read
 from edl.coordination.session import Refused
 from edl.coordination.wire import encode
 from edl.core.cluster.orders import CreateRun
 from edl.core.records import NO_POLICY, Assigned, Generation, JobState, RingMember
-from edl.errors import CoordinationError, JobExists
+from edl.errors import AccessDenied, CoordinationError, JobExists, NotRemovable, PartlyRemoved
 from edl.scheduler.runs import RunWriter
 
 PATHS = JobPaths("ann.x")
@@ -32,11 +33,12 @@ class Request:
     """A transaction of a session: what it checks and changes."""
 
     def __init__(self) -> None:
+        self.checked: list[str] = []
         self.deleted: list[str] = []
         self.created: dict[str, bytes] = {}
 
     def check(self, path: str, version: int) -> None:
-        """Check nothing: nobody else writes."""
+        self.checked.append(path)
 
     def delete(self, path: str) -> None:
         self.deleted.append(path)
@@ -46,39 +48,87 @@ class Request:
 
 
 class Session:
-    """A session of a ZooKeeper that has nodes; it keeps its transactions."""
+    """A session of a ZooKeeper that has nodes; it keeps its transactions.
+
+    Attributes:
+        nodes: the contents of the nodes, by path.
+        closed: the nodes with an ACL that the secret does not open.
+        done: the transactions, refused ones included.
+        requests: how many nodes were read.
+        names: how many names of children were in the answers.
+    """
 
     granted_s = 10.0
 
     def __init__(self, nodes: dict[str, bytes]) -> None:
         self.nodes = nodes
+        self.closed: set[str] = set()
         self.access: Access | None = Access("ann.x", SECRET)
         self.done: list[Request] = []
+        self.requests = self.names = 0
+        self._below: dict[str, dict[str, None]] = {}
+        for path in nodes:
+            self._add(path)
+
+    def _add(self, path: str) -> None:
+        parent, _, name = path.rpartition("/")
+        self._below.setdefault(parent, {})[name] = None
 
     def identify(self, access: Access) -> None:
         self.access = access
 
     def read_all(self, what: str, reads: Sequence[Read]) -> list[Any]:
-        below: dict[str, list[str]] = {}
-        for path in self.nodes:
-            parent, _, name = path.rpartition("/")
-            below.setdefault(parent, []).append(name)
-        return [self._answer(read, below) for read in reads]
+        for read in reads:
+            if read.method in (GET, CHILDREN) and read.path in self.closed:
+                raise AccessDenied("ann.x", f"cannot {what}: {read.path} is closed")
+        return [self._answer(read) for read in reads]
 
-    def _answer(self, read: Read, below: dict[str, list[str]]) -> Any:
+    def read_open(self, what: str, reads: Sequence[Any]) -> list[Any]:
+        if not isinstance(reads[0], Read):  # of ACLs
+            return [read(SimpleNamespace(get_acls_async=self._acl)) for read in reads]
+        return [None if read.path in self.closed else self._answer(read) for read in reads]
+
+    def _acl(self, path: str) -> Any:
+        assert self.access is not None
+        if path not in self.nodes:
+            return None
+        return (OPEN if path in self.closed else self.access.acl, None)
+
+    def _answer(self, read: Read) -> Any:
+        self.requests += 1
         if read.path not in self.nodes:
             return None
-        return (self.nodes[read.path], None) if read.method == GET else below.get(read.path, [])
+        below = list(self._below.get(read.path, ()))
+        if read.method == CHILDREN:
+            self.names += len(below)
+            return below
+        stat = SimpleNamespace(numChildren=len(below))
+        return (self.nodes[read.path], stat) if read.method == GET else stat
 
     def transact(self, what: str, build: Callable[[Any], None]) -> None:
         request = Request()
         build(request)
         self.done.append(request)
+        if not self.nodes.keys() >= {*request.checked, *request.deleted}:
+            raise Refused(0, NoNodeError())
+        before = dict(self.nodes)
         for path in request.deleted:
-            if any(other.startswith(f"{path}/") for other in self.nodes):
+            parent, _, name = path.rpartition("/")
+            if parent in self.closed:
+                raise AccessDenied("ann.x", f"cannot {what}: {parent} is closed")
+            if self._below.get(path):
+                self.set_nodes(before)
                 raise Refused(0, NotEmptyError())
-            del self.nodes[path]
-        self.nodes |= request.created
+            del self.nodes[path], self._below[parent][name]
+        self.set_nodes(request.created, clear=False)
+
+    def set_nodes(self, nodes: dict[str, bytes], clear: bool = True) -> None:
+        """Create ``nodes``; with ``clear`` there are no others then."""
+        if clear:
+            self.nodes, self._below = {}, {}
+        self.nodes |= nodes
+        for path in nodes:
+            self._add(path)
 
 
 def session_of(job: Any, more: Iterable[str] = (), ports: int = 0) -> Any:
@@ -185,9 +235,10 @@ def test_nodes_that_appear_all_the_time_are_an_error(monkeypatch: pytest.MonkeyP
 
     def with_more(what: str, build: Callable[[Any], None]) -> None:
         transact(what, build)
-        session.nodes |= dict.fromkeys((f"{PATHS.ids}/{n}" for n in range(2 * CHUNK)), b"")
+        more = dict.fromkeys((f"{PATHS.ids}/{n}" for n in range(2 * CHUNK)), b"")
+        session.set_nodes(more, clear=False)
 
-    session.nodes[f"{PATHS.events}/1"] = b""
+    session.set_nodes({f"{PATHS.events}/1": b""}, clear=False)
     monkeypatch.setattr(lifecycle, "ATTEMPTS", 3)
     monkeypatch.setattr(session, "transact", with_more)
     with pytest.raises(CoordinationError, match="could not be deleted"):
@@ -197,84 +248,174 @@ def test_nodes_that_appear_all_the_time_are_an_error(monkeypatch: pytest.MonkeyP
 
 def test_a_path_that_no_transaction_can_remove_is_an_error() -> None:
     session = session_of(ENDED, [f"{PATHS.ids}/{'i' * CHUNK_BYTES}"])
-    with pytest.raises(CoordinationError, match="is too long a path to be removed"):
+    with pytest.raises(NotRemovable, match="has too long a path to be removed"):
         delete_ended(session, PATHS)
     assert not session.done
 
 
-def _removes(writer: RunWriter) -> bool:
-    """Return whether one turn of the leader of a cluster removes all nodes, and not a part."""
-    try:
-        return writer.remove("ann.x", SECRET)
-    except CoordinationError as error:
-        if "so many nodes that they are removed part by part" in str(error):
-            return False
-        raise
+WIDE, NAMES, BYTES = 1000, 1500, 40_000  # the bounds of what the leader reads in these tests
+LONG = "n" * 100
+
+
+def nested(below: str, count: int, depth: int, name: str = "i") -> list[str]:
+    """Return the paths of so many chains of nodes of such a depth, below a node."""
+    return [
+        f"{below}/{chain}" + f"/{name}" * level for chain in range(count) for level in range(depth)
+    ]
 
 
 @pytest.fixture
-def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "MOST_BYTES", 5000)
-    monkeypatch.setattr(lifecycle, "READ_AT_ONCE", 10)
+def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_tree, "MOST_CHILDREN", WIDE)
+    monkeypatch.setattr(job_tree, "MOST_NAMES", NAMES)
+    monkeypatch.setattr(job_tree, "MOST_BYTES", BYTES)
+    monkeypatch.setattr(job_tree, "REQUEST_BYTES", 40)
 
 
-@pytest.mark.usefixtures("few_bytes")
+@pytest.mark.usefixtures("small_reads")
 @pytest.mark.parametrize(
     "more",
     [
-        [f"{PATHS.ids}/{n}" for n in range(2000)],
-        [f"{PATHS.ids}/{n}{below}" for n in range(800) for below in ("", "/own")],
+        [f"{PATHS.ids}/{n}" for n in range(WIDE)],
+        [f"{parent}/{n}" for parent in (PATHS.ids, PATHS.events) for n in range(WIDE)],
+        nested(PATHS.ids, 800, 2),
+        nested(PATHS.ids, 100, 7, LONG),
+        nested(PATHS.ids, 2, 100),
+        [*nested(PATHS.ids, 1, 80), *(f"{PATHS.ids}/0{'/i' * 79}/{n}" for n in range(900))],
+        [f"{PATHS.ids}{'/i' * level}/{n}" for level in range(10) for n in ("i", *range(90))],
+        [f"{PATHS.ids}{'/0' * level}/{n}{own}" for level in range(15) for n in range(90)
+         for own in ("", "/own")],
     ],
-    ids=["flat", "wide"],
-)
+    ids=["flat", "two flat", "wide", "nested", "deep", "deep and flat", "comb", "comb of inner"],
+)  # fmt: skip
 def test_the_leader_of_a_cluster_removes_very_many_nodes_part_by_part(more: list[str]) -> None:
     session = session_of(ENDED, more)
-    read_all, reads = session.read_all, [0]
-
-    def counted(what: str, wanted: Sequence[Read]) -> list[Any]:
-        reads[-1] += sum(len(one.path) for one in wanted)
-        return list(read_all(what, wanted))
-
-    session.read_all = counted
     writer = RunWriter(lambda job: session)
-    turns = 0
-    while not _removes(writer):
+    turns = 1
+    while not writer.remove("ann.x", SECRET):
         assert {*PATHS.fixed, f"{PATHS.run}/foreign"} <= set(session.nodes)
-        turns += 1
-        reads.append(0)
+        assert session.requests < BYTES / 60
+        assert session.names <= NAMES + 1
+        turns, session.requests, session.names = turns + 1, 0, 0
     assert not session.nodes
-    assert turns > 1
-    assert max(reads) < 6 * 5000
+    assert 1 < turns < 100
+    assert all(len(one.deleted) <= CHUNK for one in session.done)
 
 
-@pytest.mark.usefixtures("few_bytes")
-def test_nodes_too_deep_to_be_read_are_an_error_that_says_what_to_do() -> None:
-    session = session_of(ENDED, [f"{PATHS.ids}/{'/'.join('i' * n)}" for n in range(1, 200)])
-    with pytest.raises(CoordinationError, match=f"remove {PATHS.root} with `deleteall`"):
-        RunWriter(lambda job: session).remove("ann.x", SECRET)
+@pytest.mark.usefixtures("small_reads")
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (nested(PATHS.ids, 1, 400), "is nested too deeply: .* 1500 names and 40000 bytes"),
+        (
+            [f"{PATHS.ids}/{n}" for n in range(WIDE + 1)],
+            "has 1001 children, more than the 1000",
+        ),
+    ],
+    ids=["deep", "wide"],
+)
+def test_what_an_administrator_has_to_remove_is_an_error_that_says_so(
+    more: list[str], why: str
+) -> None:
+    session = session_of(ENDED, more)
+    writer = RunWriter(lambda job: session)
+    for _ in range(2):
+        with pytest.raises(NotRemovable, match=rf"below {PATHS.root} {why}.* with `deleteall`"):
+            writer.remove("ann.x", SECRET)
+    order: Any = CreateRun("ann.x", "r1", {"h": ("0", "1")}, 64)
+    assert set(more) < set(session.nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edl.scheduler.runs.resume_setting", lambda *_: "")
+        refused = writer.carry_out(order, StoredJob(), SECRET)  # type: ignore[arg-type]
+    assert "with `deleteall`" in refused
     assert not session.done
 
 
-@pytest.mark.usefixtures("few_bytes")
+@pytest.mark.usefixtures("small_reads")
+def test_what_is_beside_too_wide_a_node_is_removed() -> None:
+    session = session_of(ENDED, [f"{PATHS.ids}/{n}" for n in range(WIDE + 1)])
+    session.set_nodes({f"{PATHS.events}/{n}": b"" for n in range(10)}, clear=False)
+    assert not RunWriter(lambda job: session).remove("ann.x", SECRET)
+    assert {path for path in session.nodes if path.startswith(f"{PATHS.events}/")} == set()
+
+
+@pytest.mark.usefixtures("small_reads")
+@pytest.mark.parametrize("below", [(), ("/own",)], ids=["a leaf", "with a child"])
+def test_a_node_with_another_acl_is_no_job_of_a_stranger(below: Sequence[str]) -> None:
+    """Else the record of the job would go, and its nodes would stay for ever."""
+    child = f"{PATHS.ids}/0"
+    session = session_of(ENDED, [child, *(f"{child}{name}" for name in below), f"{PATHS.ids}/1"])
+    session.closed = {child}
+    writer = RunWriter(lambda job: session)
+    if not below:  # who may change the parent may remove it
+        assert writer.remove("ann.x", SECRET)
+        assert not session.nodes
+        return
+    assert not writer.remove("ann.x", SECRET)
+    assert f"{PATHS.ids}/1" not in session.nodes
+    with pytest.raises(NotRemovable, match=f"below {PATHS.root} has an ACL by which the job's"):
+        writer.remove("ann.x", SECRET)
+    session.closed = {PATHS.job}
+    with pytest.raises(NotRemovable, match="has an ACL by which the job's secret does not open"):
+        writer.remove("ann.x", SECRET)
+    assert PATHS.root in session.nodes
+
+
+@pytest.mark.parametrize("nodes", [[], [f"{PATHS.root}/own"]], ids=["alone", "with a child"])
+def test_the_name_that_a_stranger_has_taken_is_left_alone(nodes: list[str]) -> None:
+    session: Any = Session(dict.fromkeys([PATHS.root, *nodes], b""))
+    session.closed = {PATHS.root}
+    assert RunWriter(lambda job: session).remove("ann.x", SECRET)
+    assert set(session.nodes) == {PATHS.root, *nodes}
+
+
+def test_a_record_that_the_code_has_destroyed_is_an_error_that_says_what_to_do() -> None:
+    session = session_of(ENDED)
+    session.nodes[PATHS.job] = b"junk"
+    with pytest.raises(NotRemovable, match=r"is no record of a job.* with `deleteall`"):
+        RunWriter(lambda job: session).remove("ann.x", SECRET)
+
+
+def test_the_nodes_of_processes_are_counted_and_not_listed() -> None:
+    session = session_of(ENDED, [f"{PATHS.members}/{n}" for n in range(2000)])
+    assert not RunWriter(lambda job: session).remove("ann.x", SECRET)
+    session = session_of(RUNS, [f"{PATHS.members}/{n}" for n in range(200)])
+    with pytest.raises(JobExists, match=f"200 nodes in {PATHS.members}"):
+        delete_ended(session, PATHS, trusted=False)
+    assert not session.done
+
+
+@pytest.mark.usefixtures("small_reads")
 def test_all_nodes_of_a_job_that_is_trusted_are_removed() -> None:
-    session = session_of(ENDED, [f"{PATHS.ids}/{n}" for n in range(2000)])
+    session = session_of(ENDED, [f"{PATHS.ids}/{n}" for n in range(2 * WIDE)])
     assert delete_ended(session, PATHS)
     assert not session.nodes
 
 
-@pytest.mark.usefixtures("few_bytes")
-def test_a_run_that_starts_meanwhile_keeps_its_nodes() -> None:
-    session = session_of(ENDED, [f"{PATHS.ids}/{n}" for n in range(2000)])
-    checked: list[str] = []
+@pytest.mark.usefixtures("small_reads")
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_run_that_starts_meanwhile_keeps_its_nodes(trusted: bool) -> None:
+    session = session_of(ENDED, [f"{PATHS.ids}/{n}" for n in range(WIDE)])
+    new = session_of(RUNS, [f"{PATHS.ids}/{n}" for n in range(WIDE)]).nodes
+    del new[f"{PATHS.run}/foreign"]
+    new |= dict.fromkeys([f"{PATHS.run}/new", f"{PATHS.members}/0"], b"")
     transact = session.transact
 
     def starts_again(what: str, build: Callable[[Any], None]) -> None:
-        request = Request()
-        request.check = lambda path, version: checked.append(path)  # type: ignore[method-assign]
-        build(request)
         transact(what, build)
+        if len(session.done) == 1:
+            session.set_nodes(new)
 
     session.transact = starts_again
-    with pytest.raises(CoordinationError):
-        delete_ended(session, PATHS, trusted=False)
-    assert set(checked) == {f"{PATHS.run}/foreign"}
+    with pytest.raises(JobExists):
+        delete_ended(session, PATHS, trusted=trusted)
+    assert session.nodes == new
+    assert [one.checked for one in session.done] == [[f"{PATHS.run}/foreign"]] * 2
+
+
+@pytest.mark.usefixtures("small_reads")
+def test_what_is_left_of_a_part_is_not_read_in_vain() -> None:
+    session = session_of(ENDED, [f"{PATHS.ids}/{n}" for n in range(WIDE)])
+    with pytest.raises(PartlyRemoved, match="are removed part by part"):
+        create_job(session, PATHS, RUNS, Assigned({"h": 1}), NO_POLICY, trusted=False)
+    assert session.names <= NAMES + len(PATHS.fixed) + 10
