@@ -44,6 +44,7 @@ from edl.errors import CoordinationError, EdlError, LeadershipLost, UnsupportedF
 from edl.scheduler.fleet.fleet import Fleet
 from edl.scheduler.fleet.fleet_runner import FleetRunner
 from edl.scheduler.fleet.lease_keeper import LeaseKeeper
+from edl.scheduler.job_remover import JobRemover
 from edl.scheduler.leader_records import LeaderRecords
 from edl.scheduler.liveness import LivenessProbe, LivenessServer
 from edl.scheduler.plan_writer import PlanWriter
@@ -307,6 +308,7 @@ class ControllerTerm:
         self._writer = ClusterWriter(store, leadership)
         self.run_sessions = run_sessions
         self._runs = RunWriter(run_sessions.session_of)
+        self._remover = JobRemover(self._runs, self._writer.remove_job, say)
         self._views = JobViews()
         self._plans = PlanWriter(store, self._writer, say)
         self._reasons = ReasonWriter(self._writer)
@@ -457,30 +459,13 @@ class ControllerTerm:
 
         The interval is ``HOUSEKEEPING_S`` seconds. ``read`` has the jobs and hosts.
         """
-        deadline_s = time.monotonic() + ORDERS_S
-        for job in jobs_to_remove(read.snapshot.jobs):
-            if time.monotonic() >= deadline_s:
-                break  # the next turn goes on
-            if job.name in read.unread:
-                continue
-            secret = read.secrets.get(job.name)
-            if secret is None or self._removes_run(job.name, secret):
-                self._writer.remove_job(job)
+        doomed = jobs_to_remove(read.snapshot.jobs)
+        self._remover.remove(doomed, read.secrets, read.unread)
         if time.monotonic() - self._tidied_s >= HOUSEKEEPING_S:
             self._tidied_s = time.monotonic()
             self._writer.trim_events()
             for host in hosts_to_remove(read.snapshot.hosts, self._now_s()):
                 self._writer.remove_host(host)
-
-    def _removes_run(self, job: str, secret: str) -> bool:
-        """Remove the nodes of the last run of ``job``; return whether they are gone."""
-        try:
-            return self._runs.remove(job, secret)
-        except LeadershipLost:
-            raise
-        except Exception:  # whatever the job's code has written
-            logger.info("cannot remove the last run of job %s", job, exc_info=True)
-            return False
 
 
 def _unmarked(view: ClusterView) -> ClusterView:
