@@ -44,8 +44,9 @@ from edl.ring.frames import split_bytes
 from edl.ring.ring import Ring
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
-from edl.worker.newcomer import NEWS_SLICE_S, Newcomer
+from edl.worker.newcomer import Newcomer
 from edl.worker.progress import Receive, TrainingProgress
+from edl.worker.repairs import Repairs
 from edl.worker.replica import Shared
 from edl.worker.shared_state import SharedState
 
@@ -103,6 +104,7 @@ class Switching:
         self._begins = False  # no worker had the job's state in this ring
         self._repaired_at = -1  # the job's step when its ring was repaired last
         self._warmed_up = False  # the model has trained a warm-up batch
+        self._repairs = Repairs(shared, coordinator, checkpointing, lambda: self.progress)
         self.replica: Shared | None = None
         self.generation: Generation | None = None
         self.began_with = 1  # workers of the job's first ring
@@ -311,7 +313,7 @@ class Switching:
             if target is not None:
                 self.switch(target)
             elif self._shared.job_state.over:
-                raise self._over()
+                raise self._repairs.over()
             elif self._ring.place.rank == 0 and self._now_s() > deadline:
                 self._checkpointing.save_last()
                 size = self._ring.place.size
@@ -409,7 +411,8 @@ class Switching:
 
         Raises:
             WorkerEvicted: the leader has evicted this worker.
-            JobFailed: no leader made a new generation in time, or the job has ended.
+            JobFailed: no leader made a new generation in time, the job has ended, or its rings
+                break for ever, see :meth:`edl.worker.repairs.Repairs.wait`.
         """
         began, old_size = self._now_s(), self._ring.place.size
         median_step_us, known = self.median_step_us(), began
@@ -417,7 +420,7 @@ class Switching:
             failed = max(failed, self.generation.number)
         while True:
             self._drop_ring(failed, error)
-            generation = self._wait_for_repair(failed, error)
+            generation = self._repairs.wait(self.worker, failed, error)
             if generation.rank_of(self.worker) is None:
                 self._leave(generation)
             heard, repaired = self._shared.announced_at, self._now_s()
@@ -459,36 +462,6 @@ class Switching:
         blamed, made = blamed_rank(text, members, self._ring.place.rank), self.progress
         at, error = -1 if blamed is None else blamed, short_error(text)
         return RingFailure(generation, step, made.exchanges, error, at, made.leaves)
-
-    def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
-        """Wait for the generation that the leader makes of the survivors, and return it.
-
-        This worker gives up if none came within repair_timeout_s (for which a leader waits for
-        workers not proven dead) + switch_timeout_s. Another leader gets the same time again, but
-        after three times this time the worker gives up in any case.
-
-        Args:
-            failed: the number of the generation that failed.
-            error: how it failed, for the message.
-
-        Raises:
-            JobFailed, WorkerEvicted: as :meth:`repair`.
-        """
-        settings = self._coordinator.settings
-        limit = settings.repair_timeout_s + settings.switch_timeout_s
-        began = now = self._now_s()
-        while now - max(began, self._shared.led_since) < limit and now - began < 3 * limit:
-            found = self._shared.wait_for_generation(failed, slice_s=NEWS_SLICE_S, repairs=True)
-            if found is not None:
-                return found
-            if self._shared.job_state.over:
-                raise self._over() from error
-            now = self._now_s()
-        away = "ZooKeeper is away, so " if self._coordinator.away else ""
-        raise JobFailed(
-            f"{away}no leader has repaired generation {failed} within {now - began:.0f} s "
-            f"({error}); `edl status` says what it waits for"
-        ) from error
 
     # --- the parts of every change
 
@@ -562,10 +535,6 @@ class Switching:
         self.progress.answer = answer
         self.progress.take_over(header, receive)
         return True
-
-    def _over(self) -> JobFailed:
-        """Return the error that other workers have ended the job; its message says how."""
-        return JobFailed(f"the job {self._shared.job_end}")
 
     def _leave(self, generation: Generation) -> NoReturn:
         """Leave the job and end the process: this worker is no member of ``generation``.

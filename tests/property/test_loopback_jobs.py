@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, scripts, some
+from scenarios import SEEDS, SHORT, Change, Fault, Scenario, faults, points, scales, scripts, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -320,3 +320,21 @@ def test_who_could_not_report_while_zookeeper_was_away_is_not_given_up() -> None
         evicted += [reason for w, reason in job.memory.evicted.items() if w != dies.worker]
     assert outages * 5 >= len(seeds)
     assert not evicted
+
+
+@pytest.mark.parametrize("script", [SHORT, EXCHANGING], ids=["steps", "exchanges"])
+@pytest.mark.parametrize("worker", range(3))
+def test_a_worker_whose_collectives_all_fail_ends_the_job(worker: int, script: Counting) -> None:
+    """It stays alive, so no repair would ever help."""
+    job = LoopbackJob(script, np=3, seed=worker)
+    for point in range(60, 2000):
+        job.at(worker, point, Fault(worker, point, "fail"))
+    job.run()
+    step = job.workers[worker].worker.step
+    assert job.memory.job.state is JobState.FAILED, job.describe()
+    assert job.memory.job.reason.startswith(
+        f"the ring was repaired 3 times after step {step} and broke again each time, although no "
+        "worker was lost: "
+    )
+    assert not job.results
+    assert len(job.memory.generations) <= 6, job.describe()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from scenarios import struck_around
 
 from edl.core.events import StateDiffersDetails
 from edl.core.records import JobState
-from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
+from edl.errors import JobFailed, NewcomerDiffers, RingBroken, StateDiffers
 from edl.framework import elastic
 from edl.framework.digest import ByteRange, of_array
 from edl.framework.elastic import Plain, State
@@ -89,13 +91,16 @@ class Script:
     """``strays`` change a weight after their first update in the ring, and ``from_batch`` on.
 
     ``own``: each worker trains weights of its own. ``resets``: a callback of each new ring has a
-    collective.
+    collective, which fails in the first ``fails`` rings of each worker, without a death.
+    ``fails_at``: the number of a batch whose collective always fails.
     """
 
     strays: tuple[int, ...] = ()
     from_batch: int = 0
     own: bool = False
     resets: bool = False
+    fails: int = 0
+    fails_at: int = -1
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = WORKERS[threading.get_ident()] = one.worker
@@ -105,6 +110,8 @@ class Script:
             nonlocal strayed
             while state.batch < BATCHES:
                 one.compute(0.1)
+                if state.batch == self.fails_at and not worker.warming_up:
+                    raise CollectiveFailed("it fails in each ring")
                 sums = worker.ring.exchange(repr(float(state.w.sum())).encode())
                 mean = sum(map(float, sums)) / len(sums) / len(state.w)
                 state.w = one_update(state.w, mean + 1.0)
@@ -117,17 +124,20 @@ class Script:
                 if state.batch % PER_SAVE == 0:
                     state.commit()
 
-        def reset() -> None:
-            try:
-                if not worker.ring.alone:
-                    worker.ring.broadcast(b"", 0, "edl.reset")
-            except RingBroken as error:
-                raise CollectiveFailed(str(error)) from error
-
         if self.resets:
-            state.register_reset_callbacks([reset])
+            state.register_reset_callbacks([partial(self.reset, worker, count(1))])
         elastic.run(train, (CollectiveFailed,), str, "Weights")(state)
         one.result = state.w
+
+    def reset(self, worker: Worker, rings: Iterator[int]) -> None:
+        """Take part in a collective of the next of the rings, which are numbered."""
+        if next(rings) <= self.fails:
+            raise CollectiveFailed("it fails in each ring")
+        try:
+            if not worker.ring.alone:
+                worker.ring.broadcast(b"", 0, "edl.reset")
+        except RingBroken as error:
+            raise CollectiveFailed(str(error)) from error
 
 
 def expected() -> np.ndarray[Any, Any]:
@@ -228,3 +238,67 @@ def test_a_death_in_a_collective_of_a_reset_callback(worker: int) -> None:
 
     for job in struck_around("edl.reset", make, worker, "kill"):
         assert_right(job)
+
+
+ENDLESS = 10**6  # rings
+
+
+@pytest.mark.parametrize(
+    ("script", "save"),
+    [
+        (Script(resets=True, fails=ENDLESS), 3),
+        (Script(fails_at=0), 0),
+        (Script(fails_at=8), 2),
+    ],
+    ids=["callback", "first batch", "later batch"],
+)
+def test_a_collective_that_fails_in_each_ring_ends_the_job(script: Script, save: int) -> None:
+    """No worker dies, so no repair would ever help."""
+    job = of(script)
+    if script.resets:
+        job.after_step(2, lambda job: job.scale({"a": 3}))
+    job.run()
+    assert job.memory.job.state is JobState.FAILED, job.describe()
+    assert job.memory.job.reason == (
+        f"the ring was repaired 3 times after step {save} and broke again each time, although no "
+        "worker was lost: it fails in each ring; look for a collective of the script that fails in "
+        "each ring, as in a reset callback"
+    )
+    assert job.errors
+    assert all(isinstance(error, JobFailed) for error in job.errors.values()), job.errors
+    assert len(job.memory.generations) <= 6, job.describe()
+
+
+@pytest.mark.parametrize("fails", [1, 3])
+def test_a_collective_that_fails_in_some_rings_is_repaired(fails: int) -> None:
+    job = of(Script(resets=True, fails=fails))
+    job.after_step(2, lambda job: job.scale({"a": 3}))
+    job.run()
+    assert_right(job)
+    assert len(job.results) == 3
+
+
+@pytest.mark.parametrize("worker", range(3))
+def test_a_death_between_such_repairs_is_repaired(worker: int) -> None:
+    """The repairs are counted anew: the dead worker may have been the one that broke the rings."""
+    script = Script(resets=True, fails=4)  # one more than a job without a death survives
+
+    def make() -> LoopbackJob:
+        job = of(script)
+        job.after_step(2, lambda job: job.scale({"a": 3}))
+        return job
+
+    failed = make()
+    failed.run()
+    assert failed.memory.job.state is JobState.FAILED, failed.describe()
+    built = [p.number for p in failed.passed if p.worker == worker and p.name == "built"]
+
+    def kill(job: LoopbackJob) -> None:
+        job.scale({"a": 2})  # nobody takes its place, whose callback would fail as often again
+        job.kill(worker)
+
+    job = make()
+    job.at(worker, built[3 if worker < 2 else 2], kill)
+    job.run()
+    assert_right(job)
+    assert len(job.memory.generations) >= 6, job.describe()
