@@ -364,7 +364,7 @@ class BatchSteps:
     def _form_again(self) -> None:
         """Drop all batches that no step has trained, but those of an open step; form them again."""
         loader = self._worker.loader
-        loader.sampler.keep_only(loader.engine.batches.untrained)
+        loader.sampler.form_again(loader.engine.batches)
         self._feed.restart()
 
     def _restart_feed(self) -> None:

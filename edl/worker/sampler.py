@@ -21,6 +21,7 @@ from edl.core.step.ledger import Ledger
 from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
 from edl.core.step.spans import Span, common, length
+from edl.core.step.step_batches import StepBatches
 
 LEAST_CHANGE = 0.1  # of the size of a batch
 
@@ -62,6 +63,7 @@ class BatchSampler:
         self.microbatches = 1
         self._sizes: deque[int] = deque()  # of the microbatches that the present batch lacks
         self._ahead: deque[Batch] = deque()
+        self._formed: deque[Batch] = deque()  # these, and the repeats that were given out
         self._repeats: deque[Batch] = deque()  # of another worker, to follow the present batch
         self._has_repeats = False  # the caller may have read some ahead
         self._epoch = -1
@@ -140,7 +142,28 @@ class BatchSampler:
         self._repeats.clear()
         if len(in_hand) < len(self._ahead) or self._has_repeats:
             self._ahead, self._has_repeats = deque(in_hand), False
+            self._formed = deque(in_hand)
             self.restarts += 1
+
+    def form_again(self, in_hand: StepBatches) -> None:
+        """Discard all batches that were formed and not handed out, to form them again as they were.
+
+        The leases are the same. So the next batches are the microbatches that the open step lacks,
+        if there are any: all workers have equally many in a step. If anything is discarded,
+        ``restarts`` grows by one. ``in_hand`` are the batches of the open step.
+        """
+        given = {id(batch) for batch in (*in_hand.untrained, in_hand.newest)}
+        places = [place for place, batch in enumerate(self._formed, 1) if id(batch) in given]
+        lacks = [*self._formed][max(places, default=0) :][: in_hand.follow]
+        sizes = [batch.samples for batch in lacks if not batch.repeats]
+        repeats = [batch for batch in lacks if batch.repeats]
+        if len(lacks) < in_hand.follow:  # the others are yet to be formed
+            sizes += self._sizes
+            repeats += self._repeats
+        self.keep_only(in_hand.untrained)
+        self._sizes.extend(sizes)
+        self._repeats.extend(repeats)
+        self._has_repeats |= bool(repeats)
 
     def header(self) -> dict[str, Any]:
         """Return how the next step is divided, and what is audited, as JSON values by name."""
@@ -198,6 +221,7 @@ class BatchSampler:
     def restart(self) -> None:
         """Discard all batches that were formed and not trained, and count this in ``restarts``."""
         self._ahead.clear()
+        self._formed.clear()
         self._sizes.clear()
         self._repeats.clear()
         self._has_repeats = False
@@ -211,7 +235,8 @@ class BatchSampler:
         once is returned as microbatches, one in each call. ``ledger`` has the leases.
         """
         if self._repeats and not self._sizes:
-            return self._repeats.popleft()
+            self._formed.append(self._repeats.popleft())
+            return self._formed[-1]
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         if not self._sizes:
             size = self._next_size(spans, ledger)
@@ -224,6 +249,7 @@ class BatchSampler:
         follow = len(self._sizes) + len(self._repeats)
         batch = self._cut(spans, size, ledger.counted(spans)[0], follow)
         self._ahead.append(batch)
+        self._formed.append(batch)
         return batch
 
     def _split(self, spans: Sequence[Span], size: int) -> list[int]:
@@ -281,6 +307,8 @@ class BatchSampler:
         """
         oldest = self._ahead.popleft()
         assert oldest is batch, "batches are trained in the order they were formed"
+        while self._formed and self._formed.popleft() is not batch:
+            pass  # the repeats of another worker's before it
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
         """Return how many more samples this worker needs to lease, so that its loader never waits.

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from edl.core.step.aligned import AlignedSource, dealt
+from edl.core.step.batch import Batch
 from edl.core.step.batching import Batching, logical_batching
 from edl.core.step.ledger import Ledger, complete_step, grant, start_epoch
+from edl.core.step.step_batches import StepBatches
+from edl.core.step.step_events import BatchStart, RingPlace
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.worker.sampler import AlignedSampler
 
@@ -87,6 +91,38 @@ def test_a_batch_is_a_slice() -> None:
     assert np.array_equal(first.indices, np.arange(8))
     two = given(SOURCE.regroup(ledger, (0, 1), 0), (0, 1))
     assert not sampler.agrees_with(two), "its slice is the first half now"
+
+
+@pytest.mark.parametrize("prefetch", [0, 2, 9])
+@pytest.mark.parametrize("handed_out", range(1, 6))
+def test_microbatches_that_cannot_be_read_are_formed_again(handed_out: int, prefetch: int) -> None:
+    """Those of the open step, of which some repeat another worker's, and those of the next one."""
+    batching = logical_batching("loader", Batching(2), 5)
+    source = AlignedSource(23, batching, False, 0, 0, audit_steps=2)
+    sampler = AlignedSampler(source, 0)
+    sampler.take_place((0, 1))
+    sampler.enter(0)
+    ledger = grant(start_epoch(23, 0), [(each, 2) for each in (0, 1)], source.policy(0))
+    sampler.set_microbatches(ledger)
+
+    def form(count: int) -> list[Batch]:
+        return [batch for _ in range(count) if (batch := sampler.form(ledger)) is not None]
+
+    plain = form(10)
+    assert [batch.repeats for batch in plain] == 2 * [False, False, False, True, True]
+    sampler.restart()
+    step = StepBatches()
+    step.begin(summed=True)
+    formed = form(handed_out + prefetch)
+    for batch in formed[:handed_out]:
+        step.add(BatchStart(batch, batch.repeats, RingPlace(False, False, 2), None, 6))
+    sampler.form_again(step)
+    again = [*formed[:handed_out], *form(10 - handed_out)]
+    assert [told(batch) for batch in again] == [told(batch) for batch in plain]
+
+
+def told(batch: Batch) -> tuple[list[int], int, bool]:
+    return batch.keys, batch.follow, batch.repeats
 
 
 # Five logical workers with 2 samples each: global batches of 10, 10 and 3 samples.

@@ -52,6 +52,14 @@ class StepBatches:
         return tuple(self._untrained)
 
     @property
+    def follow(self) -> int:
+        """How many microbatches of the batch in hand this worker has yet to get, without padding.
+
+        They follow :attr:`newest`. Those that repeat another worker's are among them.
+        """
+        return self._follow if self.pieces_left > 0 and self.newest is not None else 0
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether all samples of the batch in hand are handed out, but not all its microbatches.
 
