@@ -14,10 +14,11 @@ from typing import Any
 from edl.checkpoint.saved_state import CheckpointPosition
 from edl.core.job.fits import DoneFit, as_json, fits_of
 from edl.core.step.aligned import AlignedSource
-from edl.core.step.batching import Batching
+from edl.core.step.batching import Batching, size_changes
 from edl.core.step.engine import StepEngine
 from edl.core.step.epoch_end import EpochLeft
 from edl.core.step.ledger import Ledger, complete_batch, complete_step, free_leases, grant, restore
+from edl.core.step.recent_steps import RecentSteps
 from edl.core.step.source import Source, check_same_data
 from edl.core.step.step_events import BATCH_END, LeasesLost, StepEnd, StepSkipped, StepSuperseded
 from edl.core.step.step_record import (
@@ -67,6 +68,7 @@ class LoaderProgress(TrainingProgress):
         self.optimizers = 0  # how many the script has
         self._updated = 0  # the optimizers, as bits, that made updates in the step before this one
         self.step_batches = 1  # the most that a worker had in a step
+        self._recent = RecentSteps()
         self.samples_total = 0  # trained by all workers since this one joined the job
         self.trained = 0  # samples trained by all workers since the job began, over all epochs
         self.trained_before = 0  # the value of trained before the last complete step
@@ -236,9 +238,10 @@ class LoaderProgress(TrainingProgress):
         policy = self.source.policy(len(records))
         self._ledger = complete_step(self.ledger, records, policy, counted_by)
         self.noise.complete(records, self.step)
+        samples = global_samples(records) if self.engine.batches.part == 0 else 0
+        self._recent.add(samples, self.source.batching.of_all(len(records)))
+        self.samples_total += samples
         if self.engine.batches.part == 0:
-            samples = global_samples(records)
-            self.samples_total += samples
             self.trained_before, self.trained = self.trained, self.trained + samples
         self.batches = self.batches_with(records)
         stops, reason = stopping(wanting_to_stop(records))
@@ -368,7 +371,7 @@ class LoaderProgress(TrainingProgress):
         """The fields of :class:`edl.core.progress.WorkerProgress` about the data, to report."""
         ledger, noise, total = self.ledger, self.noise.scale, self.source.known_total
         batch = self.source.batching.of_all(len(self.members)) if self.members else 0
-        of_step = batch * self.step_batches
+        of_step = batch * (self._recent.batches or self.step_batches)
         return {
             "noise_scale": noise.samples,
             "noise_is_biased": noise.is_biased,
@@ -448,8 +451,9 @@ class LoaderProgress(TrainingProgress):
 
         If this worker missed a step that others completed, the step is complete here, too: its
         samples are in the model that the worker receives. If it missed an exchange of messages, the
-        caller has set :attr:`answer` to the result. It cannot have missed more than one step or
-        exchange, since each needs all workers, but a leave beside an exchange.
+        caller has set :attr:`answer` to the result. It has missed at most one step, or one exchange
+        and one leave: the records of a leave may have gone out with the batch, so others can leave
+        while this worker still waits for the exchange.
 
         If the state source is in a later epoch, this worker's epoch is over, and the next one uses
         the received ledger. If it is in an earlier epoch, this worker's epoch begins anew.
@@ -502,8 +506,8 @@ class LoaderProgress(TrainingProgress):
         self.joined_after = int(header["joined_after"])
         self.trained = int(header["trained"])
         self.trained_before = int(header["trained_before"])
-        self.batches = _pairs(header["batches"])
-        self.batches_resumed = _pairs(header["batches_resumed"])
+        self.batches = size_changes(header["batches"])
+        self.batches_resumed = size_changes(header["batches_resumed"])
         self.noise.take_over(header["noise"], is_behind)
         # The state source may have left the epoch already, or this worker.
         self.untrained = max(self.untrained, int(header["untrained"]))
@@ -572,7 +576,7 @@ class LoaderProgress(TrainingProgress):
         self.trained = self.trained_before = known if samples < 0 else samples
         self.noise.resume(noise or {})
         self.seed, self.fit_stopped = seed, fit_stopped
-        self.batches_resumed = _pairs(batches)
+        self.batches_resumed = size_changes(batches)
         if chosen and self.source.batching.is_chosen:
             self._take_batching(self.source.batching.choosing(chosen))
         if saved.finished:  # it was made after the last step of its epoch
@@ -593,8 +597,3 @@ class LoaderProgress(TrainingProgress):
         source, size = self.source, len(self.members)
         needs = [(w, source.lacks(ledger, w, self.step_batches, size)) for w in self.members]
         return grant(ledger, needs, source.policy(size))
-
-
-def _pairs(changes: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """Return ``changes`` of the global batch, which were JSON, as pairs (first update, size)."""
-    return tuple((int(update), int(size)) for update, size in changes)

@@ -14,7 +14,7 @@ from edl.core.progress import WorkerProgress, is_status_due
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
-from edl.core.step.step_events import BatchStart, RingPlace
+from edl.core.step.step_events import BatchStart, GradientAccumulation, PartStart, RingPlace
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.stream import StreamSource
 from edl.core.step.training_length import TrainingLength
@@ -41,6 +41,49 @@ def test_the_samples_left_are_those_of_the_updates_left() -> None:
     one.enter((0, 1))
     one.step, one.step_batches = 7, 3
     assert one.epoch_progress["left"] == 2 * 24
+
+
+def train(one: LoaderProgress, batches: int = 1, updates: int = 1) -> None:
+    """Let w0, which is alone, train so many batches, and make so many updates with them."""
+    place = RingPlace(True, False, 4)
+    for number in range(batches):
+        batch = one.sampler.form(one.ledger)
+        assert batch is not None
+        one.engine.handle(BatchStart(batch, False, place))
+        if number + 1 < batches:
+            one.engine.handle(GradientAccumulation())
+    for number in range(updates):
+        if number:
+            one.engine.handle(PartStart(place))
+        row = one.row() | one.sampler.row(one.ledger, one.engine.batches.untrained)
+        samples = one.engine.batches.samples
+        record = replace(StepRecord(1, one.step, 0, 0, 0, 0, 0, 0, 0), **row, samples=samples)
+        one.complete(StepRecords.of([record]))
+    one.end_batch()
+
+
+def test_the_samples_left_where_each_batch_has_two_updates() -> None:
+    """As in a GAN: 80 samples for 20 updates of 40, two with each batch of 4."""
+    one = progress_of(0)
+    one.length, one.optimizers = TrainingLength(max_steps=40), 2
+    one.engine.add_optimizer()
+    one.engine.add_optimizer()
+    for trained in range(4, 24, 4):
+        train(one, updates=2)
+        assert one.epoch_progress["epoch_done"] == trained
+        assert one.epoch_progress["left"] == 80 - trained
+
+
+def test_the_samples_left_where_a_script_adds_up_fewer_batches_than_before() -> None:
+    """As by Lightning's GradientAccumulationScheduler({0: 8, 4: 1})."""
+    one = progress_of(0, total=1000)
+    one.length = TrainingLength(max_steps=50)
+    train(one, batches=8)
+    train(one, batches=8)
+    assert one.epoch_progress["left"] == 48 * 32
+    for _ in range(32):
+        train(one)
+    assert one.epoch_progress["left"] == 16 * 4
 
 
 def test_equal_data_are_taken_over() -> None:

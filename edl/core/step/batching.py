@@ -221,6 +221,11 @@ def check_alike(mine: Batching, theirs: Batching, worker: int) -> None:
         )
 
 
+def size_changes(given: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """Return changes of the global batch, as JSON has them, as pairs (first update, size)."""
+    return tuple((int(update), int(size)) for update, size in given)
+
+
 def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: Any) -> Batching:
     """Check a user's batch sizes except ``micro_batch``, and return them as a :class:`Batching`.
 

@@ -43,21 +43,21 @@ class TrainingLength(Record):
             None if max_steps is None or max_steps >= UNREACHED_STEPS else int(max_steps),
         )
 
-    def left(self, epoch: int, done: int, total: int, step: int, batch: int) -> float | None:
+    def left(self, epoch: int, done: int, total: int, step: int, batch: float) -> float | None:
         """Return the number of samples that all workers have to train until the end of the job.
 
-        The epochs or the updates end it, whichever come first. Updates are counted with the present
-        global batch. The result is None if there is no limit, or if one of the limits is not known
-        in samples.
+        The epochs or the updates end it, whichever come first. The result is None if there is no
+        limit, or if one of the limits is not known in samples.
 
         Args:
             epoch: the number of the present epoch, from 0.
             done: how many samples of it are trained.
             total: the samples of an epoch; 0: not known.
             step: how many updates the job has made.
-            batch: how many samples all workers train for an update; 0: not known.
+            batch: how many samples all workers train for an update, on the average of the last
+                ones; 0: not known.
         """
-        limits = []
+        limits: list[float | None] = []
         if self.epochs is not None:
             limits.append((self.epochs - epoch) * total - done if total else None)
         if self.max_steps is not None:
