@@ -152,8 +152,9 @@ class StragglerMitigation:
     ) -> MembershipDecision | None:
         """Return the decision to replace a slow worker; None if it cannot be replaced.
 
-        It cannot if no host that is considered has a free slot, if it is no member of the ring, or
-        if the launcher places the workers itself (horovodrun).
+        It cannot if no host that is considered has a free slot, if it is no member of the ring, if
+        its host has more workers than are desired there, so that one leaves it anyway, or if the
+        launcher places the workers itself (horovodrun).
 
         Args:
             now: The state of the job in ZooKeeper.

@@ -2,10 +2,11 @@
 
 The answer of an exchange is the messages of all workers. When a ring breaks during an exchange,
 some survivors may have the answer and others not. So each worker counts the exchanges that it has
-completed, beside its steps, and reports both numbers when its ring breaks
-(:class:`edl.core.records.RingFailure`). The state source of the repair is a survivor that has
-completed the most steps and exchanges. If it has the answer, it sends the answer to all others
-together with its progress (:meth:`edl.worker.loader_progress.LoaderProgress.header`,
+completed, beside its steps and its leaves of an epoch with a batch in hand, and reports these
+numbers when its ring breaks (:class:`edl.core.records.RingFailure`). The state source of the repair
+is a survivor that has completed the most steps, then exchanges, then leaves. If it has the answer,
+it sends the answer to all others together with its progress
+(:meth:`edl.worker.loader_progress.LoaderProgress.header`,
 :meth:`edl.worker.switching.Switching.synchronise_if_due`). If no survivor has the answer, the
 survivors send their messages again, in the new ring.
 

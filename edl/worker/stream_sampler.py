@@ -121,7 +121,7 @@ class StreamSampler(BatchSampler):
     def keep_only(self, in_hand: Sequence[Batch]) -> None:
         """Discard all batches that are formed and not yet trained, except ``in_hand``.
 
-        What was read behind them is read again, as they are.
+        Samples that were read after these batches are dropped, too, and read again.
         """
         if len(in_hand) < len(self._ahead):
             self._pieces = deque()

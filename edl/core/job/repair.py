@@ -3,9 +3,9 @@
 The entry point is :func:`repair`.
 
 The leader waits until each member of the ring has reported its last step, is dead, or is evicted.
-Then the survivors go on from the state of one that has made the most progress, by steps and then by
-exchanges between steps. No newcomer joins in the generation that repairs, for the survivors are in
-the middle of a step.
+Then the survivors go on from the state of one that has made the most progress: by steps, then by
+exchanges between steps, then by leaves (all have left an epoch with a batch in hand). No newcomer
+joins in the generation that repairs, for the survivors are in the middle of a step.
 """
 
 from __future__ import annotations
