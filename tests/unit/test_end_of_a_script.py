@@ -265,7 +265,7 @@ def test_an_epoch_that_all_leave_too_early_is_told(caplog: pytest.LogCaptureFixt
 
 
 def test_a_script_that_may_not_end_there_fails_the_job() -> None:
-    """No worker is taken for finished, and nothing is saved over what the job had."""
+    """No worker is taken for finished."""
 
     def ends(script: Script, steps: BatchSteps, one: LoopbackWorker) -> None:
         by_the_jobs_count(script, steps, one)

@@ -60,6 +60,26 @@ def test_an_answer_does_not_count_in_the_next_ring() -> None:
     assert seen == [0, 0, 1]
 
 
+def test_the_script_is_asked_after_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer would be dropped with that of the ring before."""
+    config = Config()
+    worker, clock = Worker(config, MagicMock(), SharedState(), JobOfOne(config)), Clock()
+    wishes = worker.size_request = worker.steps._size_request = SizeRequest(clock)
+    switching = MagicMock(warming_up=False)
+    switching.switch.side_effect = lambda _number: worker._switched(2, 3)
+    monkeypatch.setattr(worker, "_switching", switching)
+    monkeypatch.setattr(worker, "_is_of_another_fit", lambda _number: False)
+    monkeypatch.setattr(worker, "_let_leave", lambda _number: True)
+    wishes.ask(lambda: 1, 60.0)
+    clock.now_s, worker.steps.target = 60.0, 2
+    worker.boundary()
+    switching.switch.assert_called_once_with(2)
+    assert wishes.change == 1
+    worker.steps.target = 3
+    worker.boundary()
+    assert wishes.change == 0, "it is not asked again yet"
+
+
 @pytest.mark.parametrize("answer", [1.0, None, "1", True, 10**30])
 def test_a_wish_is_a_whole_number(answer: object) -> None:
     clock = Clock()
