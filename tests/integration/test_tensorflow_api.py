@@ -1895,6 +1895,30 @@ for odd, said in (
 """,
         "",
     ),
+    "the momentum of a job that was resumed with another batch": (
+        """
+edl.init()
+w = tf.Variable(0.0)
+ds = edl.Dataset(data, 2)
+scaling = edl.schedules.Scaling(batch=1, ramp=2)
+rate = edl.LRSchedule(edl.schedules.Constant(peak_lr=0.5), scaling)
+sgd = keras.optimizers.SGD(rate, momentum=0.5)
+opt = edl.Optimizer(sgd, [w])
+momenta = []
+for epoch in ds.epochs(1):
+    for number, _ in enumerate(ds):
+        if number == 0:  # as from a checkpoint of a job with a global batch of 4, so k was 4
+            edl.current_worker().loader.progress.batches_resumed = ((0, 4),)
+            sgd.momentums[0].assign(-8.0)
+        with tf.GradientTape() as tape: loss = 1.0 * w
+        opt.apply_gradients([(tape.gradient(loss, w), w)])
+        momenta.append(float(sgd.momentums[0]))
+expected = [-8.0 * 0.5 * 2 / 4 - 0.5 * 2]  # only the first update changes the rate
+for _ in momenta[1:]: expected.append(expected[-1] * 0.5 - 0.5 * 2)
+assert np.allclose(momenta, expected), (momenta, expected)
+""",
+        "",
+    ),
     "rates by the global batch of a MultiOptimizer": (
         """
 import logging
