@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 from edl.core.job.ring_failure import short_error
 from edl.core.records import Generation
-from edl.errors import JobFailed, RingError
+from edl.errors import JobFailed, RendezvousFailed, RingError
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
 from edl.worker.newcomer import NEWS_SLICE_S
 from edl.worker.progress import TrainingProgress
 from edl.worker.shared_state import SharedState
 
-MOST_REPAIRS = 3  # in a row, of the same workers at the same point of the training
+MOST_REPAIRS = 10  # in a row, of the same workers at the same point; some may fail by the network
 
 
 class Repairs:
@@ -109,10 +109,12 @@ class Repairs:
         if self._count <= MOST_REPAIRS:
             return
         why = short_error(getattr(error, "detail", str(error)))
+        hint = "look for a collective of the script that fails in each ring, as in a reset callback"
+        if isinstance(error, RendezvousFailed):
+            hint = "look for what keeps these workers from connecting to each other"
         reason = (
             f"the ring was repaired {MOST_REPAIRS} times after step {progress.step} and broke "
-            f"again each time, although no worker was lost: {why}; look for a collective of the "
-            "script that fails in each ring, as in a reset callback"
+            f"again each time, although no worker was lost: {why}; {hint}"
         )
         try:
             self._checkpointing.fail_together(reason, int(worker != generation.state_source))
