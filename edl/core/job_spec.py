@@ -80,7 +80,8 @@ class JobSettings(Record):
     elastic_timeout_s: float = setting(
         600.0,
         "how long the job waits for other workers if fewer than `min_np` are left, and after a "
-        "crash for ZooKeeper, or for a survivor that is alive and does not report",
+        "crash for ZooKeeper, for a survivor that is alive and does not report, or for a ring that "
+        "can be built",
         option="--elastic-timeout",
         metavar="SECONDS",
     )

@@ -18,7 +18,7 @@ from edl.worker.newcomer import NEWS_SLICE_S
 from edl.worker.progress import TrainingProgress
 from edl.worker.shared_state import SharedState
 
-MOST_REPAIRS = 10  # in a row, of the same workers at the same point; some may fail by the network
+MOST_REPAIRS = 10  # in a row, of the same workers at the same point of the training
 
 
 class Repairs:
@@ -45,6 +45,7 @@ class Repairs:
         self._progress = progress
         self._last: object = None  # the members and the progress at the last repair
         self._count = 0  # of the repairs in a row with the same members and progress
+        self._since_s = 0.0  # when the first of these was
 
     def wait(self, worker: int, failed: int, error: RingError) -> Generation:
         """Wait for the generation that the leader makes of the survivors, and return it.
@@ -61,8 +62,9 @@ class Repairs:
         Raises:
             WorkerEvicted: the leader has evicted this worker.
             JobFailed: no leader made a generation in time; the job has ended; or it ends here,
-                because its rings broke again and again (:data:`MOST_REPAIRS`), although no worker
-                was lost and no step, exchange or leave was completed.
+                because its rings broke again and again (:data:`MOST_REPAIRS`, and for
+                elastic_timeout_s if they could not be built), although no worker was lost and no
+                step, exchange or leave was completed.
         """
         settings = self._coordinator.settings
         limit = settings.repair_timeout_s + settings.switch_timeout_s
@@ -88,8 +90,9 @@ class Repairs:
     def _check(self, generation: Generation, worker: int, error: RingError) -> None:
         """Count the repair by ``generation``; end the job if the repairs before it were no use.
 
-        All members come to the same result. The worker whose state the repair would go on from
-        saves a last checkpoint.
+        Rings that cannot be built, as while the network between two workers is cut, end it after
+        ``elastic_timeout_s`` only. The worker whose state the repair would go on from saves a last
+        checkpoint.
 
         Args:
             generation: the generation that repairs the ring.
@@ -104,16 +107,20 @@ class Repairs:
         progress = self._progress()
         made = progress.step, progress.exchanges, progress.leaves
         now = generation.worker_ids, made
-        self._count = self._count + 1 if now == self._last else 1
-        self._last = now
-        if self._count <= MOST_REPAIRS:
+        if now != self._last:
+            self._last, self._count, self._since_s = now, 0, self._now_s()
+        self._count += 1
+        limit_s = self._coordinator.settings.elastic_timeout_s
+        is_cut = isinstance(error, RendezvousFailed)
+        is_early = is_cut and self._now_s() - self._since_s < limit_s
+        if self._count <= MOST_REPAIRS or is_early:
             return
         why = short_error(getattr(error, "detail", str(error)))
         hint = "look for a collective of the script that fails in each ring, as in a reset callback"
-        if isinstance(error, RendezvousFailed):
+        if is_cut:
             hint = "look for what keeps these workers from connecting to each other"
         reason = (
-            f"the ring was repaired {MOST_REPAIRS} times after step {progress.step} and broke "
+            f"the ring was repaired {self._count - 1} times after step {progress.step} and broke "
             f"again each time, although no worker was lost: {why}; {hint}"
         )
         try:
