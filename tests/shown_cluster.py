@@ -8,6 +8,7 @@ from typing import Any
 
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.store import ClusterSnapshot
+from edl.coordination.events import OnUnreadable, leave_out
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import JobLife, LifeState
 from edl.core.cluster.lease_records import LeaseTable
@@ -99,7 +100,9 @@ class ShownCluster:
             {**leader, "term": 2},
         )
 
-    def _read(self, after: int = -1, unreadable: Any = None) -> list[tuple[int, ClusterEvent]]:
+    def _read(
+        self, after: int = -1, unreadable: OnUnreadable = leave_out
+    ) -> list[tuple[int, ClusterEvent]]:
         """Return the events with a number above ``after``; None is one that cannot be read."""
         for number, known in self.logged:
             if known is None and number > after:

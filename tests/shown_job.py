@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+from edl.coordination.events import OnUnreadable, leave_out
 from edl.core.events import (
     CheckpointDetails,
     DesiredDetails,
@@ -245,7 +246,9 @@ class ShownStore:
     def events(self) -> Any:
         return SimpleNamespace(read_known=self._read)
 
-    def _read(self, after: int, unreadable: Callable[[int, str], None]) -> list[tuple[int, Event]]:
+    def _read(
+        self, after: int = -1, unreadable: OnUnreadable = leave_out
+    ) -> list[tuple[int, Event]]:
         new = [one for one in enumerate(self.log, self.first) if one[0] > after]
         for number in (number for number, event in new if event is None):
             unreadable(number, "this is not an Event")

@@ -53,16 +53,30 @@ def events(
             return
         store = choose_job(session, job, ended=True)
         width = console().width if console().is_terminal else None
+        left_out = LeftOut()
 
         def look(last: int) -> tuple[bool, list[tuple[int, Event]]]:
             over = store.snapshot().job.state.over  # before the events, so that none is missed
-            return over, store.events.read(last)
+            return over, store.events.read_known(last, left_out)
 
         _show(
             look,
             lambda _, event: json.dumps(flat(event)) if as_json else aligned(event, width),
             session if follow else None,
         )
+
+
+class LeftOut:
+    """Says of each event that this edl cannot read, once, that it is not shown, and why."""
+
+    def __init__(self) -> None:
+        self._said: set[int] = set()
+
+    def __call__(self, number: int, why: str) -> None:
+        """Print a line about event ``number`` on standard error, unless there was one."""
+        if number not in self._said:
+            self._said.add(number)
+            typer.echo(f"edl: event {number} is left out: {why}", err=True)
 
 
 def _show(
@@ -107,11 +121,12 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
         "read the events of the cluster (`edl events JOB --cluster ''` shows those of a run)"
     )
     width = console().width if console().is_terminal else None
+    left_out = LeftOut()
 
     def look(last: int) -> tuple[bool, list[tuple[int, ClusterEvent]]]:
         # Read before the events, so that none is missed.
         over = job is not None and store.jobs.get(job).life.state is LifeState.ENDED
-        return over, waiting.events(store, job, last)
+        return over, waiting.events(store, job, last, left_out)
 
     def text(number: int, event: ClusterEvent) -> str:
         if as_json:

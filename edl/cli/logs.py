@@ -400,7 +400,7 @@ def _look_elsewhere(
                 _check_started(of_cluster, job)
             store = choose_job(session, job)
             now = store.snapshot()
-            known = store.events.read_known(-1, lambda _number, _why: None)
+            known = store.events.read_known()
             hosts = worker_hosts(now, (event for _, event in known))
     except (AccessDenied, CoordinationError) as error:
         missing = _missing(job, worker, here)

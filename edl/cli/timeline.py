@@ -49,7 +49,7 @@ def timeline(
     if job is not None:
         with connected(zookeeper) as session:
             store = choose_job(session, job, ended=True)
-            events = [event for _, event in store.events.read()]
+            events = [event for _, event in store.events.read_known()]
     text = json.dumps(merge_timelines(kept, events))
     try:
         target.write_text(text, encoding="utf-8")

@@ -456,7 +456,7 @@ class Job(SessionClient[JobStore]):
         does not reach back to its start.
         """
         with self._store(ended=True) as store:
-            return history(store.name, [event for _, event in store.events.read()])
+            return history(store.name, [event for _, event in store.events.read_known()])
 
     # --- the way there ---
 

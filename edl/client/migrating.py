@@ -242,7 +242,7 @@ def _outcome(
     deadline = time.monotonic() + (limits.log_s if last > asked.since else 0.0)
     while True:
         with suppress(CoordinationError):  # they have moved all the same
-            events |= store.events.read(max(events, default=-1))
+            events |= store.events.read_known(max(events, default=-1))
         log, generations = [events[n] for n in sorted(events)], seen.generations.values()
         done = migration.outcome(asked, log, seen.hosts, last, generations)
         if done.stall_s is not None or time.monotonic() >= deadline:

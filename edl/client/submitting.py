@@ -318,7 +318,7 @@ def _events_of(store: JobStore) -> str:
     events cannot be read.
     """
     try:
-        return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read(-1))
+        return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read_known())
     except EdlError as error:
         logger.warning("the events of the last run of job %s are lost: %s", store.name, error)
         return ""

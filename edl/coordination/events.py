@@ -22,6 +22,11 @@ from edl.errors import CoordinationError
 OnUnreadable = Callable[[int, str], None]
 """A function that is told the number of an event that cannot be read, and why."""
 
+
+def leave_out(number: int, why: str) -> None:
+    """Ignore an event that cannot be read."""
+
+
 _AT_ONCE = 500  # nodes read or removed in one go
 
 
@@ -67,7 +72,9 @@ class EventLogNodes(Generic[E]):
         """
         return self._read(after, None)
 
-    def read_known(self, after: int, unreadable: OnUnreadable) -> list[tuple[int, E]]:
+    def read_known(
+        self, after: int = -1, unreadable: OnUnreadable = leave_out
+    ) -> list[tuple[int, E]]:
         """Return what :meth:`read` returns, without the events that this edl cannot read.
 
         Such an event may have a kind that only a newer edl knows.

@@ -51,5 +51,5 @@ class EventLog:
         edl cannot read, because a newer one has written it, is another one.
         """
         data = encode(event.to_json())
-        logged = self._events.read_known(self._last, lambda _number, _why: None)
+        logged = self._events.read_known(self._last)
         return any(encode(e.to_json()) == data for _, e in logged)

@@ -180,7 +180,7 @@ class ClusterWatcher(PageWatcher):
 
     def _known_events(self, after: int) -> Sequence[tuple[int, ClusterEvent]]:
         """Return the events with a number above ``after`` that this edl can read, oldest first."""
-        return self._store.events.read_known(after, lambda _number, _why: None)
+        return self._store.events.read_known(after)
 
     def _new_chart(self, now_s: float, period_s: float, job: str, host: str) -> SlotChart:
         """Return the chart of :meth:`chart` until ``now_s``, from the history.

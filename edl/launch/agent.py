@@ -263,8 +263,7 @@ class Agent(Supervisor[AgentState]):
             orphans = self._workers.orphans()  # their devices are in the first record
             devices = {one.device for one in orphans if one.device is not None}
             self._host = replace(self._host, busy=tuple(sorted(devices)))
-            known = self._store.events.read_known
-            past = list(known(-1, lambda *_: None)) if self._joined else ()
+            past = self._store.events.read_known() if self._joined else ()
         self._put_host()
         self._take_over(orphans, now)
         for number, event in past:  # not shown: that is for `edl events`

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from made import make_job
 
-from edl.coordination.events import OnUnreadable
+from edl.coordination.events import OnUnreadable, leave_out
 from edl.core.events import Event, FinishedDetails
 from edl.core.host.agent import AgentLimits
 from edl.core.host.process import ScriptEnd
@@ -70,7 +70,7 @@ class Store:
         self.nodes = SimpleNamespace(run="run")
         self.members = SimpleNamespace(remove=lambda worker, attempt_id: None)
         self.events = SimpleNamespace(
-            add=self._add, read_known=lambda after, unreadable: [], newest_step=lambda: 0
+            add=self._add, read_known=lambda after=-1, unreadable=None: [], newest_step=lambda: 0
         )
 
     def _add(self, event: Event) -> None: ...
@@ -241,7 +241,9 @@ def test_no_record_forgets_the_devices_of_these_workers_when_the_connection_brea
     case.store.hosts.put = lambda *given: (written.append(given[0]), put(*given))[1]
     before, breaks = Event(0.0, 1, 0, "before", FinishedDetails()), [True]
 
-    def read_known(after: int, _unreadable: OnUnreadable) -> list[tuple[int, Event]]:
+    def read_known(
+        after: int = -1, _unreadable: OnUnreadable = leave_out
+    ) -> list[tuple[int, Event]]:
         if breaks:
             breaks.pop()
             raise CoordinationError("the connection broke")

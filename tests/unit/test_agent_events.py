@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from test_agent_devices import HERE, JOB, Store, Workers
 
-from edl.coordination.events import OnUnreadable
+from edl.coordination.events import OnUnreadable, leave_out
 from edl.core.events import DrainDetails, Event
 from edl.core.host.agent import AgentLimits
 from edl.launch.agent import Agent
@@ -28,7 +28,9 @@ def test_an_agent_that_joins_counts_the_events_from_before_it_came(
     store, seen, shown = Store(), list[str](), list[str]()
     log: list[Event | None] = [drained("first"), None, drained("second")]
 
-    def read_known(after: int, unreadable: OnUnreadable) -> Iterator[tuple[int, Event]]:
+    def read_known(
+        after: int = -1, unreadable: OnUnreadable = leave_out
+    ) -> Iterator[tuple[int, Event]]:
         for number, event in [*enumerate(log)][after + 1 :]:
             if event is None:
                 unreadable(number, "a newer edl has written it")

@@ -186,7 +186,7 @@ def test_an_event_of_a_newer_edl_leaves_the_others(
     end = Event(1.0, 1, 5, "it left", WorkerExitedDetails("w7", "gone", 1, 0, "", "last\n"))
     unread = CoordinationError("an event has the kind 'rescued', which this edl does not know")
     events = SimpleNamespace(
-        read=Mock(side_effect=unread), read_known=lambda after, unreadable: [(0, end)]
+        read=Mock(side_effect=unread), read_known=lambda after=-1, unreadable=None: [(0, end)]
     )
     run = SimpleNamespace(events=events, snapshot=lambda: Snapshot(make_job()))
     monkeypatch.setattr("edl.client.cluster.logs.choose_job", lambda *_, **__: run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.coordination.events import EventNodes, OnUnreadable
+from edl.coordination.events import EventNodes, OnUnreadable, leave_out
 from edl.core.events import Event, EvictedDetails
 from edl.daemon.event_log import EventLog
 from edl.errors import CoordinationError
@@ -30,7 +30,9 @@ class Events(EventNodes):
             raise CoordinationError("ZooKeeper is away")
         return len(self.log) - 1
 
-    def read_known(self, after: int, unreadable: OnUnreadable) -> list[tuple[int, Event]]:
+    def read_known(
+        self, after: int = -1, unreadable: OnUnreadable = leave_out
+    ) -> list[tuple[int, Event]]:
         logged = list(enumerate(self.log))[after + 1 :]
         for number, event in logged:
             if event is NEWER:

@@ -13,6 +13,7 @@ from made import make_job
 
 from edl.cli import events, following, logs
 from edl.cli.main import invoke
+from edl.coordination.events import OnUnreadable
 from edl.core.events import Event, JobFinishedDetails
 from edl.core.records import JobState
 from edl.errors import CoordinationError
@@ -43,7 +44,7 @@ class Store:
             raise AWAY
         return SimpleNamespace(job=make_job(state=state))
 
-    def read(self, last: int) -> list[tuple[int, Event]]:
+    def read_known(self, last: int, unreadable: OnUnreadable) -> list[tuple[int, Event]]:
         """Return the events after the one with the number ``last``."""
         batch = self._batches.pop(0)
         if batch is None:

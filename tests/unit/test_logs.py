@@ -142,7 +142,8 @@ def records(by_slot: bool = False, events: tuple[Event, ...] = ()) -> SimpleName
     )
     unread = CoordinationError("an event has the kind 'rescued', which this edl does not know")
     log = SimpleNamespace(
-        read=Mock(side_effect=unread), read_known=lambda after, unreadable: [*enumerate(events)]
+        read=Mock(side_effect=unread),
+        read_known=lambda after=-1, unreadable=None: [*enumerate(events)],
     )
     return SimpleNamespace(snapshot=lambda: now, events=log)
 

@@ -237,7 +237,7 @@ class Events(EventNodes):
     def newest_step(self) -> int:
         return 0
 
-    def read(self, after: int = -1) -> list[tuple[int, Any]]:
+    def read_known(self, after: int = -1) -> list[tuple[int, Any]]:
         self.store._call()
         return list(enumerate(self.store.log))[after + 1 :]
 

@@ -53,7 +53,7 @@ class Store:
         self.session, self.name, self.events = session, name, self
         self.created: list[tuple[Job, dict[str, int], JobPolicy]] = []
 
-    def read(self, after: int) -> Iterator[tuple[int, Event]]:
+    def read_known(self, after: int = -1) -> Iterator[tuple[int, Event]]:
         if self.unreadable is not None:
             raise self.unreadable
         yield after + 1, EVENT

@@ -152,7 +152,7 @@ class ClusterJobLogs:
         session = self._store.nodes.session
         try:
             store = choose_job(session, self._job, secret=self._store.jobs.secret(self._job))
-            known = store.events.read_known(-1, lambda _number, _why: None)
+            known = store.events.read_known()
             events = [event for _, event in known]
             where = worker_hosts(store.snapshot(), events)
         except (UnknownJob, AccessDenied):  # it was never started, or its records were removed

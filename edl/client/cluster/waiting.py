@@ -11,6 +11,7 @@ from edl.client.cluster.plans import measured_view
 from edl.client.waiting import USUAL, ClientLimits
 from edl.coordination.cluster.job_reader import StoredJob
 from edl.coordination.cluster.store import ClusterStore
+from edl.coordination.events import OnUnreadable, leave_out
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
@@ -105,17 +106,27 @@ def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
 
 
 def events(
-    store: ClusterStore, job: str | None = None, after: int = -1
+    store: ClusterStore,
+    job: str | None = None,
+    after: int = -1,
+    unreadable: OnUnreadable = leave_out,
 ) -> list[tuple[int, ClusterEvent]]:
     """Return (number, event) for the events of the cluster, or only those about ``job``.
 
-    They are in ascending order of the numbers, all above ``after``.
+    They are in ascending order of the numbers, all above ``after``. Those that this edl cannot
+    read, because a newer one has written them, are left out.
+
+    Args:
+        store: The records of the cluster.
+        job: The name of the job; None: of all events.
+        after: The number of the newest event that is known already.
+        unreadable: Called with the number of each event that is left out, and the reason.
 
     Raises:
         UnknownCluster: the cluster does not exist.
         CoordinationError: ZooKeeper is away.
     """
-    found = store.events.read(after)
+    found = store.events.read_known(after, unreadable)
     return [one for one in found if job is None or one[1].job == job]
 
 

@@ -21,6 +21,7 @@ from edl.coordination.cluster.nodes import ClusterNodes, cluster_names
 from edl.coordination.cluster.paths import ClusterPaths
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.tenants import signing_key, tenant_access, whole_acl
+from edl.coordination.events import OnUnreadable
 from edl.coordination.nodes import content
 from edl.coordination.reads import children, get
 from edl.coordination.session import Session
@@ -282,7 +283,7 @@ class TenantLeader(ClusterLeader):
 class TenantEvents(ClusterEvents):
     """The event log of a cluster for a tenant, who cannot read it: there are no events."""
 
-    def read(self, after: int = -1) -> list[tuple[int, ClusterEvent]]:
+    def _read(self, after: int, unreadable: OnUnreadable | None) -> list[tuple[int, ClusterEvent]]:
         """Return no events."""
         return []
 
