@@ -7,10 +7,11 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
+from edl.core.job.repair_count import MOST_REPAIRS
 from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, RingMember
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError
-from edl.worker.repairs import MOST_REPAIRS, Repairs
+from edl.worker.repairs import Repairs
 
 LIMIT_S = JobSettings().elastic_timeout_s
 BROKEN, CUT = RingBroken(1, "it fails"), RendezvousFailed(1, "w1 does not answer")
