@@ -59,7 +59,7 @@ DELETION_BYTES = 17  # of a deletion, beside its path
 
 @dataclass(frozen=True)
 class _Leftovers:
-    """What is left of a dead or ended job in ZooKeeper.
+    """The nodes that a dead or ended job still has in ZooKeeper, as far as they were read.
 
     Attributes:
         tree: its nodes that were read and can be removed; empty without a job.
@@ -173,7 +173,7 @@ def delete_job(session: Session, paths: JobPaths) -> None:
         CoordinationError: ZooKeeper is away, or processes of the job keep writing into it.
     """
     for _ in range(ATTEMPTS):
-        old = subtree(session, paths)
+        old = all_nodes(session, paths.root)
         if not old:
             return
         try:
@@ -361,14 +361,6 @@ def _token(paths: JobPaths, names: Iterable[str] | None) -> str | None:
     """
     tokens = [child for child in names or () if f"{paths.run}/{child}" != paths.creator]
     return tokens[0] if tokens else None
-
-
-def subtree(session: Session, paths: JobPaths) -> list[str]:
-    """Return the paths of all nodes of the job at ``paths``, children before their parents.
-
-    The list is empty if there is no such job.
-    """
-    return all_nodes(session, paths.root)
 
 
 def _living_or_leftovers(session: Session, paths: JobPaths, trusted: bool) -> _Leftovers:

@@ -30,7 +30,7 @@ from striker import Striker
 
 from edl.chaos.fault_schedule import Action
 from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import subtree
+from edl.coordination.job_tree import all_nodes
 from edl.coordination.local_server import start_local, stop_local
 from edl.core.events import Event, SwitchDetails
 from edl.leader.leader import EVENTS_KEPT, EVICTED_KEPT
@@ -116,7 +116,7 @@ class Sampler:
                 self._add(name, "rss_mb", process.memory_info().rss / 2**20)
                 self._add(name, "fds", process.num_fds())
                 self._add(name, "threads", process.num_threads())
-        nodes = subtree(self._store.session, self._store.paths)
+        nodes = all_nodes(self._store.session, self._store.paths.root)
         events = sum(path.startswith(f"{self._store.paths.events}/") for path in nodes)
         self._add("nodes of the job, without events", "nodes", len(nodes) - events)
 

@@ -30,7 +30,7 @@ from edl.chaos.faults import post_fault
 from edl.cli.main import invoke
 from edl.coordination.access import OPEN, Access
 from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import subtree
+from edl.coordination.job_tree import all_nodes
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.paths import JOBS, JobPaths
 from edl.coordination.reads import acl, get
@@ -66,7 +66,7 @@ class Training:
         return JobStore(self.session, self.job.name)
 
     def nodes(self) -> list[str]:
-        return subtree(self.session, JobPaths(self.job.name))
+        return all_nodes(self.session, JobPaths(self.job.name).root)
 
 
 @pytest.fixture(scope="module")

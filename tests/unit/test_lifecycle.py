@@ -192,10 +192,11 @@ def test_the_leader_of_a_cluster_replaces_a_run_without_asking(
     asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edl.scheduler.runs.resume_setting", lambda *_: "")
-    session, stored = session_of(RUNS, ports=2), StoredJob()
+    session = session_of(RUNS, ports=2)
+    stored: Any = StoredJob()
     order: Any = CreateRun("ann.x", "r1", {"h": ("0", "1")}, 64)
     writer = RunWriter(lambda job: session)
-    assert writer.carry_out(order, stored, SECRET) == ""  # type: ignore[arg-type]
+    assert writer.carry_out(order, stored, SECRET) == ""
     assert f"{PATHS.run}/r1" in session.nodes
     assert not asked
 
@@ -323,10 +324,11 @@ def test_what_an_administrator_has_to_remove_is_an_error_that_says_so(
         with pytest.raises(NotRemovable, match=rf"below {PATHS.root} {why}.* with `deleteall`"):
             writer.remove("ann.x", SECRET)
     order: Any = CreateRun("ann.x", "r1", {"h": ("0", "1")}, 64)
+    stored: Any = StoredJob()
     assert set(more) < set(session.nodes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edl.scheduler.runs.resume_setting", lambda *_: "")
-        refused = writer.carry_out(order, StoredJob(), SECRET)  # type: ignore[arg-type]
+        refused = writer.carry_out(order, stored, SECRET)
     assert "with `deleteall`" in refused
     assert not session.done
 
