@@ -155,41 +155,34 @@ def test_the_other_workers_are_told_of_an_end_that_the_script_chose(
     assert ("told" in run(tmp_path, CLOSING + last).stdout.split()) == told
 
 
-def test_what_ends_the_job_at_the_end_of_a_script_is_a_sentence(tmp_path: Path) -> None:
-    script = """
-from edl.errors import JobFailed
+FAILS = """
+from edl.errors import JobFailed, UsageError
 def fails():
-    raise JobFailed("w0 ended its script")
+    raise {error}
 ending.Closing(lambda: None, lambda: None, lambda: 0.0, fails).start()
 """
-    done = run(tmp_path, script)
+
+
+def test_what_ends_the_job_at_the_end_of_a_script_is_a_sentence(tmp_path: Path) -> None:
+    done = run(tmp_path, FAILS.format(error='JobFailed("w0 ended its script")'))
     assert (done.stderr, done.returncode) == ("edl: w0 ended its script\n", 1)
 
 
 def test_a_job_without_a_launcher_fails_by_any_error_at_its_end(tmp_path: Path) -> None:
     """It may come from the framework, in the update by the last batch."""
-    script = """
-def fails():
-    raise OSError("the disk is broken")
-ending.Closing(lambda: None, lambda: None, lambda: 0.0, fails).start()
-"""
-    done = run(tmp_path, script)
+    done = run(tmp_path, FAILS.format(error='OSError("the disk is broken")'))
     assert done.returncode == 1
     assert "OSError: the disk is broken" in done.stderr
 
 
 def test_a_job_without_a_launcher_that_fails_at_its_end_loses_no_output(tmp_path: Path) -> None:
     """The process is ended with another code than Python's, which flushes files on its way."""
-    script = """
-from edl.errors import UsageError
-def fails():
-    raise UsageError("it may not end here")
+    writes = """
 print("trained")
 file = open("log.txt", "w")
 file.write("the last line")
-ending.Closing(lambda: None, lambda: None, lambda: 0.0, fails).start()
 """
-    done = run(tmp_path, script)
+    done = run(tmp_path, writes + FAILS.format(error='UsageError("it may not end here")'))
     assert (done.returncode, done.stdout.split()[0]) == (1, "trained")
     assert (tmp_path / "log.txt").read_text() == "the last line"
 

@@ -94,6 +94,10 @@ class _Script:
         for _ in self.loop(epoch):
             self.train()
 
+    def train_epochs(self, count: int) -> None:
+        for epoch in range(count):
+            self.train_epoch(epoch)
+
     def end(self) -> None:
         """Do what edl does when the script has ended."""
         self.worker.finishing.check_end()
@@ -105,8 +109,7 @@ def test_a_script_does_not_end_in_an_epoch_of_the_past(
 ) -> None:
     """It stops early, by a validation that does not change while it passes over epochs."""
     script = _Script(monkeypatch, epoch=5, newcomer=newcomer)
-    for epoch in range(2):
-        script.train_epoch(epoch)
+    script.train_epochs(2)
     ends = NewcomerDiffers if newcomer else UsageError  # which fails the job
     with pytest.raises(ends, match="ended in epoch 1, which the job has behind it"):
         script.end()
@@ -118,8 +121,7 @@ def test_a_newcomer_that_joins_while_the_job_goes_on_ends_alone(
 ) -> None:
     """It joins in the job's epoch, passes over that one, and stops early; the others train on."""
     script = _Script(monkeypatch, epoch=2, newcomer=True)
-    for epoch in range(2):
-        script.train_epoch(epoch)
+    script.train_epochs(2)
     script.worker.warming_up, script.loader.next_epoch = False, 3
     script.train_epoch(2)
     assert script.training.passes_over
@@ -138,8 +140,7 @@ def test_a_resumed_script_has_all_its_epochs_behind_it(
 ) -> None:
     """The job had trained them all; a part of a further one says that it had not."""
     script = _Script(monkeypatch, epoch=5)
-    for epoch in range(epochs):
-        script.train_epoch(epoch)
+    script.train_epochs(epochs)
     script.loader.ledger.done = done
     if may:
         script.end()
@@ -167,8 +168,7 @@ def test_a_script_stops_early_after_an_epoch_that_it_has_trained(
 ) -> None:
     """In a job that was not resumed, and in one that was."""
     script = _Script(monkeypatch, epoch=first)
-    for epoch in range(first + 2):
-        script.train_epoch(epoch)
+    script.train_epochs(first + 2)
     script.end()
 
 
