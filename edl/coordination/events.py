@@ -24,7 +24,12 @@ OnUnreadable = Callable[[int, str], None]
 
 
 def leave_out(number: int, why: str) -> None:
-    """Ignore an event that cannot be read."""
+    """Do nothing: as :data:`OnUnreadable` it leaves out events that cannot be read, unsaid.
+
+    Args:
+        number: the number of the event.
+        why: why it cannot be read.
+    """
 
 
 _AT_ONCE = 500  # nodes read or removed in one go

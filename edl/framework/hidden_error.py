@@ -36,9 +36,10 @@ def unhiding() -> Iterator[None]:
 
 
 def hidden_in(error: BaseException) -> EdlError | None:
-    """Return the error that :func:`hide` remembered last if ``error`` stands for it; else None.
+    """Return the error of edl that a framework has replaced by ``error``; None if it has not.
 
-    That is so if the text of ``error`` contains its text, and ``error`` is no EdlError itself.
+    It is the error that :func:`hide` has remembered last. A framework has replaced it if the text
+    of ``error`` contains its text, and ``error`` is no EdlError itself.
     """
     stands = _hidden is not None and not isinstance(error, EdlError) and str(_hidden) in str(error)
     return _hidden if stands else None

@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Backlog(Generic[T]):
-    """The newest lines that are not written yet, and the number of older ones that were dropped.
+    """A queue of lines that wait to be written; when it is full, it drops and counts the oldest.
 
-    One thread takes the lines and writes them. Any thread may put a line, and so may a signal's
-    handler.
+    It holds 1,000 lines (``KEPT``). One thread takes the lines and writes them. Any thread may put
+    a line, and so may a signal's handler.
     """
 
     def __init__(self) -> None:

@@ -11,9 +11,10 @@ from edl.framework.process import current_worker
 
 
 class EpochCounts:
-    """What a job counts its epochs by, the same on all workers.
+    """Counts the batches of a job's epochs, and holds the numbers that this count depends on.
 
-    Newcomers get it from the job, and a resumed job from its checkpoint.
+    Both are the same on all workers: newcomers get the numbers from the job, and a resumed job gets
+    them from its checkpoint. The loop ends an epoch by the count, and LR schedulers follow it.
 
     Attributes:
         first_batch: the global batch, in samples, of the workers with which the job began, without

@@ -67,13 +67,14 @@ def model_with(optimizer: torch.optim.Optimizer, named_parameters: Any) -> torch
 
 
 def modules_with(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
-    """Return the modules of this process whose parameters and buffers are ``tensors``.
+    """Find the modules of this process that have ``tensors`` among their parameters and buffers.
 
-    Tensors that belong to no module are left out.
+    A tensor is found by its memory, so that of a ``state_dict()`` counts as the parameter itself.
+    Tensors that belong to no module are ignored.
 
     Returns:
-        The smallest module that holds all the others. If none does, the outermost modules that hold
-        some of them, in the order of ``tensors``.
+        The smallest module that holds all tensors. If none holds all, the outermost modules that
+        hold some of them, in the order of ``tensors``. Empty if no module holds any.
     """
     wanted = [address for each in tensors if (address := _address(each))]
     modules = [(one, _addresses(one)) for one in _modules()]
