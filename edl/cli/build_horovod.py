@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from edl import config
-from edl.install import horovod_wheel
+from edl.install import horovod_wheel, installation
 
 
 def build_horovod(
@@ -35,13 +35,8 @@ def build_horovod(
     """
     console = Console(highlight=False)
     wanted = horovod_wheel.recipe(gpu=gpu, environ=config.environment())
-    if install and not force and horovod_wheel.is_installed(wanted):
-        console.print(f"Horovod {horovod_wheel.VERSION} of this recipe is already installed")
-        return
     if install:
-        horovod_wheel.refuse_unwritable_interpreter()
-    wheel = horovod_wheel.build(wanted, force=force, console=console)
-    if install:
-        horovod_wheel.install(wheel, console=console)
+        installation.provide(wanted, force=force, console=console)
     else:
+        wheel = horovod_wheel.build(wanted, force=force, console=console)
         console.print(str(wheel), soft_wrap=True)

@@ -11,7 +11,6 @@ import importlib.metadata
 import logging
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +22,12 @@ import edl
 from edl import config, horovod_build
 from edl.errors import ConfigError
 from edl.install import horovod_patches, horovod_wheel, toolchain
+from edl.install.installation import import_failure
 
 DISTRIBUTION = "edl-horovod"
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 HOROVOD_NAMES = {"torch": "pytorch", "tensorflow": "tensorflow"}  # in its metadata.json
 ZOOKEEPER_JAR = Path("/usr/share/java/zookeeper.jar")  # of Debian's package
-IMPORT_TIMEOUT_S = 120.0  # a first import of TensorFlow on a slow disk
 BUILD = "run `edl build-horovod`"
 
 
@@ -170,7 +169,7 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
     built = horovod_build.read_installed("horovod/metadata.json")
     present = [module for module, found in versions.items() if found]
     with ThreadPoolExecutor() as pool:
-        failures = dict(zip(present, pool.map(_import_failure, present), strict=True))
+        failures = dict(zip(present, pool.map(import_failure, present), strict=True))
     works = [module for module in present if not failures[module]]
     for module in present:
         name = f"Horovod for {FRAMEWORKS[module]}"
@@ -186,29 +185,6 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
         else:
             yield Check(name, worst, f"import fails: {failures[module]}", f"{BUILD} --force")
     yield from _patches(horovod_build.installed_marker())
-
-
-def _import_failure(module: str) -> str:
-    """Import Horovod for a framework in a new process, and return why that failed.
-
-    Args:
-        module: the import name of the framework, "torch" or "tensorflow".
-
-    Returns:
-        The last line of the error, or a phrase with the exit code, or one that says that 120 s
-        (``IMPORT_TIMEOUT_S``) have passed. Empty if the import works.
-    """
-    command = [sys.executable, "-c", f"import horovod.{module}"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer within {IMPORT_TIMEOUT_S:g} s"
-    if done.returncode == 0:
-        return ""
-    lines = done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit code {done.returncode}"
 
 
 def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:

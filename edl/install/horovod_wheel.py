@@ -3,8 +3,8 @@
 The cache entry of a wheel is named by everything that decides its content: Horovod's version, the
 patches, Python, PyTorch, TensorFlow, the machine's architecture and Horovod's own build variables
 (:class:`Recipe`). A cache entry appears by one rename, so it is complete or does not exist. Several
-builds of the same wheel wait for each other. `edl build-horovod` calls :func:`recipe`,
-:func:`build` and :func:`install`.
+builds of the same wheel wait for each other. `edl build-horovod` calls :func:`recipe`, and
+:func:`build`, also through :func:`edl.install.installation.provide`, which installs the wheel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 import tarfile
 import tempfile
 import zipfile
@@ -30,15 +29,13 @@ from rich.console import Console
 
 from edl import config
 from edl.errors import BuildError
-from edl.horovod_build import installed_marker
-from edl.install import horovod_patches, progress, toolchain
+from edl.install import compilers, horovod_patches, progress, toolchain
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of PyPI's sdist
 REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0")  # of Horovod itself
 BUILD_TOOLS = ("setuptools<81", "wheel")  # 81 drops pkg_resources, which setup_requires needs
 CMAKE = "cmake>=3.18,<4"  # 4 refuses the old cmake_minimum_required of the bundled Gloo
-GB_PER_COMPILER = 2.0  # what one compilation against PyTorch's headers takes at its peak
 
 VARIABLES = (  # Horovod's own build variables that are passed through ...
     "HOROVOD_BUILD_ARCH_FLAGS",
@@ -177,17 +174,6 @@ def framework_version(module: str) -> str | None:
     return "unknown"
 
 
-def is_installed(wanted: Recipe) -> bool:
-    """Return whether edl has built the Horovod of the running interpreter with a given recipe.
-
-    False also without Horovod, or if edl's patches have changed since it was built.
-
-    Args:
-        wanted: the recipe to compare with that of the installed Horovod.
-    """
-    return bool(installed_marker().get("key") == wanted.key)
-
-
 def cached(wanted: Recipe) -> Path | None:
     """Return the path of the wheel in the cache that fits a recipe and edl's present patches.
 
@@ -197,7 +183,7 @@ def cached(wanted: Recipe) -> Path | None:
     Returns:
         The path; None if the cache has no such wheel.
     """
-    wheels = sorted((_cache() / wanted.key).glob("horovod-*.whl"))
+    wheels = sorted((cache_folder() / wanted.key).glob("horovod-*.whl"))
     return wheels[0] if wheels else None
 
 
@@ -214,8 +200,9 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
         console: where progress is shown.
 
     Raises:
-        BuildError: a tool is missing, the download or the build failed, or a patch does not fit. If
-            a command failed, the message names the log.
+        BuildError: a tool is missing, TensorFlow is in a folder with a space in its name, the
+            download or the build failed, or a patch does not fit. If a command failed, the message
+            names the log.
     """
     if not force and (wheel := cached(wanted)):
         console.print(f"Horovod {VERSION}: wheel from the cache, {wheel}", soft_wrap=True)
@@ -225,66 +212,11 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
             f"cannot compile Horovod: {', '.join(tool.name for tool in missing)} not found; "
             + "; ".join(tool.remedy for tool in missing)
         )
-    with _locked(_cache() / f"{wanted.key}.lock", console):
+    _refuse_space(wanted)
+    with locked(cache_folder() / f"{wanted.key}.lock", "builds the same wheel", console):
         if not force and (wheel := cached(wanted)):  # built by the one we waited for
             return wheel
         return _Build(wanted, console).run()
-
-
-def install(wheel: Path, *, console: Console) -> None:
-    """Install a wheel and the packages that it requires into the running interpreter, by pip.
-
-    An installed Horovod is replaced, even by the same version. The output of pip is appended to the
-    file install.log beside the wheel.
-
-    Args:
-        wheel: the path of the wheel, as :func:`build` returns it.
-        console: where progress is shown.
-
-    Raises:
-        BuildError: pip failed; the message has the line of its output that says why, and the log.
-    """
-    log = wheel.with_name("install.log")
-    env = config.environment()
-    pip = [sys.executable, "-m", "pip", "install", "--retries", "10"]
-    try:
-        progress.run_logged(
-            [*pip, *REQUIREMENTS],
-            what="installing what Horovod requires",
-            log=log,
-            env=env,
-            console=console,
-        )
-        # --force-reinstall: pip takes a wheel of the version that it has already for the same
-        progress.run_logged(
-            [*pip, "--force-reinstall", "--no-deps", str(wheel)],
-            what="installing Horovod",
-            log=log,
-            env=env,
-            console=console,
-        )
-    except progress.CommandFailed as error:
-        raise BuildError(
-            f"pip could not install {wheel.name} into {sys.executable}: "
-            f"{_last_words(error.tail)} (all of it in {log})"
-        ) from error
-
-
-def refuse_unwritable_interpreter() -> None:
-    """Raise an error if pip may not install packages into this interpreter (PEP 668).
-
-    It is called before the build, so that the user does not learn it after minutes of compiling.
-
-    Raises:
-        BuildError: the interpreter belongs to the operating system, and is in no virtual
-            environment.
-    """
-    marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
-    if sys.prefix == sys.base_prefix and marker.is_file():
-        raise BuildError(
-            f"{sys.executable} belongs to the operating system, which lets pip install nothing; "
-            "use a virtual environment: python3 -m venv .venv"
-        )
 
 
 class _Build:
@@ -301,7 +233,7 @@ class _Build:
     def __init__(self, wanted: Recipe, console: Console) -> None:
         self.recipe = wanted
         self.console = console
-        self.log = _cache() / f"{wanted.key}.log"
+        self.log = cache_folder() / f"{wanted.key}.log"
 
     def run(self) -> Path:
         """Build the wheel, put it into the cache, and return its path there.
@@ -315,22 +247,22 @@ class _Build:
         self.log.write_text("")
         # Horovod's CMake takes its directory for a regular expression: no "+cpu" in the path.
         prefix = f".build-{hashlib.sha256(self.recipe.key.encode()).hexdigest()[:12]}-"
-        for left_over in _cache().glob(f"{prefix}*"):  # of a killed build; we hold its lock
+        for left_over in cache_folder().glob(f"{prefix}*"):  # of a killed build; we hold its lock
             shutil.rmtree(left_over, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=_cache()) as folder:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=cache_folder()) as folder:
             work = Path(folder)
             try:
                 self._run(work)
             except progress.CommandFailed as error:
                 raise BuildError(
-                    f"building Horovod {VERSION} failed: {_last_words(error.tail)} "
+                    f"building Horovod {VERSION} failed: {progress.error_line(error.tail)} "
                     f"(all of it in {self.log})"
                 ) from error
             except OSError as error:
                 raise BuildError(
                     f"building Horovod {VERSION} failed: {error} (the log is {self.log})"
                 ) from error
-            entry = _cache() / self.recipe.key
+            entry = cache_folder() / self.recipe.key
             if entry.exists():  # --force
                 entry.rename(work / "replaced")
             (work / "wheel").rename(entry)
@@ -356,7 +288,7 @@ class _Build:
         env = self._environment(tools) | nccl_variables(self.recipe, work / "nccl")
         source = self._source(work, env)
         gpu = self.recipe.gpu
-        patches = horovod_patches.wanted(source, self._tensorflow_include(), gpu=gpu)
+        patches = horovod_patches.wanted(source, _tensorflow_include(self.recipe), gpu=gpu)
         horovod_patches.apply(source, patches)
         horovod_patches.write_marker(source, patches, self.recipe.key, gpu=gpu)
         out = work / "wheel"
@@ -411,7 +343,7 @@ class _Build:
             CommandFailed: the download failed.
             BuildError: the checksum of the download is wrong.
         """
-        archive = _cache() / f"horovod-{VERSION}.tar.gz"
+        archive = cache_folder() / f"horovod-{VERSION}.tar.gz"
         if not archive.is_file() or _sha256(archive) != SHA256:
             self._download(work, archive, env)
         with tarfile.open(archive) as tar:
@@ -485,8 +417,8 @@ class _Build:
 
         The build's own tools come first on PATH and PYTHONPATH. The user's variables whose names
         begin with HOROVOD_ are left out, and those of the recipe are added. MAKEFLAGS sets the
-        number of compilers, unless the user has set it; CUDA_HOME, by which PyTorch finds CUDA, is
-        HOROVOD_CUDA_HOME unless the user has set it.
+        number of compilers (:func:`edl.install.compilers.with_make_flags`); CUDA_HOME, by which
+        PyTorch finds CUDA, is HOROVOD_CUDA_HOME unless the user has set it.
 
         Args:
             tools: the folder into which pip has installed the tools.
@@ -494,23 +426,41 @@ class _Build:
         env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))
         env["PATH"] = os.pathsep.join(filter(None, (str(tools / "bin"), env.get("PATH"))))
-        env.setdefault("MAKEFLAGS", f"-j{_compilers()}")
+        env = compilers.with_make_flags(env)
         if cuda := self.recipe.environment.get("HOROVOD_CUDA_HOME"):
             env.setdefault("CUDA_HOME", cuda)
         env["PYTHONUNBUFFERED"] = "1"
         return env | self.recipe.environment
 
-    def _tensorflow_include(self) -> Path | None:
-        """Return the folder of TensorFlow's headers, or None for a build without TensorFlow.
 
-        Whether the folder exists is not checked.
-        """
-        if self.recipe.tensorflow is None:
-            return None
-        spec = importlib.util.find_spec("tensorflow")
-        assert spec is not None
-        assert spec.submodule_search_locations
-        return Path(spec.submodule_search_locations[0]) / "include"
+def _tensorflow_include(wanted: Recipe) -> Path | None:
+    """Return the folder of TensorFlow's headers, or None for a build without TensorFlow.
+
+    Whether the folder exists is not checked. ``wanted`` is the recipe of the build.
+    """
+    if wanted.tensorflow is None:
+        return None
+    spec = importlib.util.find_spec("tensorflow")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "include"
+
+
+def _refuse_space(wanted: Recipe) -> None:
+    """Raise an error if TensorFlow lies below a folder with a space in its name.
+
+    Horovod's build files separate TensorFlow's flags by spaces, so the compilation would fail after
+    minutes. ``wanted`` is the recipe of the build.
+
+    Raises:
+        BuildError: the path of TensorFlow has white space in it.
+    """
+    headers = _tensorflow_include(wanted)
+    if headers is not None and len(str(headers).split()) > 1:
+        raise BuildError(
+            f"Horovod cannot be compiled for the TensorFlow in {headers.parent}, for that path has "
+            "a space in it; put the virtual environment into a folder without one"
+        )
 
 
 def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:
@@ -540,7 +490,7 @@ def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:
     return {"HOROVOD_NCCL_HOME": str(folder), "HOROVOD_NCCL_LINK": "SHARED"}
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     """Return the directory of the wheel cache, ``wheels`` in edl's cache; create it if missing."""
     path = config.cache_dir() / "wheels"
     path.mkdir(parents=True, exist_ok=True)
@@ -548,53 +498,25 @@ def _cache() -> Path:
 
 
 @contextmanager
-def _locked(path: Path, console: Console) -> Iterator[None]:
+def locked(path: Path, does: str, console: Console) -> Iterator[None]:
     """Hold an exclusive lock on a file during the ``with`` block; entering the block waits for it.
 
     The kernel releases the lock when the process ends.
 
     Args:
         path: the file, which is created if it does not exist, and stays afterwards.
-        console: where a line is printed if another process holds the lock.
+        does: what another process does that holds the lock, such as "builds the same wheel".
+        console: where a line with that is printed if another process holds the lock.
     """
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            console.print("another process builds the same wheel; waiting for it ...")
+            console.print(f"another process {does}; waiting for it ...")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-
-
-def _compilers() -> int:
-    """Return how many compilers may run at once: one for each core, if the memory is enough.
-
-    The cores are those that this process may use. Each compiler needs 2 GB (``GB_PER_COMPILER``) of
-    the machine's memory, free or not. The result is at least 1.
-    """
-    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, int(memory_gb / GB_PER_COMPILER)))
 
 
 def _sha256(path: Path) -> str:
     """Return the SHA-256 checksum of the file ``path``, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _last_words(tail: tuple[str, ...]) -> str:
-    """Return the line of a failed command's output that most likely says why it failed.
-
-    It is the first line with a sign of an error, such as "fatal error"; if there is none, the last
-    line. The result has at most 300 characters.
-
-    Args:
-        tail: the last lines of the output; without any the result is "no output".
-    """
-    signs = ("fatal error", "error:", "ERROR:", "CMake Error", "Killed", "No space left")
-    lines = [line.strip() for line in tail if line.strip()] or ["no output"]
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        if any(sign in line for sign in signs):
-            # CMake and others put the place first and the reason into the next line
-            return (f"{line} {following}" if line.endswith(":") else line)[:300]
-    return lines[-1][:300]

@@ -38,6 +38,24 @@ class CommandFailed(Exception):
         self.tail = tuple(tail)
 
 
+def error_line(tail: tuple[str, ...]) -> str:
+    """Return the line of a failed command's output that most likely says why it failed.
+
+    It is the first line with a sign of an error, such as "fatal error"; if there is none, the last
+    line. The result has at most 300 characters.
+
+    Args:
+        tail: the last lines of the output; without any the result is "no output".
+    """
+    signs = ("fatal error", "error:", "ERROR:", "CMake Error", "Killed", "No space left")
+    lines = [line.strip() for line in tail if line.strip()] or ["no output"]
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if any(sign in line for sign in signs):
+            # CMake and others put the place first and the reason into the next line
+            return (f"{line} {following}" if line.endswith(":") else line)[:300]
+    return lines[-1][:300]
+
+
 def run_logged(
     command: Sequence[str],
     *,

@@ -1,0 +1,52 @@
+"""Choose how many compilers run at once when Horovod is built: :func:`with_make_flags`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+GB_PER_COMPILER = 2.0  # what one compilation against PyTorch's headers takes at its peak
+# The limit of a container's memory, in bytes, as the container sees it: cgroup 2, then 1.
+LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # what make exports to its recipes
+
+
+def with_make_flags(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables for a build, in which MAKEFLAGS says how many compilers run.
+
+    Without MAKEFLAGS, or if it is empty, Horovod's build starts eight compilers, however few cores
+    there are. A value that the user has set is kept. A value that make has exported to its recipes,
+    as in ``make setup``, is not: it says nothing about this build, and names a pipe that is closed.
+
+    Args:
+        environ: the environment variables of the caller, which are not changed.
+    """
+    by_user = environ.get("MAKEFLAGS", "").strip() if "MAKELEVEL" not in environ else ""
+    rest = {name: value for name, value in environ.items() if name not in OF_MAKE}
+    return rest | {"MAKEFLAGS": by_user or f"-j{compilers()}"}
+
+
+def compilers() -> int:
+    """Return how many compilers may run at once: one for each core, if the memory is enough.
+
+    The cores are those that this process may use. Each compiler needs 2 GB (``GB_PER_COMPILER``) of
+    the memory, free or not, of the machine or of the container, whichever is less. The result is at
+    least 1.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, int(_memory_bytes() / (GB_PER_COMPILER * 1e9))))
+
+
+def _memory_bytes() -> float:
+    """Return the size of the machine's memory, or the limit of this container if that is less."""
+    sizes = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
+    for path in LIMITS:
+        try:
+            sizes.append(float(path.read_text()))
+        except (OSError, ValueError):  # there is no such file, or no limit: "max"
+            continue
+    return min(sizes)

@@ -1,0 +1,167 @@
+"""Install the Horovod that edl builds into the running interpreter, and see that it works.
+
+:func:`provide` is what `edl build-horovod` does. A wheel from the cache may be of another machine:
+it is tried by an import, and built anew if that fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from rich.console import Console
+
+from edl import config
+from edl.errors import BuildError
+from edl.horovod_build import installed_marker
+from edl.install import horovod_wheel, progress
+from edl.install.horovod_wheel import REQUIREMENTS, VERSION, Recipe, cache_folder, locked
+
+IMPORT_TIMEOUT_S = 120.0  # a first import of TensorFlow on a slow disk
+
+
+def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
+    """Install Horovod of a recipe into the running interpreter, unless it is there and works.
+
+    The wheel comes from the cache, or is built. If one from the cache cannot be imported here, for
+    example because it was built for another processor, it is built again and replaced in the cache.
+    Several calls for the same interpreter wait for each other.
+
+    Args:
+        wanted: the recipe of the wheel.
+        force: whether to build and install it in any case.
+        console: where progress is shown.
+
+    Raises:
+        BuildError: the interpreter belongs to the operating system; the build or the installation
+            failed; or what was built for CPUs cannot be imported. A build for GPUs may be made on a
+            machine without one, so there the console only shows that the import fails.
+    """
+    place = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+    lock = cache_folder() / f"install-{place}.lock"
+    with locked(lock, "installs Horovod for this interpreter", console):
+        if not force and is_installed(wanted) and not import_failures(wanted):
+            console.print(f"Horovod {VERSION} of this recipe is already installed")
+            return
+        refuse_unwritable_interpreter()
+        is_built = force or horovod_wheel.cached(wanted) is None
+        _install(horovod_wheel.build(wanted, force=force, console=console), console)
+        failures = import_failures(wanted)
+        if failures and not is_built:
+            console.print(f"the wheel from the cache fails here: {failures[0]}", soft_wrap=True)
+            _install(horovod_wheel.build(wanted, force=True, console=console), console)
+            failures = import_failures(wanted)
+        if not failures:
+            return
+        if not wanted.gpu:
+            raise BuildError(f"Horovod was built and installed, but {failures[0]}")
+        console.print(f"installed, but on this machine {failures[0]}", soft_wrap=True)
+
+
+def is_installed(wanted: Recipe) -> bool:
+    """Return whether edl has built the Horovod of the running interpreter with a given recipe.
+
+    False also without Horovod, or if edl's patches have changed since it was built. Whether it can
+    be imported is not checked.
+
+    Args:
+        wanted: the recipe to compare with that of the installed Horovod.
+    """
+    return bool(installed_marker().get("key") == wanted.key)
+
+
+def import_failures(wanted: Recipe) -> list[str]:
+    """Import the installed Horovod for each framework of a recipe, each in a new process.
+
+    Args:
+        wanted: the recipe that it was built by.
+
+    Returns:
+        A clause for each import that fails, such as "`import horovod.torch` fails: ..."; an empty
+        list if all work.
+    """
+    frameworks = {"torch": wanted.torch, "tensorflow": wanted.tensorflow}
+    failures = {one: import_failure(one) for one, version in frameworks.items() if version}
+    return [f"`import horovod.{one}` fails: {why}" for one, why in failures.items() if why]
+
+
+def import_failure(module: str) -> str:
+    """Import Horovod for a framework in a new process, and return why that failed.
+
+    Args:
+        module: the import name of the framework, "torch" or "tensorflow".
+
+    Returns:
+        The last line of the error, or a phrase with the exit code, or one that says that 120 s
+        (``IMPORT_TIMEOUT_S``) have passed. Empty if the import works.
+    """
+    command = [sys.executable, "-c", f"import horovod.{module}"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {IMPORT_TIMEOUT_S:g} s"
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def refuse_unwritable_interpreter() -> None:
+    """Raise an error if pip may not install packages into this interpreter (PEP 668).
+
+    It is called before the build, so that the user does not learn it after minutes of compiling.
+
+    Raises:
+        BuildError: the interpreter belongs to the operating system, and is in no virtual
+            environment.
+    """
+    marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
+    if sys.prefix == sys.base_prefix and marker.is_file():
+        raise BuildError(
+            f"{sys.executable} belongs to the operating system, which lets pip install nothing; "
+            "use a virtual environment: python3 -m venv .venv"
+        )
+
+
+def _install(wheel: Path, console: Console) -> None:
+    """Install a wheel and the packages that it requires into the running interpreter, by pip.
+
+    An installed Horovod is replaced, even by the same version. The output of pip is appended to the
+    file install.log beside the wheel.
+
+    Args:
+        wheel: the path of the wheel, as :func:`edl.install.horovod_wheel.build` returns it.
+        console: where progress is shown.
+
+    Raises:
+        BuildError: pip failed; the message has the line of its output that says why, and the log.
+    """
+    log = wheel.with_name("install.log")
+    env = config.environment()
+    pip = [sys.executable, "-m", "pip", "install", "--retries", "10"]
+    try:
+        progress.run_logged(
+            [*pip, *REQUIREMENTS],
+            what="installing what Horovod requires",
+            log=log,
+            env=env,
+            console=console,
+        )
+        # --force-reinstall: pip takes a wheel of the version that it has already for the same
+        progress.run_logged(
+            [*pip, "--force-reinstall", "--no-deps", str(wheel)],
+            what="installing Horovod",
+            log=log,
+            env=env,
+            console=console,
+        )
+    except progress.CommandFailed as error:
+        raise BuildError(
+            f"pip could not install {wheel.name} into {sys.executable}: "
+            f"{progress.error_line(error.tail)} (all of it in {log})"
+        ) from error
