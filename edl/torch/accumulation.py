@@ -242,6 +242,8 @@ class Accumulation:
         return False
 
     def _hook(self, part: Contribution) -> None:
+        if not can_have_gradient(part.parameter):
+            return
         with requiring_gradient(part.parameter) as parameter:
             view: Any = parameter.view_as(parameter)
             part.node = view.grad_fn.next_functions[0][0]
@@ -301,6 +303,14 @@ def in_microbatches(worker: Worker) -> bool:
     """
     progress = worker.loader.progress
     return progress.attached and progress.source.batching.micro_batch > 0
+
+
+def can_have_gradient(parameter: torch.nn.Parameter) -> bool:
+    """Return whether PyTorch can compute a gradient of ``parameter``, by its dtype.
+
+    It cannot for integers, as of a frozen model whose weights are quantized.
+    """
+    return parameter.is_floating_point() or parameter.is_complex()
 
 
 @contextlib.contextmanager

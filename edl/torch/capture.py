@@ -64,7 +64,9 @@ class Copier:
         source = value.detach()
         copy = self._buffers[self._used] if self._used < len(self._buffers) else None
         if copy is None or copy.shape != source.shape or copy.dtype != source.dtype:
-            copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            copy = torch.empty(
+                source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda
+            )
             self._buffers[self._used : self._used + 1] = [copy]
         self._used += 1
         copy.copy_(source, non_blocking=source.is_cuda)
@@ -103,7 +105,7 @@ def _tensor(value: Any, where: str, copy: bool) -> Any:
     if value.data.nbytes:
         flat = torch.frombuffer(value.data, dtype=torch.uint8).view(dtype)
     else:
-        flat = torch.empty(0, dtype=dtype)
+        flat = torch.empty(0, dtype=dtype, device="cpu")
     there = value.device if value.device != "cuda" or torch.cuda.is_available() else "cpu"
     return flat.reshape(value.shape).to(there, copy=copy)
 

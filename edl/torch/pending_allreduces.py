@@ -117,7 +117,7 @@ class PendingAllreduces:
         step, samples = reduction.step.number, reduction.share.samples
         mine = presence(samples, [each.is_local(step) for each in gradients], self.is_void)
         # An average of float32, as gradients are, so that Horovod sends it with the last of them.
-        row = torch.tensor(mine)
+        row = torch.tensor(mine, dtype=torch.float32, device="cpu")  # whatever the defaults
         handle = self._guard(average_start, row, torch.empty_like(row), f"{PRESENT}{suffix}")
         shares, is_void = present(self._wait(handle).tolist())
         found = [each for each, is_there in zip(gradients, shares, strict=True) if is_there]

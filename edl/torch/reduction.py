@@ -34,7 +34,7 @@ from edl.core.step.step_state import OptimizerStep, StepState
 from edl.core.step.weighting import Weights
 from edl.errors import UsageError
 from edl.framework.reduction import StepReduction
-from edl.torch.accumulation import Accumulation, requiring_gradient
+from edl.torch.accumulation import Accumulation, can_have_gradient, requiring_gradient
 from edl.torch.exact_tensors import copy_each
 from edl.torch.gradient import Gradient, not_finite
 from edl.torch.groups import optimizer_parameters
@@ -399,6 +399,8 @@ class GradientReduction:
     def _hook(self, parameter: torch.nn.Parameter) -> None:
         part = self.accumulation.watch(parameter, lambda: self._expect_more(gradient))
         gradient = self._hooked[parameter] = Gradient(parameter, part)
+        if not can_have_gradient(parameter):
+            return
         with requiring_gradient(parameter):
             listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
             listen(lambda _: self._accumulated(gradient))

@@ -19,6 +19,7 @@ from edl.errors import UsageError
 from edl.framework.digest import ByteRange
 from edl.framework.replica import FrameworkReplica
 from edl.framework.state import Trackable, map_leaves
+from edl.torch.buffers import fitting, non_persistent, overwrite, without
 from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.computed_options import ComputedOptions
 from edl.torch.digest import digests, size_of
@@ -179,13 +180,15 @@ class TorchReplica(FrameworkReplica):
         """Return the shared state, without copies of the tensors.
 
         Returns:
-            A dict with the keys ``model`` (parameters and buffers by name), ``optimizers``,
+            A dict with the keys ``model`` (parameters and buffers by name), ``non_persistent`` (the
+            names of the buffers that a script may lack), ``optimizers``,
             ``requires_grad`` (flags that the loop has changed), ``extra`` (extra states of
             modules), ``scalers``, ``schedulers``, ``skipped`` (for each optimizer, whether its last
             update was skipped) and ``tracked``.
         """
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
+            "non_persistent": sorted(self._non_persistent()),
             "optimizers": [
                 {**state_of(each.optimizer), GROUPS: each.state_of_groups()}
                 for each in self._trained
@@ -241,9 +244,12 @@ class TorchReplica(FrameworkReplica):
     def signature(self) -> dict[str, str]:
         """Return the shape of each parameter and buffer as a text, by the tensor's name.
 
-        A newcomer must have the same shapes to take over the job's state. Any thread may call this.
+        A newcomer must have the same shapes to take over the job's state. Buffers that are not
+        persistent are left out, since a forward pass may make or enlarge them. Any thread may call
+        this.
         """
-        return {name: str(tuple(one.shape)) for name, one in self._model_tensors().items()}
+        tensors = without(self._model_tensors(), self._non_persistent())
+        return {name: str(tuple(one.shape)) for name, one in tensors.items()}
 
     size_of = staticmethod(size_of)
 
@@ -283,20 +289,20 @@ class TorchReplica(FrameworkReplica):
                 tracked objects.
             ValueError, KeyError, RuntimeError: the state does not fit this script in another way.
         """
-        mine = self._model_tensors()
-        if mine.keys() != state["model"].keys():
-            odd = sorted(mine.keys() ^ state["model"].keys())
+        mine, optional = self._model_tensors(), self._optional(state)
+        if odd := sorted((mine.keys() ^ state["model"].keys()) - optional):
             raise UsageError(f"this worker's model differs from the job's in {', '.join(odd)}")
         if len(self._trained) != len(state["optimizers"]):
             raise UsageError(
                 f"this worker has {counted(len(self._trained), 'edl.Optimizer')}, and the job "
                 f"{len(state['optimizers'])}"
             )
-        exact = all(same_kind(tensor, state["model"][name]) for name, tensor in mine.items())
-        taken = self._trained_names(mine) if receive is Receive.STEP else mine.keys()
+        fits = fitting(mine, state["model"], optional)
+        exact = all(same_kind(mine[name], state["model"][name]) for name in fits)
+        taken = self._trained_names(mine) if receive is Receive.STEP else fits
         with torch.no_grad():
             for name in taken:
-                mine[name].copy_(state["model"][name])
+                overwrite(mine[name], state["model"][name])
         came = {name: state["model"][name] for name in taken}
         for each, theirs, skipped in zip(
             self._trained, state["optimizers"], state["skipped"], strict=True
@@ -445,7 +451,8 @@ class TorchReplica(FrameworkReplica):
                 lacks the type of an array.
         """
         loaded: dict[str, Any] = to_tensors(state, copy=True)
-        check_model(self._model_tensors(), loaded["model"])
+        optional = self._optional(loaded)
+        check_model(without(self._model_tensors(), optional), without(loaded["model"], optional))
         return loaded
 
     def _model_tensors(self) -> dict[str, torch.Tensor]:
@@ -460,6 +467,18 @@ class TorchReplica(FrameworkReplica):
         for each in self._trained:
             tensors |= self._outside(each, optimizer_parameters(each.optimizer, each.model))
         return tensors
+
+    def _non_persistent(self) -> set[str]:
+        """Return the names of the buffers of all models that are not persistent."""
+        models = zip(self._prefixes(), self._models(), strict=True)
+        return {f"{prefix}{name}" for prefix, model in models for name in non_persistent(model)}
+
+    def _optional(self, state: Mapping[str, Any]) -> set[str]:
+        """Return the names of the buffers that this script or ``state`` may lack.
+
+        They are not persistent here or there. A checkpoint of an earlier edl does not name its own.
+        """
+        return self._non_persistent() | set(state.get("non_persistent", ()))
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         tensors = self._model_tensors().items()

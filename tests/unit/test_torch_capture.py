@@ -125,6 +125,31 @@ def test_a_copy_waits_for_each_gpu_that_it_copies_from(monkeypatch: pytest.Monke
     assert len(waited) == 2
 
 
+def test_a_copy_lies_in_host_memory_whatever_the_default_device_is() -> None:
+    with torch.device("meta"):
+        copied = Copier().copy(
+            {"t": torch.ones(2, device="cpu"), "none": torch.ones(0, device="cpu")}
+        )
+        back = to_tensors(copied)
+    assert back["t"].tolist() == [1, 1]
+    assert back["none"].device.type == "cpu"
+
+
+def test_what_a_forward_pass_makes_need_not_be_there_in_a_resumed_job(tmp_path: Path) -> None:
+    def made(length: int) -> tuple[torch.nn.Module, TorchReplica]:
+        model = network()
+        model.register_buffer("mask", torch.ones(length) if length else None, persistent=False)
+        return model, TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    trained_model, replica = made(3)
+    state = through_a_file(tmp_path, replica.capture())
+    for length in (0, 3, 5):
+        model, other = made(length)
+        other.restore(state)
+        assert torch.equal(model[0].weight, trained_model[0].weight)  # type: ignore[index]
+        assert (model.mask is None) == (length == 0)
+
+
 def test_a_tensor_without_plain_bytes_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"state\['t'\] is a torch.sparse_coo tensor"):
         Copier().copy({"t": torch.eye(2).to_sparse()})

@@ -59,7 +59,7 @@ class Worker:
         self.other: dict[str, Tensor] = {}
         self.sent: list[str] = []
         self.breaks: list[Callable[[], bool]] = []  # the next waits fail; what a repair answers
-        self._flights: list[tuple[Tensor, Tensor, str]] = []
+        self.flights: list[tuple[Tensor, Tensor, str]] = []
         monkeypatch.setattr(pending_allreduces, "average_start", self._start)
         monkeypatch.setattr(pending_allreduces, "finish", self._finish)
 
@@ -134,8 +134,8 @@ class Worker:
         assert output.is_contiguous()
         assert tensor.is_contiguous()
         self.sent.append(name)
-        self._flights.append((tensor, output, name))
-        return len(self._flights) - 1
+        self.flights.append((tensor, output, name))
+        return len(self.flights) - 1
 
     @property
     def loader(self) -> Worker:
@@ -161,7 +161,7 @@ class Worker:
     def _finish(self, handle: int) -> Tensor:
         if self.breaks:
             raise CollectiveFailed("gone")
-        mine, output, name = self._flights[handle]
+        mine, output, name = self.flights[handle]
         theirs = self.other.get(name, torch.zeros_like(mine))
         return output.copy_((mine + theirs.to(mine.dtype).reshape(mine.shape)) / 2)
 
@@ -172,13 +172,21 @@ def optimizers_of(worker: Any) -> Optimizers:
 
 
 class Job:
-    """One worker's model of named scalars, with edl's hooks as ``edl.Optimizer`` sets them."""
+    """One worker's model of named scalars, with edl's hooks as ``edl.Optimizer`` sets them.
 
-    def __init__(self, worker: Worker, *names: str, passes: int = 1, **options: Any) -> None:
+    ``frozen``: the name of a frozen parameter of integers, as a quantized weight is.
+    """
+
+    def __init__(
+        self, worker: Worker, *names: str, frozen: str = "", passes: int = 1, **options: Any
+    ) -> None:
         self.worker = worker
         self.model = torch.nn.Module()
         for name in names:
             self.model.register_parameter(name, torch.nn.Parameter(torch.ones(())))
+        if frozen:
+            codes = torch.nn.Parameter(torch.ones(4, dtype=torch.uint8), requires_grad=False)
+            self.model.register_parameter(frozen, codes)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=1.0, **options)
         self.last_step = LastStep()
         worker.engine.parts.clear()  # of the job before
@@ -218,6 +226,29 @@ def test_the_mean_is_there_when_backward_returns(worker: Worker) -> None:
     assert worker.sent[-1] == PRESENT
     job.step()
     assert (job.a.item(), job.b.item()) == (-4.0, -1.0)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_frozen_parameter_of_integers_has_no_gradient(worker: Worker, passes: int) -> None:
+    job = Job(worker, "a", frozen="codes", passes=passes)
+    worker.begin(present=ones(1, 0), a=ones(8))
+    for _ in range(passes):
+        (2 * job.a).backward()
+    job.step()
+    assert job.a.item() == 1.0 - (2 * passes + 8) / 2
+    assert job.codes.tolist() == [1, 1, 1, 1]
+
+
+def test_what_is_sent_of_presence_is_float32_whatever_the_default_is(worker: Worker) -> None:
+    """Horovod cannot send bfloat16 by Gloo."""
+    job = Job(worker, "a")
+    worker.begin(present=ones(1), a=ones(8))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        (2 * job.a).backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [sent.dtype for sent, _, name in worker.flights if name == PRESENT] == [torch.float32]
 
 
 def test_who_has_a_gradient_is_decided_together(worker: Worker) -> None:
@@ -395,7 +426,7 @@ def test_the_mean_of_a_row_major_gradient_is_not_copied(worker: Worker) -> None:
     job = Job(worker, "a")
     worker.begin(present=ones(1), a=ones(1))
     job.a.backward()
-    received = {name: output for _, output, name in worker._flights}
+    received = {name: output for _, output, name in worker.flights}
     assert job.a.grad is received["edl.gradient.a"]
 
 

@@ -202,3 +202,51 @@ def test_an_extra_state_that_a_file_cannot_hold_reaches_newcomers(
         assert job.durable()["extra"] == [{"1": {"seen": 8}}]
     (record,) = caplog.records
     assert "leave out the extra state of 0, which" in record.getMessage()
+
+
+class Masked(torch.nn.Module):
+    """A layer with a mask that the forward pass makes, or enlarges, and one made by expand()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("mask", None, persistent=False)
+        self.register_buffer("heads", torch.ones(2).expand(3, 2), persistent=False)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def look(self, length: int) -> None:
+        self.register_buffer("mask", torch.ones(length, length).triu(1), persistent=False)
+        self.register_buffer("made", torch.ones(length), persistent=False)
+
+
+def masked(*lengths: int) -> TorchReplica:
+    net = Masked()
+    for length in lengths:
+        net.look(length)
+    return TorchReplica(net, torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("receive", [Receive.ALL, Receive.STEP, Receive.RESYNC])
+@pytest.mark.parametrize(("here", "there"), [((), (4,)), ((4,), ()), ((3,), (4,)), ((4,), (4,))])
+def test_a_newcomer_may_lack_what_a_forward_pass_makes(
+    here: tuple[int, ...], there: tuple[int, ...], receive: Receive
+) -> None:
+    mine, theirs = masked(*here), masked(*there)
+    assert mine.signature() == theirs.signature()
+    assert sorted(mine.signature()) == ["layer.bias", "layer.weight", "seen"]
+    state = theirs.state()
+    state["model"] = {name: tensor + 1 for name, tensor in state["model"].items()}
+    before = {name: tensor.clone() for name, tensor in mine.state()["model"].items()}
+    mine.load(state, receive)
+    for name, tensor in mine.state()["model"].items():
+        there_too = name in state["model"] and state["model"][name].shape == tensor.shape
+        is_taken = there_too and (receive is not Receive.STEP or name.startswith("layer"))
+        expected = state["model"][name] if is_taken else before[name]
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=0)
+
+
+def test_a_persistent_buffer_must_be_there() -> None:
+    state = masked().state()
+    del state["model"]["seen"]
+    with pytest.raises(UsageError, match="differs from the job's in seen"):
+        masked().load(state, Receive.ALL)

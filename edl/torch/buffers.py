@@ -1,0 +1,64 @@
+"""Treat the buffers of models that a state may lack, and those that PyTorch cannot write to.
+
+A buffer that is registered with ``persistent=False`` is usually something that the model computes,
+such as an attention mask: it may be made, or enlarged, in a forward pass. PyTorch neither saves nor
+loads it. Between workers it is sent like any other tensor, and loaded where it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+State = Mapping[str, torch.Tensor]
+
+
+def non_persistent(model: torch.nn.Module) -> set[str]:
+    """Return the names of the buffers of ``model`` that are not in its ``state_dict()``.
+
+    Buffers that are None are among them.
+    """
+    return {
+        f"{prefix}{'.' if prefix else ''}{name}"
+        for prefix, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+
+
+def fitting(mine: State, theirs: State, optional: Iterable[str]) -> list[str]:
+    """Return the names of the tensors of this script into which a state can be loaded.
+
+    These are all but the optional ones that the state lacks, or has in another shape.
+
+    Args:
+        mine: parameters and buffers of this script's models, by name.
+        theirs: the same in the state.
+        optional: the names of buffers that the model computes itself, here or in the state.
+    """
+    free = set(optional)
+    return [
+        name
+        for name, tensor in mine.items()
+        if name not in free or (name in theirs and theirs[name].shape == tensor.shape)
+    ]
+
+
+def without(tensors: State, optional: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Return ``tensors`` without those whose names are in ``optional``."""
+    free = set(optional)
+    return {name: tensor for name, tensor in tensors.items() if name not in free}
+
+
+def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy ``value`` into ``tensor``, which has the same shape, also if ``expand()`` has made it.
+
+    The elements of such a tensor share memory, and PyTorch refuses to write to it as a whole.
+    """
+    strides = tensor.stride() if tensor.layout is torch.strided else tensor.shape
+    shape = zip(tensor.shape, strides, strict=True)
+    expanded = [size > 1 and step == 0 for size, step in shape]
+    if any(expanded):
+        first = tuple(slice(1) if repeats else slice(None) for repeats in expanded)
+        tensor, value = tensor[first], value[first]
+    tensor.copy_(value)
