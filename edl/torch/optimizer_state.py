@@ -41,6 +41,15 @@ def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
     return {name: one for name, one in vars(optimizer).items() if isinstance(one, Optimizer)}
 
 
+def with_inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
+    """Return ``optimizer`` and all optimizers inside of it: those it wraps, and those in these."""
+    found = [optimizer]
+    for one in found:  # which grows
+        known = {id(each) for each in found}
+        found += [each for each in inner_optimizers(one).values() if id(each) not in known]
+    return found
+
+
 def is_sharpness_aware(optimizer: Optimizer) -> bool:
     """Return whether ``optimizer`` is of SAM's kind, with two backward passes for an update.
 

@@ -28,6 +28,7 @@ from edl.core.dict_kinds import dict_of_kind, kind_of_dict
 from edl.framework.digest import PLAIN
 from edl.framework.state import map_leaves
 from edl.torch.names import can_save
+from edl.torch.optimizer_state import with_inner_optimizers
 
 logger = logging.getLogger(__name__)
 
@@ -150,12 +151,15 @@ class Schedulers:
     def _mine(self, but: Collection[Any]) -> list[LRScheduler]:
         """Return the schedulers of the optimizers, without those inside of other schedulers.
 
+        A scheduler of an optimizer that one of these wraps (SAM, Lookahead) is among them.
+
         Objects are compared by identity, because an optimizer has no other equality.
 
         Args:
             but: schedulers to leave out, too; other objects in it are ignored.
         """
-        optimizers, others = {id(each) for each in self._optimizers}, {id(each) for each in but}
+        optimizers = {id(one) for each in self._optimizers for one in with_inner_optimizers(each)}
+        others = {id(each) for each in but}
         found = [one for one in _alive() if id(getattr(one, "optimizer", None)) in optimizers]
         parts = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
         return [one for one in found if id(one) not in parts | others]
@@ -164,9 +168,11 @@ class Schedulers:
 def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
     """Return the LR schedulers that the script has made for ``optimizer`` and not deleted.
 
-    They are in the order of their creation, with those inside of other schedulers.
+    They are in the order of their creation, with those inside of other schedulers, and those of an
+    optimizer that ``optimizer`` wraps.
     """
-    return [one for one in _alive() if getattr(one, "optimizer", None) is optimizer]
+    optimizers = {id(one) for one in with_inner_optimizers(optimizer)}
+    return [one for one in _alive() if id(getattr(one, "optimizer", None)) in optimizers]
 
 
 def warn_of_counted_steps(epochs: int) -> None:

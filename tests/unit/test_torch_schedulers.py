@@ -210,6 +210,30 @@ def test_which_schedulers_are_the_jobs() -> None:
     assert job.followed() == ["CosineAnnealingLR"]
 
 
+class Lookahead(torch.optim.Optimizer):
+    """One that wraps another optimizer, and has its groups."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+
+def test_schedulers_of_a_wrapped_optimizer_are_the_jobs() -> None:
+    def made(steps: int) -> tuple[TorchReplica, lr.StepLR]:
+        model = torch.nn.Linear(1, 1)
+        base = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = lr.StepLR(base, 3)
+        for _ in range(steps):
+            base.step()
+            scheduler.step()
+        return TorchReplica(model, Lookahead(Lookahead(base))), scheduler
+
+    (job, _), (newcomer, scheduler) = made(4), made(0)
+    newcomer.load(job.state(), Receive.ALL)
+    assert scheduler.last_epoch == 4
+    assert schedulers.schedulers_of(Lookahead(scheduler.optimizer)) == [scheduler]
+
+
 def test_a_state_that_fits_no_scheduler_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     job = Script(KINDS["StepLR"], KINDS["CyclicLR"])
     for kinds, missing in (
