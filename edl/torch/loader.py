@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
@@ -17,8 +16,6 @@ from edl.data.stateful_stream import StatefulStream
 from edl.data.stream import Stream
 from edl.errors import DataError, UsageError
 from edl.framework.batch_number import batch_in_epoch
-from edl.framework.first_batch import FirstBatch
-from edl.framework.forks import holding_sigterm
 from edl.framework.process import current_worker
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.source import (
@@ -30,8 +27,9 @@ from edl.framework.source import (
 )
 from edl.framework.steps import BatchSteps, asked_length
 from edl.torch.api import begin_loop, begin_piece, end_batch, track, unfinished
+from edl.torch.batch_source import Leases, LoaderBatchSource
 from edl.torch.loader_options import seed_of_order
-from edl.torch.loader_process import LoaderProcessInit, forks
+from edl.torch.loader_process import LoaderProcessInit
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
 from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
@@ -148,12 +146,12 @@ class DataLoader:
             epoch_seed = derived_seed(self._source.seed, self._worker.loader.epoch)
             return Items.of(pack(batch.items), epoch_seed, batch.keys)
 
-        self._feed = _LoaderBatchSource(
+        self._feed = LoaderBatchSource(
             self._worker,
             as_sent,
             lambda form: torch.utils.data.DataLoader(
                 loaded,
-                batch_sampler=_Leases(form, as_sent),
+                batch_sampler=Leases(form, as_sent),
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor,
                 worker_init_fn=LoaderProcessInit(worker_init_fn),
@@ -313,213 +311,6 @@ class DataLoader:
         if not self._source.known_total:
             raise TypeError("a DataLoader of a stream has no length: it shows at its end")
         return self._worker.loader.iterations_of_epoch
-
-
-_NONE = object()  # stands for "no batch"; None may be the result of a collate_fn
-
-
-class _LoaderBatchSource:
-    """A source of this worker's batches: formed from its leases, loaded by PyTorch's loader.
-
-    It implements :class:`edl.framework.steps.BatchSource`.
-
-    Args:
-        worker: the worker of this process.
-        as_sent: a function that turns a batch into the indices and seeds that PyTorch's loader
-            gets.
-        loader: a function that makes PyTorch's loader; the constructor calls it. Its argument is a
-            function that returns the next batch to load, or None if there is none at present.
-        keeps_processes: whether the processes of PyTorch's loader stay from one epoch to the next.
-            If not, they hold the data set as it is when an epoch begins: ``loader`` is called anew
-            for each epoch, and after a newcomer's warm-up.
-
-    Attributes:
-        data: the data of the batch that :meth:`next` has returned last.
-
-    Raises:
-        UsageError: PyTorch's loader refuses an argument.
-    """
-
-    def __init__(
-        self,
-        worker: Worker,
-        as_sent: Callable[[Batch], Items],
-        loader: Callable[..., Any],
-        keeps_processes: bool = True,
-    ) -> None:
-        self._worker = worker
-        self._as_sent = as_sent
-        self._make_loader, self._keeps_processes = loader, keeps_processes
-        self._opened_in: int | None = None  # the epoch in which loader processes have started
-        self._formed: deque[Batch] = deque()
-        try:
-            self._loader = loader(self._form)
-        except (TypeError, ValueError) as error:  # an option is unknown, or has a wrong value
-            raise UsageError(f"edl.DataLoader: {error}") from error
-        self._arriving: Iterator[Any] = iter(())
-        self._first: FirstBatch | None = None  # a newcomer's, loaded while the others train
-        self.data: Any = _NONE
-
-    def restart(self) -> None:
-        """Drop all batches that were formed and not handed out: this worker's leases have changed.
-
-        If a newcomer's first batch is being loaded, the call waits for it. The next :meth:`next`
-        starts PyTorch's loader anew. In a warm-up, loader processes end here that do not stay from
-        epoch to epoch: no worker waits for them to end, as it would after the join.
-        """
-        if self._first is not None:
-            self._first.discard()
-            self._first = None
-        self._arriving = iter(())
-        self._formed.clear()
-        if self._worker.warming_up and not self._keeps_processes:
-            self._end_processes()
-
-    def form_lost_again(self) -> None:
-        """Do nothing, because PyTorch's loader never loses a batch that it was given.
-
-        A framework whose reader may end while it has untrained batches forms them again here.
-        """
-
-    def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the next batch, and put its data into :attr:`data`.
-
-        Args:
-            waits: whether to wait for a newcomer's first batch in the ring. If False, padding
-                batches are returned until the loader's processes have loaded it; without loader
-                processes the call waits. For later batches it always waits.
-
-        Returns:
-            The batch; and True if it is a padding batch, which counts for nothing. A worker that
-            has no samples left before the others do gets one, too. Its data are those of the batch
-            before, or of the epoch's first samples.
-        """
-        fresh = self._take(waits)
-        if fresh is _NONE and self._first is None and self._has_more():
-            # At the start, and when leases came after the loader had read the last one.
-            self._arriving = self._loaded(self._open())
-            if not waits and self._loader.num_workers > 0:
-                self._first = FirstBatch(self._arriving, _NONE)
-            fresh = self._take(waits)
-        if fresh is not _NONE:
-            self.data = fresh
-            return self._formed.popleft(), False
-        if self.data is _NONE:
-            self.data = self._any_data()
-        return self.pad(), True
-
-    def pad(self) -> Batch:
-        """Return a padding batch for the open step; the data stay those of the batch before."""
-        return self._worker.loader.sampler.warm_up()
-
-    def _take(self, waits: bool) -> Any:
-        """Return the data of the next batch from the loader; ``_NONE`` if the loader is at its end.
-
-        The loader comes to its end when no leased samples are left that are in no batch.
-
-        Args:
-            waits: whether to wait for a newcomer's first batch; if False, and it is not loaded yet,
-                ``_NONE`` is returned. For any other batch the call waits.
-        """
-        if self._first is None:
-            return next(self._arriving, _NONE)
-        if not (waits or self._first.has_come):
-            return _NONE
-        first, self._first = self._first, None
-        return first.take()
-
-    def _has_more(self) -> bool:
-        worker = self._worker
-        return worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
-
-    def _open(self) -> Iterator[Any]:
-        """Start PyTorch's loader with its processes, and return its iterator over batches.
-
-        Processes that have started in this epoch are used again, because the loader is started
-        whenever new leases have come. This thread starts them: they end with it (prctl), and a fork
-        may never get a lock that another thread holds.
-        """
-        if not self._keeps_processes and self._opened_in != self._worker.loader.epoch:
-            self._end_processes()
-        self._opened_in = self._worker.loader.epoch
-        if not forks(self._loader):
-            return iter(self._loader)
-        with holding_sigterm():  # until LoaderProcessInit blocks it
-            return iter(self._loader)
-
-    def _end_processes(self) -> None:
-        """End the processes of PyTorch's loader, if they have started; it starts new ones later."""
-        if self._opened_in is not None:
-            self._loader, self._opened_in = self._make_loader(self._form), None
-
-    @staticmethod
-    def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the items of ``batches``; shorten the text of a DataError from a loader process.
-
-        Any other error passes as it is.
-
-        Raises:
-            DataError: the data set raised it in a loader process. The text is the data set's own,
-                without the traceback that PyTorch puts before it.
-        """
-        try:
-            yield from batches
-        except DataError as error:
-            sentence = str(error).rpartition(f"{DataError.__module__}.{DataError.__name__}: ")[2]
-            raise DataError(sentence.strip()) from error
-
-    def _form(self) -> Batch | None:
-        """Form the next batch to load, from the leases; for a newcomer, its one batch to warm up.
-
-        PyTorch's loader calls it, by :class:`_Leases`, when it wants to load one more batch.
-
-        Returns:
-            The batch; None if all leased samples are in batches already, or if the newcomer's batch
-            is formed.
-        """
-        if self._first is not None and not self._first.may_form():
-            return None
-        worker = self._worker
-        if worker.warming_up:
-            batch = None if self._formed else worker.loader.sampler.warm_up()
-        else:
-            batch = worker.loader.sampler.form(worker.loader.ledger)
-        if batch is not None:
-            self._formed.append(batch)
-        return batch
-
-    def _any_data(self) -> Any:
-        """Load a batch of the epoch's first samples in this thread, and return its data.
-
-        A worker that has loaded no batch yet needs them for a padding batch, which otherwise
-        repeats the data of the batch before.
-        """
-        items = self._as_sent(self._worker.loader.sampler.warm_up())
-        dataset: Any = self._loader.dataset
-        collate = self._loader.collate_fn
-        assert collate is not None
-        if hasattr(dataset, "__getitems__"):
-            return collate(dataset.__getitems__(items))
-        return collate([dataset[item] for item in items])
-
-
-class _Leases(torch.utils.data.Sampler[list[Any]]):
-    """The batch sampler of PyTorch's loader, which yields batches while the leases have samples.
-
-    It ends when ``form`` returns None; the loader is then iterated anew for samples leased later.
-
-    Args:
-        form: a function that returns the next batch, or None if there is none at present.
-        as_sent: a function that turns a batch into the indices and seeds that the loader gets.
-    """
-
-    def __init__(self, form: Callable[[], Batch | None], as_sent: Callable[[Batch], Items]) -> None:
-        self._form = form
-        self._as_sent = as_sent
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        while (batch := self._form()) is not None:
-            yield self._as_sent(batch)
 
 
 class _Parsed(torch.utils.data.Dataset[Any]):

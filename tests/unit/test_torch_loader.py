@@ -28,7 +28,7 @@ from edl.core.step.source import Source
 from edl.errors import UsageError
 from edl.framework.source import attach_source, attach_stream, refuse_logical
 from edl.framework.steps import BatchSteps
-from edl.torch.loader import _Leases, _LoaderBatchSource
+from edl.torch.batch_source import Leases, LoaderBatchSource
 from edl.torch.loader_options import training_options
 from edl.worker.worker import Worker
 
@@ -319,10 +319,10 @@ def test_loader_processes_start_anew_in_each_epoch(
 
     def make(form: Any) -> torch.utils.data.DataLoader[Any]:
         made.append(("alone" if worker.warming_up else "in the ring", worker.loader.epoch))
-        batches = cast(Any, _Leases(form, lambda batch: cast(Any, batch)))
+        batches = cast(Any, Leases(form, lambda batch: cast(Any, batch)))
         return torch.utils.data.DataLoader(cast(Any, range(3)), batch_sampler=batches)
 
-    source = _LoaderBatchSource(cast(Worker, worker), lambda batch: cast(Any, batch), make, keeps)
+    source = LoaderBatchSource(cast(Worker, worker), lambda batch: cast(Any, batch), make, keeps)
     source.restart()  # before the first batch: no process has started
     assert source.next() == ([0], False)
     source.restart()  # as before it joins
@@ -359,7 +359,7 @@ def test_loader_processes_stay_if_the_script_says_nothing(monkeypatch: pytest.Mo
         kept.append(given[-1])
         return SimpleNamespace(data=None)
 
-    monkeypatch.setattr("edl.torch.loader._LoaderBatchSource", noted)
+    monkeypatch.setattr("edl.torch.loader.LoaderBatchSource", noted)
     for options in ({}, {"persistent_workers": True}, {"persistent_workers": False}):
         edl.torch.DataLoader([1.0], worker=cast(Worker, Listener()), num_workers=1, **options)
     assert kept == [True, True, False]
