@@ -164,6 +164,7 @@ class DataLoader:
         self._numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
         self._steps = BatchSteps(self._worker, self._feed, unfinished, end_batch, self._numbers)
         self.dataset = dataset
+        self._length = total if is_numbered(dataset) and order is None else None
         self.batch_size = self._source.batch_size
 
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
@@ -198,11 +199,25 @@ class DataLoader:
         self._worker.loader.progress.on_choice = self._batch_changed
         begin_loop()
         for epoch in self._steps.epochs(count, max_steps):
+            self._check_length()
             check_schedulers()
             may_grow = self._worker.is_shared and not self._worker.logical  # the number of steps
             if may_grow and self._worker.rank == 0 and count is not None:
                 warn_of_counted_steps(count)
             yield epoch
+
+    def _check_length(self) -> None:
+        """Raise a UsageError if the length of the data set has changed since the loader was made.
+
+        The samples of an epoch are divided by their numbers, which are fixed for the whole job.
+        """
+        length = self._length and len(cast(Sized, self.dataset))
+        if length != self._length:
+            raise UsageError(
+                f"the data set has {length} samples now, and had {self._length} when "
+                "edl.DataLoader was made: a job trains the same ones in each epoch. Build the "
+                "whole data set before the loop, or start another job with it, from saved weights"
+            )
 
     def steps(self, count: int) -> Iterator[Any]:
         """Yield batches until the job has made ``count`` updates, over as many epochs as needed.

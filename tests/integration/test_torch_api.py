@@ -328,6 +328,14 @@ WRONG_USES = {
     "half a sample": ("edl.init(); edl.DataLoader(data, batch_size=8.0)", "batch_size is 8.0"),
     "sampler": ("edl.init(); edl.DataLoader(data, sampler=data)", "does not take a sampler"),
     "drop_last": ("edl.init(); edl.DataLoader(data, drop_last=True)", "has no drop_last"),
+    "samples that are found later": (
+        (
+            "edl.init(); edl.Optimizer(sgd, model); loader = edl.DataLoader(data)\n"
+            "for _ in loader.epochs(2):\n"
+            " for x in loader: model(x.float()[None]).sum().backward(); sgd.step()\n data += [2.0]"
+        ),
+        "the data set has 3 samples now, and had 2 when edl.DataLoader was made",
+    ),
     "in_order": ("edl.init(); edl.DataLoader(data, in_order=False)", "take in_order=False"),
     "iterable": (
         "edl.init(); edl.DataLoader(iter(data))",
