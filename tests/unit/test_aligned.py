@@ -39,6 +39,28 @@ def test_each_global_batch_is_dealt_to_all_in_rank_order() -> None:
     assert [SOURCE.batching.of_one(rank, 3) for rank in range(3)] == [3, 3, 2]
 
 
+@pytest.mark.parametrize(
+    ("samples", "sizes"),
+    [(8, (2, 2, 2, 2)), (7, (3, 2, 2)), (6, (2, 2, 2)), (5, (3, 2)), (3, (3,)), (1, (1,))],
+)
+def test_the_rest_of_one_is_not_cut_into_single_samples(
+    samples: int, sizes: tuple[int, ...]
+) -> None:
+    """BatchNorm has no variance of one sample. Nothing is dealt behind such a batch."""
+    source = AlignedSource(16 + samples, Batching(global_batch=8), False, 0, 0)
+    ledger = replace(start_epoch(16 + samples, 0), free=((8 - samples, 16),))
+    after = grant(ledger, [(worker, 2) for worker in range(4)], source.policy(4))
+    first = {worker: spans[0] for worker, spans in after.leases}
+    assert tuple(stop - start for start, stop in first.values()) == sizes
+    assert after.free == (((8, 16),) if samples < 8 else ())
+
+
+def test_whole_global_batches_of_few_samples_are_dealt_to_all() -> None:
+    source = AlignedSource(20, Batching(global_batch=4), False, 0, 0)
+    ledger = grant(start_epoch(20, 0), [(worker, 1) for worker in range(4)], source.policy(4))
+    assert [spans for _, spans in ledger.leases] == [((n, n + 1),) for n in range(4)]
+
+
 def row(worker: int, samples: int, position: int, wanted: int) -> StepRecord:
     return StepRecord(1, 0, worker, 0, samples, position, wanted, 1, 0)
 
@@ -68,10 +90,16 @@ def test_in_a_step_the_others_keep_the_slices_that_it_trains() -> None:
     regrouped = SOURCE.regroup(ledger, (0, 2), 1)
     assert dict(regrouped.leases) == {0: ((0, 3),), 2: ((6, 8),)}
     assert regrouped.free == ((3, 6), (8, 20))
-    # Then what the dead one had is a step of its own, and the next batches follow.
+    # Then what the dead one had is a step of its own, of one worker rather than with a slice of one
+    # sample; the next batches follow.
     records = StepRecords.of([row(0, 3, 0, 2), row(2, 2, 6, 2)])
     after = complete_step(regrouped, records, SOURCE.policy(2))
-    assert dict(after.leases) == {0: ((3, 5), (8, 12)), 2: ((5, 6), (12, 16))}
+    assert dict(after.leases) == {0: ((3, 6),)}
+    records = StepRecords.of([row(0, 3, 3, 2), row(2, 0, -1, 2)])
+    assert dict(complete_step(after, records, SOURCE.policy(2)).leases) == {
+        0: ((8, 12), (16, 18)),
+        2: ((12, 16), (18, 20)),
+    }
 
 
 def test_a_batch_is_a_slice() -> None:

@@ -90,7 +90,10 @@ def test_a_batch_in_pieces_of_like_length() -> None:
     assert [asked.microbatches(size) for size in (1, 2, 3, 6)] == [6, 3, 2, 1]
     assert asked.split(32, 3) == [11, 11, 10]
     assert asked.split(16, 3) == [6, 5, 5]
-    assert asked.split(2, 3) == [1, 1]  # the last batch of an epoch
+    assert asked.split(2, 3) == [2]  # the last batch of an epoch: no piece of one sample
+    assert asked.split(5, 3) == [3, 2]
+    assert asked.split(1, 3) == [1]
+    assert Batching(global_batch=8, micro_batch=1).split(2, 3) == [1, 1]  # as asked
     assert asked.split(40, 3) == [10, 10, 10, 10]  # formed for a smaller ring
     assert Batching(64).split(64, 1) == [64]
     assert Batching(64).microbatches(3) == 1

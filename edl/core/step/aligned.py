@@ -48,7 +48,8 @@ class AlignedSource(Source):
 
         ``size``, the number of workers in the ring, is not used.
         """
-        return SlicePolicy(self.batch_size, units=self.units)
+        fewest = 1 if self.batching.logical else 2
+        return SlicePolicy(self.batch_size, units=self.units, fewest=fewest)
 
     @property
     def units(self) -> SliceSizes:
@@ -142,15 +143,19 @@ class SlicePolicy(LeasePolicy):
     """The policy that leases global batches of ``batch_size`` samples in slices to all workers.
 
     The need of a worker is a number of global batches. The policy leases as many global batches as
-    the worker with the smallest need asks for. It stops after a global batch that has fewer samples
-    than there are workers (the last one of an epoch, or what a dead worker left of one).
-    ``lease_batches`` is not used.
+    the worker with the smallest need asks for. It stops after a global batch of which some workers
+    get no slice: an incomplete one, which is the last one of an epoch, or what a dead worker left
+    of one. ``lease_batches`` is not used.
 
     Attributes:
         units: a slice has a multiple of this many samples, except at the end of an epoch.
+        fewest: how many samples a slice of an incomplete global batch has at least, if there are so
+            many: fewer workers get one rather than a single sample, for which BatchNorm has no
+            variance.
     """
 
     units: SliceSizes = field(default_factory=SliceSizes)
+    fewest: int = 1
 
     def deal(
         self, free: list[Span], needs: Sequence[tuple[int, int]]
@@ -175,11 +180,14 @@ class SlicePolicy(LeasePolicy):
             now = list(common(free, [span_of(free[0][0] // self.batch_size, self.batch_size)]))
             unit = self.units.at(free[0][0])
             take(free, length(now))
-            each, more = divmod(-(-length(now) // unit), len(needs))
-            for rank, (worker, _) in enumerate(needs):
+            samples, slices = length(now), len(needs)
+            if samples < self.batch_size:
+                slices = min(slices, max(1, samples // self.fewest))
+            each, more = divmod(-(-samples // unit), slices)
+            for rank, (worker, _) in enumerate(needs[:slices]):
                 if taken := take(now, (each + (rank < more)) * unit):
                     yield worker, taken
-            if not each:
+            if not each or slices < len(needs):
                 return
 
 

@@ -109,9 +109,10 @@ class Batching(Record):
     def split(self, samples: int, pieces: int) -> list[int]:
         """Return the lengths of the pieces in which a worker trains a batch of ``samples`` samples.
 
-        Without ``micro_batch`` it is one piece. Else there are ``pieces`` pieces, but no more than
-        samples, and more if a piece would exceed ``micro_batch``. The lengths differ by one at
-        most, the longer ones first.
+        Without ``micro_batch`` it is one piece. Else there are ``pieces`` pieces, but fewer rather
+        than pieces of a single sample (of which BatchNorm computes no variance), and more if a
+        piece would exceed ``micro_batch``. The lengths differ by one at most, the longer ones
+        first.
 
         Args:
             samples: the length of the batch, at least 1.
@@ -119,7 +120,7 @@ class Batching(Record):
         """
         if not self.micro_batch:
             return [samples]
-        count = max(-(-samples // self.micro_batch), min(pieces, samples))
+        count = max(-(-samples // self.micro_batch), min(pieces, samples // 2))
         each, more = divmod(samples, count)
         return [each + (piece < more) for piece in range(count)]
 
