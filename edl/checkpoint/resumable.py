@@ -13,14 +13,14 @@ from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location
 from edl.core.names import is_given_name
-from edl.core.step.source import NO_FINGERPRINT, Source
+from edl.core.step.source import NO_FINGERPRINT, SUBSET, Source
 from edl.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 _OTHER = {
     "total": "a dataset of other size",
-    "fingerprint": "a dataset of other files",
+    "fingerprint": "other data",
     "seed": "another seed (of the data loader, or of its generator)",
     "shuffle": "another shuffle",
 }
@@ -48,6 +48,8 @@ def check_source(found: Checkpoint, source: Source) -> None:
         theirs = found.manifest.source.get(name, "")
         if name == "seed" and not source.needs_same_seed:
             continue
+        if name == "fingerprint" and not theirs and SUBSET in source.fingerprint:
+            continue  # an earlier edl knew nothing of a Subset's samples
         if theirs != mine:
             what = _OTHER[name]
             if name == "total" and isinstance(theirs, int):

@@ -9,14 +9,17 @@ from __future__ import annotations
 import inspect
 import logging
 import numbers
+import zlib
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from edl.core.events import DataSkippedDetails
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, batching, logical_batching
 from edl.core.step.shuffle import Indices
-from edl.core.step.source import Source
+from edl.core.step.source import NO_FINGERPRINT, SUBSET, Source
 from edl.core.step.stream import StreamSource
 from edl.data.dataset import fingerprint_of, skip_events
 from edl.data.stateful_stream import StatefulStream
@@ -269,13 +272,32 @@ def attach_source(
             has trained to its end, or if ``seed`` is no whole number.
     """
     order = bool(shuffle), _whole_seed(seed)
-    data = total, batches, *order, prefetch_batches, fingerprint_of(dataset), sampler
+    data = total, batches, *order, prefetch_batches, data_fingerprint(dataset), sampler
     audits = worker.checkpointing.settings.exact_audit if worker.logical else 0
     source = AlignedSource(*data, audits) if batches.global_batch else Source(*data)
     worker.attach_source(source)
     for reason, details in skip_events(dataset):
         worker.log_event(DataSkippedDetails(**details), reason)
     return source
+
+
+def data_fingerprint(dataset: Any) -> str:
+    """Return a line of text that is equal where the samples are, as far as edl can know that.
+
+    For edl's data sets it is that of their files. For a ``Subset`` of PyTorch, such as one of
+    ``random_split()``, it tells which samples are chosen, and for a ``ConcatDataset`` it has that
+    of each part. The result is "" for any other data set.
+    """
+    kinds = {kind.__name__ for kind in type(dataset).__mro__}  # PyTorch is not imported here
+    if "Subset" in kinds:
+        chosen = np.asarray(dataset.indices)
+        which = f"{SUBSET} of {len(chosen)} samples ({zlib.crc32(chosen.tobytes()):08x})"
+        within = data_fingerprint(dataset.dataset)
+        return f"{which} of {within}" if within else which
+    if "ConcatDataset" in kinds:
+        parts = [data_fingerprint(part) for part in dataset.datasets]
+        return " and ".join(part or NO_FINGERPRINT for part in parts) if any(parts) else ""
+    return fingerprint_of(dataset)
 
 
 def _whole_seed(given: Any) -> int:

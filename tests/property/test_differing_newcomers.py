@@ -17,7 +17,7 @@ from scenarios import struck_around
 from edl.core.events import Event, StateDiffersDetails
 from edl.core.job.signature import Arithmetic, ScriptOfJob
 from edl.core.records import JobState
-from edl.core.step.source import Source
+from edl.core.step.source import SUBSET, Source
 from edl.errors import DataError, NewcomerDiffers
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
@@ -228,6 +228,14 @@ class Reordering(Redescribing):
 
 
 @dataclass(frozen=True)
+class Choosing(Redescribing):
+    """A script in which all workers but the first one train on another Subset."""
+
+    def described(self, source: Source, worker: int) -> Source:
+        return replace(source, fingerprint=f"{SUBSET} of {source.total} samples ({worker > 0})")
+
+
+@dataclass(frozen=True)
 class Copying(Redescribing):
     """A script whose host has not all of the data yet when worker 2 starts.
 
@@ -251,10 +259,20 @@ def test_one_with_another_order_of_the_samples_is_not_replaced(np: int) -> None:
     assert len(job.workers) == np + 1
 
 
-def test_of_the_first_workers_those_with_the_order_of_rank_0_go_on() -> None:
-    job = of(Reordering(first=1), np=3)
+@pytest.mark.parametrize("script", [Reordering(first=1), Choosing()])
+def test_of_the_first_workers_those_with_the_order_and_samples_of_rank_0_go_on(
+    script: Redescribing,
+) -> None:
+    job = of(script, np=3)
     job.run()
     assert_goes_on(job, 1, 2)
+
+
+def test_one_that_chooses_other_samples_is_told_how_to_choose_them() -> None:
+    job = of(Choosing(), np=2)
+    job.run()
+    assert "random_split() with a generator of a fixed seed" in str(job.errors[1])
+    assert len(job.workers) == 2, "another start would choose yet others"
 
 
 @pytest.mark.parametrize("change", [("fingerprint", "100 lines"), ("total", 100)])

@@ -25,7 +25,7 @@ from edl.core.job.signature import Arithmetic
 from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.job_spec import JobSettings
 from edl.core.step.batching import Batching
-from edl.core.step.source import Source
+from edl.core.step.source import SUBSET, Source
 from edl.core.step.training_length import TrainingLength
 from edl.errors import CheckpointError, UsageError
 from edl.mount_point import mount_point
@@ -247,7 +247,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
         ),
         (
             Source(100, Batching(4), True, 7, 0, "100 lines"),
-            "other files: data of unknown files there, 100 lines in",
+            "other data: data of unknown files there, 100 lines in",
         ),
     ],
 )
@@ -255,6 +255,21 @@ def test_other_data_are_refused(tmp_path: Path, source: Source, sentence: str) -
     Start(tmp_path).save(10)
     with pytest.raises(CheckpointError, match=sentence):
         Start(tmp_path, source=source).restore()
+
+
+def test_a_subset_is_compared_with_what_is_known_of_the_one_before(tmp_path: Path) -> None:
+    """An earlier edl knew nothing of the samples that a Subset chooses."""
+    Start(tmp_path).save(10)
+    source = replace(SOURCE, fingerprint=f"{SUBSET} of 100 samples (1)")
+    again = Start(tmp_path, source=source)
+    assert again.restore() == 10
+    again.save(20)
+    with pytest.raises(
+        CheckpointError, match=r"with other data: a Subset .*\(1\) there, .*\(2\) in"
+    ):
+        Start(
+            tmp_path, source=replace(SOURCE, fingerprint=f"{SUBSET} of 100 samples (2)")
+        ).restore()
 
 
 def test_another_seed_is_fine_if_the_order_does_not_follow_from_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tfrecords import framed
-from torch.utils.data import RandomSampler
+from torch.utils.data import ConcatDataset, RandomSampler, Subset, random_split
 
 import edl.data
 import edl.torch
@@ -350,6 +350,27 @@ def test_a_newcomer_drops_the_batches_of_its_warm_up_before_it_joins() -> None:
     calls.worker.warming_up = False
     steps.enter()
     assert not calls.feed.restart.called
+
+
+def test_subsets_of_other_samples_have_other_fingerprints() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(10.0))
+
+    def fingerprint(dataset: Any) -> str:
+        source = attached(dataset).source
+        assert source is not None
+        return source.fingerprint
+
+    def split(seed: int) -> list[Any]:
+        return random_split(data, [0.5, 0.5], torch.Generator().manual_seed(seed))
+
+    assert fingerprint(data) == ""
+    (one, rest), (other, _) = split(0), split(1)
+    assert fingerprint(one) == fingerprint(split(0)[0])
+    assert fingerprint(one).startswith("a Subset of 5 samples (")
+    both = ConcatDataset([data, one]), ConcatDataset([data, other])
+    nested = Subset(one, [0, 1]), Subset(other, [0, 1]), Subset(one, torch.tensor([1, 0]))
+    assert len({*map(fingerprint, (one, other, rest, *both, *nested))}) == 8
+    assert fingerprint(ConcatDataset([data, data])) == ""
 
 
 def test_loader_processes_stay_if_the_script_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

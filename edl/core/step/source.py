@@ -18,6 +18,7 @@ from edl.core.step.shuffle import EpochOrder, Indices
 from edl.errors import DataError, NewcomerDiffers
 
 NO_FINGERPRINT = "data of unknown files"
+SUBSET = "a Subset"  # in the fingerprint of data of which the script chooses some samples
 
 
 @dataclass(frozen=True)
@@ -199,14 +200,20 @@ def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> Non
 
     Raises:
         DataError: the data differ in fingerprint or size.
-        NewcomerDiffers: the data are divided into other batches, or are ordered by another seed or
-            ``shuffle``.
+        NewcomerDiffers: the data are a ``Subset`` of other samples, are divided into other batches,
+            or are ordered by another seed or ``shuffle``.
     """
     theirs = header["fingerprint"]
     if mine.fingerprint != theirs:
+        both = f"Here: {mine.fingerprint or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
+        if SUBSET in mine.fingerprint and SUBSET in theirs:
+            raise NewcomerDiffers(
+                f"the samples that w{worker} chooses are not the job's; choose them alike on all "
+                "workers, as random_split() with a generator of a fixed seed does, without the "
+                f"rank in it. {both}"
+            )
         raise DataError(
-            f"the data of w{worker} are not the job's; every worker must load the same. "
-            f"Here: {mine.fingerprint or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
+            f"the data of w{worker} are not the job's; every worker must load the same. {both}"
         )
     check_alike(mine.batching, Batching.from_json(header["batching"]), worker)
     total, total_of_job = mine.total, restore(header["ledger"]).total
