@@ -45,6 +45,7 @@ class Finishing:
     Attributes:
         finished: whether this worker has begun to end its training, because its script has trained
             to its end.
+        is_over: whether the end of the training is complete, with its last checkpoint.
         told_to_leave: whether a signal has asked this worker to leave; the signal handler sets it.
         has_trained_all: whether the script has come to the end of a call of ``fit``; another call
             may follow. :class:`edl.worker.fits.FitProgress` sets it.
@@ -75,6 +76,7 @@ class Finishing:
         log_event: Callable[[Details, str], None],
     ) -> None:
         self.finished = False
+        self.is_over = False
         self.told_to_leave = False
         self.has_trained_all = False
         self.end_batch: Callable[[], None] = lambda: None
@@ -231,3 +233,4 @@ class Finishing:
         logger.info("%s", reason)
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: it has %s", reason)
+        self.is_over = True

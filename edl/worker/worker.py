@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event
+from edl.core.host.process import STOPPED_EXIT
 from edl.core.job.signature import ALIKE_IN_FITS, BUILT_BEFORE, Arithmetic, Signature, why_unfit
 from edl.core.job.state_share import StateShare
 from edl.core.policy.file import PolicyFile
@@ -237,8 +238,10 @@ class Worker:
 
         The SIGTERM handler calls it. The process ends at once outside of a ring of the job, as in
         the warm-up. The only worker of a job without a launcher ends at once if the job saves no
-        checkpoints; otherwise it saves one at the next :meth:`boundary` and ends there. Nothing is
-        requested if the script has trained to its end.
+        checkpoints; otherwise it saves one at the next :meth:`boundary` and ends there. If the
+        script has trained to its end, nothing is requested while the last checkpoint is written.
+        Then the script goes on, as with an evaluation: a launcher ends it if it does not end by
+        itself, and without one it ends at once, with the code of a stopped job (143).
         """
         self.finishing.told_to_leave = True
         outside = self.warming_up or self._switching.generation is None
@@ -246,6 +249,8 @@ class Worker:
             raise SystemExit(0)
         if not self.finished:  # else it is about to end anyway, and may be saving its result
             self._coordinator.leave_requested = True
+        elif self.finishing.is_over and not self._coordinator.is_shared:
+            raise SystemExit(STOPPED_EXIT)
 
     # --- who and where ---
 

@@ -322,6 +322,32 @@ def train_a_batch(worker: Worker) -> None:
     worker.loader.end()
 
 
+def test_a_signal_ends_a_job_of_one_that_has_trained_once_its_checkpoint_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is no launcher that would end a script that evaluates for an hour."""
+    worker = job_of_one()
+    train_a_batch(worker)
+    asked: list[BaseException | None] = []
+
+    def signalled(*_: object) -> str:
+        try:
+            worker.request_leave()
+        except SystemExit as error:
+            asked.append(error)
+        else:
+            asked.append(None)
+        return ""
+
+    monkeypatch.setattr(type(worker.checkpointing), "saves", property(lambda self: True))
+    monkeypatch.setattr(worker.loader, "save_together", signalled)
+    worker.finishing.finish()
+    assert asked == [None], "it is writing its last checkpoint"
+    with pytest.raises(SystemExit) as ended:
+        worker.request_leave()
+    assert ended.value.code == 143
+
+
 def test_a_job_of_one_ends_with_the_same_words() -> None:
     worker = job_of_one()
     worker.finishing.script_ended()
