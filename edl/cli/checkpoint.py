@@ -49,7 +49,7 @@ def list_(
     place = location(directory)
     if not place.is_dir():
         raise UsageError(f"{directory} is no directory; `edl checkpoint show` reads one file")
-    found = [_listed(path) for path in files.checkpoint_files(place)]
+    found = [one for path in files.checkpoint_files(place) if (one := _listed(path))]
     if as_json:
         typer.echo(json.dumps(found))
     elif found:
@@ -103,17 +103,21 @@ def export(
     )
 
 
-def _listed(path: Location) -> dict[str, Any]:
+def _listed(path: Location) -> dict[str, Any] | None:
     """Return the JSON object that `list --json` prints for the checkpoint file ``path``.
 
     The keys are path, bytes, job, step, epoch, framework, saved_at and error. The error is null for
-    a readable header; for a damaged one it says why, and all values of the header are null.
+    a readable header; for a damaged one it says why, and all values of the header are null. The
+    result is None if the file is gone, as when a running job has removed an old one meanwhile.
     """
     try:
-        return {**_about(path, files.read_manifest(path)), "error": None}
-    except CheckpointError as error:
-        unknown = dict.fromkeys(("job", "step", "epoch", "framework", "saved_at"))
-        return {"path": str(path), "bytes": file_bytes(path), **unknown, "error": str(error)}
+        try:
+            return {**_about(path, files.read_manifest(path)), "error": None}
+        except CheckpointError as error:
+            unknown = dict.fromkeys(("job", "step", "epoch", "framework", "saved_at"))
+            return {"path": str(path), "bytes": file_bytes(path), **unknown, "error": str(error)}
+    except FileNotFoundError:
+        return None
 
 
 def _about(path: Location, manifest: Manifest) -> dict[str, Any]:

@@ -120,6 +120,26 @@ def test_files_are_listed_with_what_is_wrong_with_them(
     assert capsys.readouterr() == ("[]\n", f"edl: there is no checkpoint in {empty}\n")
 
 
+@pytest.mark.parametrize("goes", ["before it is read", "before its size is asked for"])
+def test_a_file_that_a_running_job_removes_meanwhile_is_not_listed(
+    goes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20):
+        save(tmp_path, step, net())
+    read = files.read_manifest
+
+    def read_late(path: Path) -> files.Manifest:
+        is_old = path == files.path_of(tmp_path, 10)
+        manifest = None if is_old and goes == "before it is read" else read(path)
+        if is_old:
+            path.unlink()
+        return manifest or read(path)
+
+    monkeypatch.setattr(files, "read_manifest", read_late)
+    assert invoke(["checkpoint", "list", str(tmp_path), "--json"]) == 0
+    assert [one["step"] for one in json.loads(capsys.readouterr().out)] == [20]
+
+
 def test_one_is_shown_with_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path, 10, net())
     assert invoke(["checkpoint", "show", str(tmp_path)]) == 0
