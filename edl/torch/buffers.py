@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from edl.torch.names import plain_name
+
 State = Mapping[str, torch.Tensor]
 
 
@@ -20,7 +22,7 @@ def non_persistent(model: torch.nn.Module) -> set[str]:
     Buffers that are None are among them.
     """
     return {
-        f"{prefix}{'.' if prefix else ''}{name}"
+        plain_name(f"{prefix}{'.' if prefix else ''}{name}")
         for prefix, module in model.named_modules()
         for name in module._non_persistent_buffers_set
     }

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from edl.errors import UsageError, some
+from edl.torch.names import plain_name
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +29,11 @@ def optimizer_parameters(
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield the name and the object of each parameter of ``optimizer``, group by group.
 
-    The name is the one in ``model``; a parameter that is not in the model is ``parameter.N``, N
-    being its index among the parameters of all groups, from 0. So names are the same on every
-    worker.
+    The name is the one in ``model``, without what ``torch.compile`` adds; a parameter that is not
+    in the model is ``parameter.N``, N being its index among the parameters of all groups, from 0.
+    So names are the same on every worker.
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
         yield names.get(parameter, f"parameter.{index}"), parameter
@@ -101,7 +102,7 @@ class ParameterGroups:
         is_same_script = self._at_start == theirs["at_start"]
         if not is_same_script and any(each not in wanted for each in mine):
             raise UsageError(_other_groups(mine, wanted))
-        known = dict(self._model.named_parameters())
+        known = {plain_name(name): one for name, one in self._model.named_parameters()}
         known |= optimizer_parameters(self._optimizer, self._model)
         if unknown := [name for group in wanted for name in group if name not in known]:
             raise UsageError(

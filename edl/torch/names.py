@@ -3,7 +3,8 @@
 :func:`state_dict_names` does it. A job shares each tensor of a model once, also buffers that are
 not persistent. ``state_dict()`` has a tied tensor under each of its names and leaves out buffers
 that are not persistent. It also holds what ``get_extra_state()`` of the modules returns
-(:func:`extra_states`), and values that their state-dict hooks add.
+(:func:`extra_states`), and values that their state-dict hooks add. All names are those of the model
+as it is without ``torch.compile`` (:func:`plain_name`), so that a job may use it or not.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
         ``named_parameters()`` or ``named_buffers()``. The second has the values in ``state_dict()``
         that are neither, by name, without those that a file cannot hold (:func:`can_save`).
     """
-    known = {id(tensor): name for name, tensor in model.named_buffers()}
-    known |= {id(tensor): name for name, tensor in model.named_parameters()}
+    known = {id(tensor): plain_name(name) for name, tensor in model.named_buffers()}
+    known |= {id(tensor): plain_name(name) for name, tensor in model.named_parameters()}
     names, besides = {}, {}
-    for name, value in model.state_dict(keep_vars=True).items():
+    for full_name, value in model.state_dict(keep_vars=True).items():
+        name = plain_name(full_name)
         if id(value) in known:
             names[name] = known[id(value)]
         elif can_save(value):
@@ -92,9 +94,24 @@ def plain_name(name: str) -> str:
     return name.replace(COMPILED, "")
 
 
+def with_plain_names(state: Any) -> Any:
+    """Return nested dicts and lists with plain names in place of all texts, keys and values.
+
+    An earlier edl has written the names of a compiled model into its checkpoints.
+    """
+    if isinstance(state, str):
+        return plain_name(state)
+    if isinstance(state, dict):
+        return {with_plain_names(key): with_plain_names(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [with_plain_names(value) for value in state]
+    return state
+
+
 def _with_extra_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     base = torch.nn.Module.get_extra_state
-    return ((n, one) for n, one in model.named_modules() if type(one).get_extra_state is not base)
+    modules = ((plain_name(name), one) for name, one in model.named_modules())
+    return ((name, one) for name, one in modules if type(one).get_extra_state is not base)
 
 
 def _all_leaves(value: Any, test: Callable[[Any], bool]) -> bool:

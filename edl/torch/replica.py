@@ -25,7 +25,14 @@ from edl.torch.computed_options import ComputedOptions
 from edl.torch.digest import digests, size_of
 from edl.torch.groups import Flags, Names, ParameterGroups, optimizer_parameters
 from edl.torch.last_step import LastStep
-from edl.torch.names import can_save, extra_states, load_extra_states, state_dict_names
+from edl.torch.names import (
+    can_save,
+    extra_states,
+    load_extra_states,
+    plain_name,
+    state_dict_names,
+    with_plain_names,
+)
 from edl.torch.optimizer_state import (
     copied_for_step,
     keeps_tensors,
@@ -44,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 GROUPS = "edl: groups"  # a key in the state of an optimizer; missing in old checkpoints
 COMPUTED = "computed"  # a key in the state of its groups
+NAMED = ("model", "requires_grad", "extra")  # the keys of a state under which names stand
 
 
 @dataclass(frozen=True)
@@ -211,7 +219,7 @@ class TorchReplica(FrameworkReplica):
         prefixes = self._prefixes()
         models = dict(zip(prefixes, self._models(), strict=True))
         compared = {
-            f"{prefix}{name}": parameter
+            f"{prefix}{plain_name(name)}": parameter
             for prefix, model in models.items()
             for name, parameter in model.named_parameters()
         }
@@ -451,6 +459,11 @@ class TorchReplica(FrameworkReplica):
                 lacks the type of an array.
         """
         loaded: dict[str, Any] = to_tensors(state, copy=True)
+        named = [name for name in NAMED if name in loaded]
+        loaded |= {name: with_plain_names(loaded[name]) for name in named}
+        for each in loaded["optimizers"]:
+            if GROUPS in each:
+                each[GROUPS] = with_plain_names(each[GROUPS])
         optional = self._optional(loaded)
         check_model(without(self._model_tensors(), optional), without(loaded["model"], optional))
         return loaded
@@ -463,7 +476,7 @@ class TorchReplica(FrameworkReplica):
         tensors: dict[str, torch.Tensor] = {}
         for prefix, model in zip(self._prefixes(), self._models(), strict=True):
             named = (*model.named_parameters(), *model.named_buffers())
-            tensors |= {f"{prefix}{name}": tensor for name, tensor in named}
+            tensors |= {f"{prefix}{plain_name(name)}": tensor for name, tensor in named}
         for each in self._trained:
             tensors |= self._outside(each, optimizer_parameters(each.optimizer, each.model))
         return tensors

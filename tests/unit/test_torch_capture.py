@@ -12,6 +12,9 @@ from safetensors.torch import load_file
 
 from edl.checkpoint import format as files
 from edl.errors import CheckpointError
+from edl.torch import groups as groups_module
+from edl.torch import names as names_module
+from edl.torch import replica as replica_module
 from edl.torch.capture import Copier, to_tensors
 from edl.torch.replica import TorchReplica
 
@@ -148,6 +151,36 @@ def test_what_a_forward_pass_makes_need_not_be_there_in_a_resumed_job(tmp_path: 
         other.restore(state)
         assert torch.equal(model[0].weight, trained_model[0].weight)  # type: ignore[index]
         assert (model.mask is None) == (length == 0)
+
+
+class Compiled(torch.nn.Module):
+    """As torch.compile wraps a module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "earlier edl"])
+def test_a_job_may_be_resumed_with_the_compiled_model_or_the_bare_one(
+    earlier: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if earlier:  # it had the names of the compiled model in the file
+        for module in (replica_module, groups_module, names_module):
+            monkeypatch.setattr(module, "plain_name", lambda name: name)
+    model, optimizer = trained()
+    model[0].bias.requires_grad_(False)
+    state = through_a_file(tmp_path, TorchReplica(Compiled(model), optimizer).capture())
+    assert any("_orig_mod" in name for name in state["model"]) is earlier
+    monkeypatch.undo()
+    for wrapped in (False, True):
+        other, its_optimizer = trained()
+        its_model = Compiled(other) if wrapped else other
+        TorchReplica(its_model, its_optimizer).restore(state)
+        assert torch.equal(other[0].weight, model[0].weight)
+        momenta = [its_optimizer.state[p]["exp_avg"] for p in other.parameters()]
+        theirs = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+        assert all(map(torch.equal, momenta, theirs))
 
 
 def test_a_tensor_without_plain_bytes_is_refused() -> None:

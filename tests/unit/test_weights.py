@@ -238,20 +238,28 @@ def test_a_file_of_safetensors_own_and_an_older_checkpoint_fit_a_tied_model(
     assert torch.equal(plain.weight, tied[1].weight)
 
 
+class Compiled(torch.nn.Module):
+    """As torch.compile wraps a module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+
 def test_a_compiled_model_and_the_bare_one_fit_each_other(tmp_path: Path) -> None:
-    class Compiled(torch.nn.Module):
-        """As torch.compile wraps a module."""
-
-        def __init__(self, module: torch.nn.Module) -> None:
-            super().__init__()
-            self._orig_mod = module
-
     trained, model = net(), net(3)
     torch.nn.init.zeros_(model[0].weight)
     load_weights(save(tmp_path, 10, Compiled(trained)), model)
     assert_same(model, trained)
     torch.nn.init.zeros_(model[0].weight)
     load_weights(save(tmp_path, 20, trained), Compiled(model))
+    assert_same(model, trained)
+
+
+def test_what_is_exported_of_a_compiled_model_fits_the_bare_one(tmp_path: Path) -> None:
+    trained, model = net(), net(3)
+    export_weights(save(tmp_path, 10, Compiled(trained)), tmp_path / "weights.safetensors")
+    model.load_state_dict(load_file(tmp_path / "weights.safetensors"))
     assert_same(model, trained)
 
 
