@@ -15,6 +15,7 @@ cannot read bfloat16 (ADR 0013).
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -318,11 +319,17 @@ def _alignment(blob: Blob) -> int:
 def _sync_directory(directory: Path) -> None:
     """Sync ``directory`` itself to the disk, so a file's new name survives a power cut.
 
+    Some file systems (of virtual machines and of Windows servers) cannot do that; nothing is done
+    there.
+
     Raises:
-        OSError: if that fails.
+        OSError: if it fails for another reason.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import struct
@@ -136,6 +138,22 @@ def test_a_file_is_synced_before_its_name_and_the_directory_after(
     monkeypatch.setattr(os, "replace", replacing)
     written(tmp_path)
     assert calls == ["sync .tmp", "rename", "sync directory"]
+
+
+@pytest.mark.parametrize(("code", "fails"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_file_system_that_syncs_no_directories_is_good_enough(
+    code: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def syncing(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")) == tmp_path:
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    with pytest.raises(OSError, match="error") if fails else contextlib.nullcontext():
+        written(tmp_path)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(
