@@ -1,7 +1,4 @@
-"""Hypothesis profiles, the order of the tests, and a ZooKeeper with a place in it for each test.
-
-Profiles: `ci` repeats the same examples every time, `quick` is for the desk.
-"""
+"""The order of the tests, and a ZooKeeper with a place in it for each test."""
 
 from __future__ import annotations
 
@@ -18,45 +15,10 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from hypothesis import HealthCheck, Phase, settings
 from kazoo.client import KazooClient
 from xdist.scheduler import LoadScopeScheduling
 
 from edl.coordination.local_server import start_local, stop_local
-
-SLOW_MACHINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
-
-settings.register_profile(
-    "ci",
-    derandomize=True,
-    deadline=None,
-    max_examples=12,
-    stateful_step_count=40,
-    database=None,
-    suppress_health_check=SLOW_MACHINE,
-)
-settings.register_profile(
-    "quick",
-    deadline=None,
-    max_examples=50,
-    stateful_step_count=40,
-    suppress_health_check=SLOW_MACHINE,
-)
-settings.register_profile(
-    "long",
-    deadline=None,
-    max_examples=5000,
-    stateful_step_count=80,
-    suppress_health_check=SLOW_MACHINE,
-)
-settings.register_profile(  # to see a failure again without minutes of shrinking
-    "replay",
-    settings.get_profile("quick"),
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),
-)
-settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "quick")
-)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,3 @@
+"""Choose the profile of hypothesis by which these tests draw their examples."""
+
+import hypothesis_profiles  # noqa: F401 - the import chooses it
