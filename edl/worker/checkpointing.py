@@ -2,21 +2,18 @@
 
 :class:`Checkpointing` does it for one worker. Rank 0 saves into the directory that the script has
 given to ``edl.checkpoint``. A job begins afresh, from a checkpoint that the user asked for, or,
-when all workers have died, from the newest checkpoint of its own. Only the state source reads the
-checkpoint; it then sends the state to all other workers.
+when all workers have died, from the newest checkpoint of its own (:mod:`edl.worker.job_start`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import time
 from dataclasses import replace
 from typing import NoReturn
 
-from edl.checkpoint.format import Checkpoint
-from edl.checkpoint.location import Location, RemotePath, location
+from edl.checkpoint.location import Location, RemotePath
 from edl.checkpoint.logged_steps import LoggedSteps
 from edl.checkpoint.owner import OwnerSuperseded
 from edl.checkpoint.saved_state import (
@@ -27,21 +24,18 @@ from edl.checkpoint.saved_state import (
 )
 from edl.checkpoint.store import Checkpoints
 from edl.config import Config
-from edl.core.events import Details, Event, JobFailedDetails, JobStoppedDetails, ResumedDetails
+from edl.core.events import Details, Event, JobFailedDetails, JobStoppedDetails
 from edl.core.host.process import STOPPED_EXIT
 from edl.core.job.ending import JobEnd, Preemption, halted, look_limit_s
-from edl.core.job.fits import fits_of, passed_too_far
-from edl.core.job.signature import Arithmetic
 from edl.core.job.stall import SAVING
 from edl.core.job.state_share import StateShare
-from edl.core.job_spec import RESUME_AUTO, RESUME_NO, JobSettings, resume_directory
+from edl.core.job_spec import JobSettings
 from edl.core.names import ALONE
-from edl.core.plural import counted
 from edl.core.records import Generation, JobState
-from edl.core.step.training_length import TrainingLength
-from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
+from edl.errors import EdlError, JobFailed, UsageError
 from edl.worker.activity import waits
 from edl.worker.coordinator import Coordinator
+from edl.worker.job_start import JobStart, resumed_directory, resumes_or_begins
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.progress import TrainingProgress
 from edl.worker.shared_state import SharedState
@@ -49,10 +43,6 @@ from edl.worker.shared_state import SharedState
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 5.0  # for the last news to reach ZooKeeper
-OTHER_BITS = (
-    "from here on the weights have other last bits than in a run that was not stopped: the job "
-    "computes with {now}, and computed with {before} when the checkpoint was written"
-)
 UNCHECKED = (
     "edl.checkpoint(sharded=True): rank 0 saves alone, because this job does not compare its "
     "workers' states (EDL_STATE_CHECK_STEPS=0), so nothing would show that parts differ"
@@ -140,8 +130,8 @@ class Checkpointing:
             job=self._config.job or ALONE,
             run=self._coordinator.run,
             save_timeout_s=self.settings.save_timeout_s,
-            resume_from=self._resume_from(self.settings.resume.strip(), directory),
-            or_begin=self._resumes_or_begins,
+            resume_from=resumed_directory(self.settings, directory),
+            or_begin=resumes_or_begins(self.settings),
             sharded=sharded,
         )
         job = self._coordinator
@@ -165,22 +155,6 @@ class Checkpointing:
         """
         if self._logged is not None:
             self._logged.put(names, step)
-
-    @staticmethod
-    def _resume_from(resume: str, directory: Location) -> Location | None:
-        """Return the directory whose newest checkpoint the job resumes from; None: begin afresh.
-
-        Args:
-            resume: the setting: no (empty, ``0``, ``no``, ``false``), yes (``1``, ``yes``,
-                ``true``), ``auto``, or the path of a directory, which is returned as an absolute
-                path. ``auto`` differs from yes only for the caller: a directory without a
-                checkpoint is no error then.
-            directory: the directory into which this job saves; it is returned for yes and ``auto``.
-        """
-        if resume.lower() in RESUME_NO:
-            return None
-        named = resume_directory(resume)
-        return directory if named is None else location(named).absolute()
 
     @property
     def settings(self) -> JobSettings:
@@ -212,12 +186,13 @@ class Checkpointing:
                 script has passed over too many fits.
         """
         self._generation = generation.number
+        start = JobStart(
+            self._checkpoints, self.replica, self._loader, self._coordinator, self._shared
+        )
         try:
-            found = self._restore()
-            if found is not None and self._is_of_another_fit(found, generation.state_source):
+            found = start.restore(generation.state_source, warmed_up)
+            if found is not None and self._loader.later_fits:
                 return
-            if found is not None and not self._loader.fits:  # a later fit has a length of its own
-                self._resume_length(TrainingLength.from_json(found.manifest.length), warmed_up)
             if found is None and warmed_up:
                 how = ", before it was saved" if self.saves else self.progress.without_checkpoint
                 raise JobFailed(f"all workers died and the job's state with them{how}")
@@ -233,77 +208,14 @@ class Checkpointing:
         if found is not None:
             if found.manifest.learned:
                 self._coordinator.policy.put_learned(found.manifest.learned)
-            self._log_resumed(generation, found, warmed_up)
-
-    @property
-    def _resumes_or_begins(self) -> bool:
-        """Whether the job goes on from a checkpoint if there is one, as a job of a cluster does."""
-        return self.settings.resume.strip().lower() == RESUME_AUTO
-
-    def _resume_length(self, saved: TrainingLength, restarts: bool) -> None:
-        """Set how long the job trains that was resumed from a checkpoint.
-
-        If the script asks for more than before, a fit that a callback had stopped goes on.
-
-        Args:
-            saved: the length of the job when the checkpoint was saved.
-            restarts: whether nobody has resumed the job, see :meth:`TrainingLength.resuming`.
-
-        Raises:
-            CheckpointError: the script asks for fewer epochs than before, and a user has resumed
-                the job.
-        """
-        asked = self._loader.length
-        self._loader.length = asked.resuming(saved, restarts, self._resumes_or_begins)
-        if saved.is_below(asked):
-            self._loader.fit_stopped = ""
+            step = self.progress.step
+            details, reason = start.describe(found, generation, step, warmed_up)
+            self._log_event(details, step, reason)
 
     @property
     def _place(self) -> CheckpointPosition:
         """The job's position in its data, and what the bits of its results depend on."""
         return replace(self._loader.place, arithmetic=self._shared.arithmetic().to_json())
-
-    def _restore(self) -> Checkpoint | None:
-        """Load the newest checkpoint that this job may resume from; None: the job starts afresh.
-
-        If the checkpoint belongs to another fit (call of Keras' ``fit``) than the present one, it
-        is returned but not loaded.
-
-        Raises:
-            UsageError: the script has no ``edl.Optimizer`` yet, or the job is to resume and the
-                script does not call ``edl.checkpoint``.
-            CheckpointError: there is no checkpoint to resume from, the directory has checkpoints of
-                another run, or the checkpoint does not fit the script's model or data.
-        """
-        if self._checkpoints is not None:
-            if self.replica is None:
-                raise UsageError("create an edl.Optimizer before `for epoch in loader.epochs(n)`")
-            loader = self._loader
-            return self._checkpoints.restore(
-                loader.source, self.replica, loader.resume, len(loader.fits)
-            )
-        if self.settings.resume.strip().lower() not in RESUME_NO:
-            raise UsageError("cannot resume: the script does not call edl.checkpoint(directory)")
-        return None
-
-    def _is_of_another_fit(self, found: Checkpoint, worker: int) -> bool:
-        """Return whether the script has to pass over fits before it can load the checkpoint.
-
-        A fit is one call of Keras' ``fit``. ``LoaderProgress.fits_ahead`` is set to the fits that
-        were done before the checkpoint.
-
-        Args:
-            found: the checkpoint.
-            worker: the id of this worker, for the error message.
-
-        Raises:
-            JobFailed: the script has passed over more fits than were done before the checkpoint.
-        """
-        fits, done = fits_of(found.manifest.fits), len(self._loader.fits)
-        if done > len(fits):
-            raise JobFailed(passed_too_far(worker, done, len(fits)))
-        self._loader.fits_ahead = fits
-        return done < len(fits)
 
     def save_soon(self) -> None:
         """Make the next :meth:`save_if_due` save a checkpoint, however recent the last one is.
@@ -314,32 +226,6 @@ class Checkpointing:
         """
         if self._checkpoints is not None:
             self._checkpoints.hasten()
-
-    def _log_resumed(self, generation: Generation, found: Checkpoint, warmed_up: bool) -> None:
-        """Log, also as an event of the job, that it was resumed, and warn of other arithmetic.
-
-        Args:
-            generation: the generation of the ring that gets the state.
-            found: the checkpoint.
-            warmed_up: whether this worker has trained a warm-up batch: then the job had trained
-                until all its workers died, and the event says how many steps are lost at least
-                (not if ZooKeeper does not answer).
-        """
-        step = self.progress.step
-        lost_steps: int | None = None
-        reason = f"resumed from step {step}"
-        if warmed_up:
-            with contextlib.suppress(CoordinationError):
-                lost_steps = max(0, self._coordinator.last_step() - step)
-                reason += f", at least {counted(lost_steps, 'step')} lost"
-            reason = f"all {len(generation.left)} workers died; {reason}"
-        else:
-            reason += f" of job {found.manifest.job}: {found.path}"
-        logger.info("%s", reason)
-        self._log_event(ResumedDetails(str(found.path), lost_steps), step, reason)
-        before = Arithmetic.from_json(found.manifest.arithmetic)
-        if (now := self._shared.arithmetic()).why_unlike(before):
-            logger.warning("%s", OTHER_BITS.format(now=now, before=before))
 
     # --- while it trains
 

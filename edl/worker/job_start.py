@@ -1,0 +1,165 @@
+"""Load the state of a job from a checkpoint when its training begins: :class:`JobStart`.
+
+Only the state source does this; it then sends the state to all other workers. :class:`Checkpointing
+<edl.worker.checkpointing.Checkpointing>` calls it, saves checkpoints, and records how the job ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from edl.checkpoint.format import Checkpoint
+from edl.checkpoint.location import Location, location
+from edl.checkpoint.saved_state import Durable
+from edl.checkpoint.store import Checkpoints
+from edl.core.events import ResumedDetails
+from edl.core.job.fits import fits_of, passed_too_far
+from edl.core.job.signature import Arithmetic
+from edl.core.job_spec import RESUME_AUTO, RESUME_NO, JobSettings, resume_directory
+from edl.core.plural import counted
+from edl.core.records import Generation
+from edl.core.step.training_length import TrainingLength
+from edl.errors import CoordinationError, JobFailed, UsageError
+from edl.worker.coordinator import Coordinator
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.shared_state import SharedState
+
+logger = logging.getLogger(__name__)
+
+OTHER_BITS = (
+    "from here on the weights have other last bits than in a run that was not stopped: the job "
+    "computes with {now}, and computed with {before} when the checkpoint was written"
+)
+
+
+def resumes_or_begins(settings: JobSettings) -> bool:
+    """Return whether the job goes on from a checkpoint only if there is one, as in a cluster."""
+    return settings.resume.strip().lower() == RESUME_AUTO
+
+
+def resumed_directory(settings: JobSettings, directory: Location) -> Location | None:
+    """Return the directory whose newest checkpoint the job resumes from; None: begin afresh.
+
+    The setting ``resume`` is no (empty, ``0``, ``no``, ``false``), yes (``1``, ``yes``, ``true``),
+    ``auto``, or the path of a directory, which is returned as an absolute path. ``auto`` differs
+    from yes only for the caller: a directory without a checkpoint is no error then.
+
+    Args:
+        settings: the settings of the job.
+        directory: the directory into which this job saves; it is returned for yes and ``auto``.
+    """
+    resume = settings.resume.strip()
+    if resume.lower() in RESUME_NO:
+        return None
+    named = resume_directory(resume)
+    return directory if named is None else location(named).absolute()
+
+
+@dataclass(frozen=True)
+class JobStart:
+    """The state source's search for a checkpoint with which its job goes on.
+
+    Attributes:
+        checkpoints: the checkpoints of the job; None: the script does not call ``edl.checkpoint``.
+        replica: the model, optimizer and tracked objects; None: the script has not declared them.
+        loader: this worker's position in the data of edl's loader.
+        coordinator: knows the settings of the job, and the last step before all workers died.
+        shared: the state that the training thread shares with the daemon's threads.
+    """
+
+    checkpoints: Checkpoints | None
+    replica: Durable | None
+    loader: LoaderProgress
+    coordinator: Coordinator
+    shared: SharedState
+
+    def restore(self, worker: int, warmed_up: bool) -> Checkpoint | None:
+        """Load the newest checkpoint that this job may resume from; None: the job starts afresh.
+
+        If the checkpoint belongs to a later fit (call of Keras' ``fit``) than the present one, it
+        is returned but not loaded: ``loader.later_fits`` has the fits that the script passes over.
+
+        Args:
+            worker: the id of this worker, for error messages.
+            warmed_up: whether this worker's model has trained a warm-up batch: then nobody has
+                resumed the job, whose workers have all died.
+
+        Raises:
+            UsageError: the script has no ``edl.Optimizer`` yet, or the job is to resume and the
+                script does not call ``edl.checkpoint``.
+            CheckpointError: there is no checkpoint to resume from, the directory has checkpoints of
+                another run, or the checkpoint does not fit the script's model, data or length.
+            JobFailed: the script has passed over more fits than were done before the checkpoint.
+        """
+        settings, loader = self.coordinator.settings, self.loader
+        if self.checkpoints is None:
+            if settings.resume.strip().lower() not in RESUME_NO:
+                raise UsageError(
+                    "cannot resume: the script does not call edl.checkpoint(directory)"
+                )
+            return None
+        if self.replica is None:
+            raise UsageError("create an edl.Optimizer before `for epoch in loader.epochs(n)`")
+        found = self.checkpoints.restore(
+            loader.source, self.replica, loader.resume, len(loader.fits)
+        )
+        if found is None:
+            return None
+        fits, done = fits_of(found.manifest.fits), len(loader.fits)
+        if done > len(fits):
+            raise JobFailed(passed_too_far(worker, done, len(fits)))
+        loader.fits_ahead = fits
+        if not loader.fits and not loader.later_fits:  # a later fit has a length of its own
+            self._resume_length(TrainingLength.from_json(found.manifest.length), warmed_up)
+        return found
+
+    def _resume_length(self, saved: TrainingLength, restarts: bool) -> None:
+        """Set how long the job trains that was resumed from a checkpoint.
+
+        If the script asks for more than before, a fit that a callback had stopped goes on.
+
+        Args:
+            saved: the length of the job when the checkpoint was saved.
+            restarts: whether nobody has resumed the job, see :meth:`TrainingLength.resuming`.
+
+        Raises:
+            CheckpointError: the script asks for fewer epochs than before, and a user has resumed
+                the job.
+        """
+        asked = self.loader.length
+        may_begin = resumes_or_begins(self.coordinator.settings)
+        self.loader.length = asked.resuming(saved, restarts, may_begin)
+        if saved.is_below(asked):
+            self.loader.fit_stopped = ""
+
+    def describe(
+        self, found: Checkpoint, generation: Generation, step: int, warmed_up: bool
+    ) -> tuple[ResumedDetails, str]:
+        """Return the event that the job was resumed, and its reason; log it here, too.
+
+        A warning is logged if the job computes by other arithmetic than before.
+
+        Args:
+            found: the checkpoint.
+            generation: the generation of the ring that gets the state.
+            step: the step from which the job goes on.
+            warmed_up: whether this worker has trained a warm-up batch: then the job had trained
+                until all its workers died, and the event says how many steps are lost at least
+                (not if ZooKeeper does not answer).
+        """
+        lost_steps: int | None = None
+        reason = f"resumed from step {step}"
+        if warmed_up:
+            with contextlib.suppress(CoordinationError):
+                lost_steps = max(0, self.coordinator.last_step() - step)
+                reason += f", at least {counted(lost_steps, 'step')} lost"
+            reason = f"all {len(generation.left)} workers died; {reason}"
+        else:
+            reason += f" of job {found.manifest.job}: {found.path}"
+        logger.info("%s", reason)
+        before = Arithmetic.from_json(found.manifest.arithmetic)
+        if (now := self.shared.arithmetic()).why_unlike(before):
+            logger.warning("%s", OTHER_BITS.format(now=now, before=before))
+        return ResumedDetails(str(found.path), lost_steps), reason
