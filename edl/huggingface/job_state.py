@@ -8,6 +8,16 @@ from typing import Any
 
 # Fields of TrainerState that each worker has for itself.
 OWN = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks")
+# Those that Trainer computes from the script's arguments: the same on all workers of a start. In a
+# resumed job the arguments may be others, such as a larger max_steps.
+ARGUMENTS = (
+    "max_steps",
+    "num_train_epochs",
+    "logging_steps",
+    "eval_steps",
+    "save_steps",
+    "train_batch_size",
+)
 # Attributes of a Trainer that it sets when it begins to train, and that are the job's here.
 TOTALS = (
     "_total_loss_scalar",
@@ -20,9 +30,9 @@ TOTALS = (
 class TrainerJobState:
     """The part of a ``Trainer`` that a newcomer must know, as ``edl.track`` sends it.
 
-    It has the fields of ``TrainerState`` (the step, the history of logs, the best metric), the
-    totals from which means are logged, and the states of callbacks that derive from
-    ``ExportableState``, such as ``EarlyStoppingCallback``.
+    It has the fields of ``TrainerState`` (the step, the history of logs, the best metric) except
+    those that follow from the script's arguments, the totals from which means are logged, and the
+    states of callbacks that derive from ``ExportableState``, such as ``EarlyStoppingCallback``.
 
     Args:
         trainer: the ``Trainer``.
@@ -41,7 +51,7 @@ class TrainerJobState:
     def state_dict(self) -> dict[str, str]:
         """Return the state as one JSON text; tensors and arrays in it become numbers and lists."""
         now = self._trainer.state
-        names = {field.name for field in dataclasses.fields(now)}.difference(OWN)
+        names = {field.name for field in dataclasses.fields(now)}.difference(OWN, ARGUMENTS)
         state = {
             "state": {name: getattr(now, name) for name in sorted(names)},
             "totals": {name: getattr(self._trainer, name, 0) for name in TOTALS},
@@ -56,11 +66,12 @@ class TrainerJobState:
         """Load ``state``, a result of :meth:`state_dict`, into this worker's ``Trainer``.
 
         A callback gets the state of the one with the same class and the same place among those of
-        its class. The totals are kept until :meth:`put_totals`.
+        its class. The totals are kept until :meth:`put_totals`. Fields that follow from the
+        arguments, which checkpoints of an earlier edl have, stay as they are.
         """
         found = json.loads(state["json"])
-        for name, value in found["state"].items():
-            setattr(self._trainer.state, name, value)
+        for name in found["state"].keys() - set(ARGUMENTS):
+            setattr(self._trainer.state, name, found["state"][name])
         self._totals = found["totals"]
         waiting = list(found["callbacks"])
         for one in self._exportable():

@@ -244,6 +244,9 @@ class ElasticTrainerMixin(Base):
         if edl.torch.is_warming_up():
             self._warm_up(model, train_dataloader)
             self._epoch = next(self._epochs, None)
+        limit = current_worker().loader.progress.length.max_steps
+        if by_steps and limit is not None:
+            self.state.max_steps = limit  # a newcomer's script may ask for another number
         follow_rank()
         return model, train_dataloader
 

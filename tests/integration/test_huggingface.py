@@ -16,6 +16,7 @@ from huggingface_python import huggingface_python
 from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 
+from edl.core.job.ending import HALTED_EXIT
 from edl.testing.job import WAIT_S, Job
 from edl.testing.throttle import Throttle
 
@@ -147,6 +148,27 @@ def test_all_die_and_the_job_goes_on_from_its_checkpoint(
     for report in reports:
         assert report["global_step"] == report["steps"]
         assert len(report["logged"]) == report["steps"] // 5
+
+
+def test_a_resumed_job_goes_on_to_a_larger_number_of_steps(
+    python: Path, tmp_path: Path, zk_hosts: str
+) -> None:
+    """It was preempted before its 60 steps were made; the script asks for 90 when it goes on."""
+    saved = tmp_path / "checkpoints"
+    saves = ["--checkpoint", str(saved), "--every", "0.2", "--max-steps"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+    with scenario(first, zk_hosts, np=2, **settings(python, more=[*saves, "60"])) as job:
+        job.wait_for_step(22)
+        job.edl("preempt", "--within", "2m")
+        assert job.end(job.end_s) == HALTED_EXIT, job.describe("it failed")
+    how = settings(python, more=[*saves, "90"], options=["--resume"])
+    with scenario(second, zk_hosts, np=2, **how) as job:
+        reports = counted(job, second)
+    assert all(22 <= report["rings"][0]["step"] < 60 for report in reports)
+    assert {report["global_step"] for report in reports} == {90}
+    assert {len(report["logged"]) for report in reports} == {90 // 5}
 
 
 def test_all_workers_stop_early_together(python: Path, tmp_path: Path, zk_hosts: str) -> None:

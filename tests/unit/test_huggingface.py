@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from random import Random
@@ -177,6 +178,34 @@ def test_what_a_script_has_logged_reaches_a_newcomer() -> None:
     TrainerJobState(newcomer).load_state_dict(TrainerJobState(trainer([logged])).state_dict())
     found = {"loss": 0.5, "each": [1, 2], "best": 0.25, "file": "a", "step": 3}
     assert newcomer.state.log_history == [found]
+
+
+@dataclasses.dataclass
+class StartedState:
+    """The part of ``transformers.TrainerState`` that follows from the arguments, and the step."""
+
+    max_steps: int
+    eval_steps: int
+    train_batch_size: int
+    global_step: int = 0
+    logging_steps: int = 10
+    save_steps: int = 500
+    num_train_epochs: int = 1
+
+
+def test_a_resumed_job_follows_the_arguments_of_its_present_script() -> None:
+    """So it trains on with a larger ``max_steps``; ``eval_steps=0.1`` is a part of that."""
+
+    def job_state(state: StartedState) -> tuple[StartedState, TrainerJobState]:
+        callbacks = SimpleNamespace(callbacks=[])
+        return state, TrainerJobState(SimpleNamespace(state=state, callback_handler=callbacks))
+
+    before, saved = job_state(StartedState(100, 10, train_batch_size=8, global_step=60))
+    old = {"json": json.dumps({"state": vars(before), "totals": {}, "callbacks": []})}
+    for state in (saved.state_dict(), old):
+        resumed, loaded = job_state(StartedState(300, 30, train_batch_size=4))
+        loaded.load_state_dict(state)
+        assert resumed == StartedState(300, 30, train_batch_size=4, global_step=60)
 
 
 def test_workers_share_an_evaluation() -> None:
