@@ -13,7 +13,7 @@ from typing import Any
 
 import accelerate
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, send_to_device
 from accelerate.utils.operations import recursively_apply
 
 import edl.framework.needs_horovod
@@ -25,7 +25,6 @@ from edl.huggingface.refused import refused_plugin
 from edl.torch.api import exchange
 from edl.torch.gathering import tensors_of_all
 from edl.torch.loader_options import is_shuffled, training_options
-from edl.torch.lr_schedule import InSamples
 from edl.torch.value_reduction import reduced
 
 PREPARE_FIRST = (
@@ -127,10 +126,11 @@ class Accelerator(accelerate.Accelerator):
             return data_loader
         declared = data_loader if self._declared is None else self._declared
         if self._training is None and declared is data_loader:
+            put = functools.partial(
+                send_to_device, device=self.device, non_blocking=self.non_blocking
+            )
             self._training = TrainingDataLoader(
-                self.device if self.device_placement else None,
-                self.non_blocking,
-                **training_options(data_loader),
+                put if self.device_placement else None, **training_options(data_loader)
             )
             return self._training
         if self._training is not None and is_shuffled(data_loader):
@@ -138,21 +138,19 @@ class Accelerator(accelerate.Accelerator):
         return super().prepare_data_loader(data_loader, *arguments, **named)
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
-        """Return an LR scheduler that counts the samples of the job.
+        """Return an LR scheduler that counts the samples of the job, or its updates.
 
         In Accelerate a scheduler makes one step for each batch of each process. Here it makes one
         for as many samples as a batch (or the accumulated batches) of one worker has, so it keeps
-        its place in the data when workers come and go.
+        its place in the data when workers come and go. In a loop over ``epochs(max_steps=n)`` or
+        ``steps(n)`` of the training loader it makes one step for each update.
         """
         prepared = super().prepare_scheduler(scheduler)
         loader = self._training
         plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if loader is None or plateau or not self.step_scheduler_with_optimizer:
             return prepared
-        samples: Any = loader.dataset
-        if hasattr(samples, "__len__") and not isinstance(prepared.scheduler, InSamples):
-            batch = loader.batch_size * self.gradient_accumulation_steps
-            prepared.scheduler = InSamples(scheduler, batch, len(samples))
+        loader.count_samples(prepared, loader.batch_size * self.gradient_accumulation_steps)
         return prepared
 
     def register_for_checkpointing(self, *objects: Any) -> None:

@@ -1,38 +1,62 @@
-"""Put the batches of edl's loader on the worker's device, as Accelerate's loaders do."""
+"""The training loader of an Accelerate script: :class:`TrainingDataLoader`.
+
+Hugging Face's libraries are not imported here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import torch.utils.data
-from accelerate.utils import send_to_device
 
 import edl.torch
 from edl.framework.process import current_worker
 from edl.framework.source import refuse_logical
+from edl.torch.lr_schedule import InSamples
 
 
 class TrainingDataLoader(edl.torch.DataLoader):
     """edl's loader, which puts each batch on the worker's device, as Accelerate's loaders do.
 
     Args:
-        device: where the batches are put; None: they stay where they are.
-        non_blocking: whether the copy may overlap with computation.
+        put: returns a batch on the worker's device; None: the batches stay where they are.
         options: the arguments of ``edl.torch.DataLoader``.
 
     Attributes:
         is_training: whether the script is inside of its loop over ``epochs`` or ``steps``.
     """
 
-    def __init__(self, device: torch.device | None, non_blocking: bool, **options: Any) -> None:
+    def __init__(self, put: Callable[[Any], Any] | None, **options: Any) -> None:
         refuse_logical(current_worker(), "Accelerate counts batches, so it trains")
         super().__init__(**options)
-        self._device = device
-        self._non_blocking = non_blocking
+        self._put = put
         self.is_training = False
+        self._counts_updates = False  # the length of the training is a number of updates
+        self._in_samples: list[Any] = []
+
+    def count_samples(self, prepared: Any, batch: int) -> None:
+        """Let an LR scheduler make one step for each ``batch`` samples of the job.
+
+        Where a number of updates ends the training (``max_steps``, or ``steps``), it makes one step
+        for each update, from the time when that loop begins. Nothing happens if nobody knows how
+        many samples there are, or if the scheduler is one of ``edl.in_samples``.
+
+        Args:
+            prepared: an ``AcceleratedScheduler``, whose ``scheduler`` is replaced.
+            batch: the number of samples that count as one step.
+        """
+        samples: Any = self.dataset
+        is_wrapped = isinstance(prepared.scheduler, InSamples)
+        if self._counts_updates or is_wrapped or not hasattr(samples, "__len__"):
+            return
+        prepared.scheduler = InSamples(prepared.scheduler, batch, len(samples))
+        self._in_samples.append(prepared)
 
     def _epochs(self, count: int | None, max_steps: int | None) -> Iterator[int]:
+        self._counts_updates = count is None and max_steps is not None
+        if self._counts_updates:
+            for prepared in self._in_samples:
+                prepared.scheduler = prepared.scheduler.release()
+            self._in_samples.clear()
         for epoch in super()._epochs(count, max_steps):
             self.is_training = True
             yield epoch
@@ -40,6 +64,4 @@ class TrainingDataLoader(edl.torch.DataLoader):
 
     def __iter__(self) -> Iterator[Any]:
         batches = super().__iter__()  # which refuses a loop outside of epochs()
-        if self._device is None:
-            return batches
-        return (send_to_device(batch, self._device, self._non_blocking) for batch in batches)
+        return batches if self._put is None else map(self._put, batches)

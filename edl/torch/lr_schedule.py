@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.hooks import RemovableHandle
 
 from edl.errors import UsageError
 from edl.framework.process import current_worker
@@ -22,6 +23,7 @@ from edl.torch.closures import Arguments, after_closure
 from edl.torch.optimizer_state import stepping
 from edl.torch.schedulers import (
     counts_samples,
+    counts_steps,
     load_scheduler,
     schedulers_of,
     step_count,
@@ -267,7 +269,7 @@ class InSamples:
         self.batch = batch
         self.epoch = epoch
         counts_samples(scheduler, step_count(scheduler))
-        before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
+        self._hook = before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
 
     def steps_of(self, samples: int) -> int:
         """Return how many steps the scheduler has made when the job has trained ``samples``."""
@@ -280,6 +282,12 @@ class InSamples:
     def _advance(self, update: Update) -> None:
         while step_count(self.scheduler) < self.steps_of(update.before):
             self.scheduler.step()
+
+    def release(self) -> LRScheduler:
+        """Return the wrapped scheduler, which edl does not advance any more: it counts steps."""
+        self._hook.remove()
+        counts_steps(self.scheduler)
+        return self.scheduler
 
     def step(self) -> None:
         """Do nothing, because edl advances the wrapped scheduler right before each update."""
@@ -332,7 +340,7 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
 
 def before_each_update(
     optimizer: torch.optim.Optimizer, then: Callable[[Update], None], what: str
-) -> None:
+) -> RemovableHandle:
     """Let ``then`` be called right before each update of ``optimizer``.
 
     By then the gradients are the mean over all workers. Each call adds one more function. If the
@@ -346,6 +354,9 @@ def before_each_update(
         then: a function whose argument is the record of the update, with the number of samples
             trained before it.
         what: the name of the caller, such as ``edl.LRSchedule``, for the errors.
+
+    Returns:
+        A handle, whose ``remove()`` ends the calls.
 
     Raises:
         UsageError: the optimizer is not edl's.
@@ -365,4 +376,4 @@ def before_each_update(
     def before(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Arguments | None:
         return after_closure(arguments, named, lambda: then(current_worker().loader.update))
 
-    stepping(optimizer).register_step_pre_hook(before)
+    return stepping(optimizer).register_step_pre_hook(before)

@@ -211,6 +211,11 @@ def counts_samples(scheduler: LRScheduler, steps_before: int = 0) -> None:
     _counting_samples[scheduler] = steps_before
 
 
+def counts_steps(scheduler: LRScheduler) -> None:
+    """Take back :func:`counts_samples` for ``scheduler``."""
+    del _counting_samples[scheduler]
+
+
 def steps_before_samples(scheduler: LRScheduler) -> int:
     """Return how many steps ``scheduler`` had made before the job's first sample.
 

@@ -214,6 +214,20 @@ def test_accelerate_through_a_join_a_leave_and_a_death(
     assert (tmp_path / "trainer" / "model.safetensors").exists()
 
 
+def test_a_schedule_of_accelerate_counts_the_updates_that_end_the_training(
+    python: Path, tmp_path: Path, zk_hosts: str
+) -> None:
+    """Three workers, and a newcomer among them: each update is one step."""
+    how = settings(python, script=SCRIPTS / "hf_accelerate.py", more=["--max-steps", "50"])
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, **how) as job:
+        job.wait_for_step(2)
+        job.scale(3)
+        job.wait_for_size(3)
+        reports = counted(job, tmp_path)
+    assert {report["steps"] for report in reports} == {50}
+    assert [report["schedule"] for report in reports] == [[50, 50]] * 3
+
+
 def language_model(
     directory: Path,
     python: Path,

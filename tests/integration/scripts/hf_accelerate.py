@@ -17,6 +17,7 @@ edl.init()
 
 options = parser()
 options.add_argument("--output", required=True, help="for Accelerate's save_state")
+options.add_argument("--max-steps", type=int, help="end after these updates, not after epochs")
 args = options.parse_args()
 torch.set_num_threads(1)
 datasets.disable_progress_bars()
@@ -29,13 +30,13 @@ train = torch.utils.data.DataLoader(
 test = torch.utils.data.DataLoader(data.select(range(16)), batch_size=args.batch_size)
 model = CountingModel(args.samples)
 sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-total = args.epochs * -(-len(train) // args.accumulate)
+total = args.max_steps or args.epochs * -(-len(train) // args.accumulate)
 schedule = torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: 1.0 if step <= total else 0.0)
 own = model  # prepare() may wrap it
 test, schedule, model, optimizer, train = accelerator.prepare(test, schedule, model, sgd, train)
 
 diary = Diary(args)
-for epoch in train.epochs(args.epochs):
+for epoch in train.epochs(None if args.max_steps else args.epochs, max_steps=args.max_steps):
     model.train()
     for batch in train:
         diary.begin_step(own.steps.item())
@@ -66,5 +67,5 @@ for epoch in train.epochs(args.epochs):
     accelerator.save_state(args.output)
     if not edl.is_warming_up():
         diary.end_epoch(epoch, own.count)
-steps = schedule.scheduler.scheduler.last_epoch
+steps = (schedule.scheduler if args.max_steps else schedule.scheduler.scheduler).last_epoch
 diary.report(own.w.detach().numpy(), own.count, own.steps.item(), schedule=[steps, total])

@@ -1,0 +1,103 @@
+"""The training loader of edl.huggingface.Accelerator, without Hugging Face's libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as lr
+
+import edl.torch
+from edl.huggingface import loaders
+from edl.huggingface.loaders import TrainingDataLoader
+from edl.torch import lr_schedule
+from edl.torch.lr_schedule import InSamples
+from edl.worker.update import Update
+
+SAMPLES, BATCH, WORKERS = 96, 8, 4
+
+
+class Job:
+    """The part of a worker that the loader and the schedules ask."""
+
+    def __init__(self) -> None:
+        self.logical = 0
+        self.loader = SimpleNamespace(update=None)
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Return a job, whose loaders have one epoch of three batches."""
+
+    def init(loader: Any, dataset: Any) -> None:
+        loader.dataset = dataset
+
+    found = Job()
+    for module in (loaders, lr_schedule):
+        monkeypatch.setattr(module, "current_worker", lambda: found)
+    monkeypatch.setattr(edl.torch.DataLoader, "__init__", init)
+    monkeypatch.setattr(edl.torch.DataLoader, "_epochs", lambda *_: iter([0]))
+    monkeypatch.setattr(edl.torch.DataLoader, "__iter__", lambda _: iter(range(3)))
+    return found
+
+
+def loops(loader: TrainingDataLoader) -> dict[str, Iterator[Any]]:
+    """Return the loops that a script may write over a loader."""
+    return {
+        "epochs": loader.epochs(2),
+        "epochs, at most": loader.epochs(2, max_steps=6),
+        "max_steps": loader.epochs(max_steps=6),
+        "steps": loader.steps(6),
+    }
+
+
+@pytest.mark.parametrize("is_prepared_late", [False, True])
+@pytest.mark.parametrize(
+    ("loop", "steps"),
+    [("epochs", 20), ("epochs, at most", 20), ("max_steps", 6), ("steps", 6)],
+)
+def test_a_prepared_schedule_counts_what_the_loop_does(
+    loop: str, steps: int, is_prepared_late: bool, job: Job
+) -> None:
+    """Six updates of four workers with 8 samples each: 20 batches of 8 are before the last one."""
+    sgd: Any = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    sgd.synchronize = lambda: None  # as edl.Optimizer gives it
+    schedule = lr.LambdaLR(sgd, lambda step: 1.0 / (1 + step))
+    prepared = SimpleNamespace(scheduler=schedule)
+    loader = TrainingDataLoader(None, dataset=range(SAMPLES))
+    if not is_prepared_late:
+        loader.count_samples(prepared, BATCH)
+        assert isinstance(prepared.scheduler, InSamples)
+    next(loops(loader)[loop])
+    loader.count_samples(prepared, BATCH)
+    assert isinstance(prepared.scheduler, InSamples) == (loop.startswith("epochs"))
+    for number in range(6):
+        before = number * BATCH * WORKERS
+        job.loader.update = Update(number, before, before + BATCH * WORKERS, ())
+        sgd.step()
+        prepared.scheduler.step()  # as AcceleratedScheduler.step() does
+    assert schedule.last_epoch == steps
+    assert sgd.param_groups[0]["lr"] == 1.0 / (1 + steps)
+
+
+def test_a_schedule_of_the_script_and_a_stream_stay_as_they_are(job: Job) -> None:
+    sgd: Any = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    sgd.synchronize = lambda: None
+    own = edl.torch.in_samples(lr.StepLR(sgd, 1), batch=4)
+    loader = TrainingDataLoader(None, dataset=range(SAMPLES))
+    prepared = SimpleNamespace(scheduler=own)
+    loader.count_samples(prepared, BATCH)
+    next(loader.epochs(max_steps=6))
+    assert prepared.scheduler is own
+    plain = SimpleNamespace(scheduler=lr.StepLR(sgd, 1))
+    TrainingDataLoader(None, dataset=iter(())).count_samples(plain, BATCH)
+    assert isinstance(plain.scheduler, lr.StepLR)
+
+
+def test_batches_are_put_on_the_device(job: Job) -> None:
+    loader = TrainingDataLoader(str, dataset=range(SAMPLES))
+    assert [*iter(loader)] == ["0", "1", "2"]
+    assert [*iter(TrainingDataLoader(None, dataset=range(SAMPLES)))] == [0, 1, 2]
