@@ -202,6 +202,24 @@ class Accelerator(accelerate.Accelerator):
 
         return recursively_apply(gathered, tensor)
 
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Return what :meth:`gather` does, without the values of padding batches.
+
+        A worker that has no samples left in an epoch before the others do gets a padding batch,
+        whose samples another worker may have trained.
+
+        Args:
+            input_data: a tensor with a row for each sample of the batch, or nested containers of
+                such tensors.
+            use_gather_object: as for ``accelerate.Accelerator.gather_for_metrics``.
+
+        Raises:
+            UsageError: the call is between ``backward()`` and ``optimizer.step()``.
+        """
+        if (loader := self._training_now) is not None and loader.has_padding:
+            input_data = recursively_apply(_no_rows, input_data)
+        return super().gather_for_metrics(input_data, use_gather_object)
+
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the sum or the mean of the tensors of all workers; where: see :meth:`gather`.
 
@@ -229,10 +247,15 @@ class Accelerator(accelerate.Accelerator):
 
     def _each(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all workers in rank order, on this worker's device."""
+        return [tensor] if self._training_now is None else tensors_of_all(tensor, exchange)
+
+    @property
+    def _training_now(self) -> TrainingDataLoader | None:
+        """The training loader in its loop; None outside of it, or in a loop for evaluation."""
         loader = self._training
         if loader is None or not loader.is_training or self.gradient_state.in_dataloader:
-            return [tensor]
-        return tensors_of_all(tensor, exchange)
+            return None
+        return loader
 
     # --- what one worker does for all
 
@@ -282,3 +305,8 @@ class Accelerator(accelerate.Accelerator):
         The place in the data is not saved: ``edl.checkpoint`` does that.
         """
         return super().save_state(*arguments, **named) if self.is_main_process else None
+
+
+def _no_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` without its rows; a tensor without dimensions is one row."""
+    return (tensor.reshape(1) if tensor.ndim == 0 else tensor)[:0]

@@ -32,6 +32,12 @@ class TrainingDataLoader(edl.torch.DataLoader):
         self.is_training = False
         self._counts_updates = False  # the length of the training is a number of updates
         self._in_samples: list[Any] = []
+        self._has_batch = False  # the script is inside of its loop over batches
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether the script has a padding batch at present, whose samples count for nothing."""
+        return self._has_batch and current_worker().loader.batch_weight == 0
 
     def count_samples(self, prepared: Any, batch: int) -> None:
         """Let an LR scheduler make one step for each ``batch`` samples of the job.
@@ -63,5 +69,12 @@ class TrainingDataLoader(edl.torch.DataLoader):
             self.is_training = False
 
     def __iter__(self) -> Iterator[Any]:
-        batches = super().__iter__()  # which refuses a loop outside of epochs()
-        return batches if self._put is None else map(self._put, batches)
+        return self._given(super().__iter__())  # which refuses a loop outside of epochs()
+
+    def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            for batch in batches:
+                self._has_batch = True
+                yield batch if self._put is None else self._put(batch)
+        finally:
+            self._has_batch = False

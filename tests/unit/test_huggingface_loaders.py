@@ -25,7 +25,7 @@ class Job:
 
     def __init__(self) -> None:
         self.logical = 0
-        self.loader = SimpleNamespace(update=None)
+        self.loader = SimpleNamespace(update=None, batch_weight=0)
 
 
 @pytest.fixture
@@ -101,3 +101,18 @@ def test_batches_are_put_on_the_device(job: Job) -> None:
     loader = TrainingDataLoader(str, dataset=range(SAMPLES))
     assert [*iter(loader)] == ["0", "1", "2"]
     assert [*iter(TrainingDataLoader(None, dataset=range(SAMPLES)))] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_padding_batch_is_known_while_the_script_has_it(breaks: bool, job: Job) -> None:
+    """Before the loop over batches and after it, what a script gathers belongs to no batch."""
+    loader = TrainingDataLoader(None, dataset=range(SAMPLES))
+    assert not loader.has_padding
+    found = []
+    for number in iter(loader):
+        job.loader.batch_weight = 0 if number else BATCH
+        found.append(loader.has_padding)
+        if breaks and number:
+            break
+    assert found == ([False, True] if breaks else [False, True, True])
+    assert not loader.has_padding

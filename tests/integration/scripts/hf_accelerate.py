@@ -47,6 +47,9 @@ for epoch in train.epochs(None if args.max_steps else args.epochs, max_steps=arg
                 diary.wrong.append(
                     f"gathered the ranks {everyone.tolist()} of {edl.size()} workers"
                 )
+            weights = torch.full(batch["indices"].shape, edl.batch_weight())
+            if not accelerator.gather_for_metrics(weights).all():
+                diary.wrong.append("gathered a padding batch")
             accelerator.backward(loss)
             diary.in_step()
             if accelerator.sync_gradients:
