@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
+from edl.core.step.step_interval import StepInterval
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
@@ -24,6 +25,8 @@ from edl.torch.optimizer_state import stepping
 from edl.torch.schedulers import (
     counts_samples,
     counts_steps,
+    go_on,
+    interval_of,
     load_scheduler,
     schedulers_of,
     step_count,
@@ -31,7 +34,7 @@ from edl.torch.schedulers import (
 )
 from edl.worker.update import Update
 
-BEFORE = "edl_steps_before"  # a key in the state of an InSamples
+BEFORE, INTERVAL = "edl_steps_before", "edl_interval"  # keys in the state of an InSamples
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
 
 
@@ -241,7 +244,8 @@ class InSamples:
     :func:`in_samples` makes it. Right before each update edl calls ``scheduler.step()`` until the
     scheduler has made one step for each ``batch`` samples that the job has trained before that
     update. The steps that it had made when it was wrapped, or got by a loaded state, come in
-    addition.
+    addition. If the job was resumed with another ``batch``, :func:`edl.torch.schedulers.go_on` says
+    which of the two counts.
 
     Args:
         scheduler: the scheduler that counts steps.
@@ -266,22 +270,27 @@ class InSamples:
                 f"{type(scheduler).__name__} does not"
             )
         self.scheduler = scheduler
-        self.batch = batch
-        self.epoch = epoch
-        counts_samples(scheduler, step_count(scheduler))
+        loaded = {name: vars(scheduler).pop(name, None) for name in (BEFORE, INTERVAL)}
+        counts_samples(scheduler, 0, StepInterval(batch, epoch))
+        go_on(scheduler, step_count(scheduler), loaded[INTERVAL])
         self._hook = before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
+
+    @property
+    def _step_interval(self) -> StepInterval:
+        interval = interval_of(self.scheduler)
+        assert interval is not None
+        return interval
 
     def steps_of(self, samples: int) -> int:
         """Return how many steps the scheduler has made when the job has trained ``samples``."""
-        before = steps_before_samples(self.scheduler)
-        if self.epoch is None:
-            return before + samples // self.batch
-        epochs, rest = divmod(samples, self.epoch)
-        return before + epochs * -(-self.epoch // self.batch) + rest // self.batch
+        return steps_before_samples(self.scheduler) + self._step_interval.steps(samples)
 
     def _advance(self, update: Update) -> None:
-        while step_count(self.scheduler) < self.steps_of(update.before):
-            self.scheduler.step()
+        scheduler, steps = self.scheduler, self.steps_of(update.before)
+        if isinstance(scheduler, LambdaLR) and scheduler.last_epoch > steps:
+            scheduler.last_epoch = steps - 1  # resumed with a larger batch; a step sets the rate
+        while step_count(scheduler) < steps:
+            scheduler.step()
 
     def release(self) -> LRScheduler:
         """Return the wrapped scheduler, which edl does not advance any more: it counts steps."""
@@ -297,8 +306,12 @@ class InSamples:
         return self.scheduler.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the wrapped scheduler, and its steps before the job's samples."""
-        return {**self.scheduler.state_dict(), BEFORE: steps_before_samples(self.scheduler)}
+        """Return the state of the wrapped scheduler, with what its steps mean in samples."""
+        return {
+            **self.scheduler.state_dict(),
+            BEFORE: steps_before_samples(self.scheduler),
+            INTERVAL: [*self._step_interval],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load ``state``, of this or another scheduler of the kind, into the wrapped scheduler.
@@ -306,17 +319,21 @@ class InSamples:
         The scheduler then goes on from the step in ``state``, with the samples trained from now on.
         """
         by_samples = step_count(self.scheduler) - steps_before_samples(self.scheduler)
+        trained = self._step_interval.samples(by_samples)
         self._load(state)
-        counts_samples(self.scheduler, step_count(self.scheduler) - by_samples)
+        go_on(self.scheduler, step_count(self.scheduler), state.get(INTERVAL))
+        before = steps_before_samples(self.scheduler) - self._step_interval.steps(trained)
+        counts_samples(self.scheduler, before)
 
     def edl_load_state_dict(self, state: dict[str, Any]) -> None:
         """Load ``state``, whose steps were made by the samples of this job, if it is tracked."""
         before = state.get(BEFORE, steps_before_samples(self.scheduler))  # not in old checkpoints
         self._load(state)
-        counts_samples(self.scheduler, before)
+        go_on(self.scheduler, before, state.get(INTERVAL))
 
     def _load(self, state: dict[str, Any]) -> None:
-        load_scheduler(self.scheduler, {n: value for n, value in state.items() if n != BEFORE})
+        own = {name: value for name, value in state.items() if name not in (BEFORE, INTERVAL)}
+        load_scheduler(self.scheduler, own)
 
 
 def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:

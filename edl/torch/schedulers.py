@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
+    LambdaLR,
     LRScheduler,
     OneCycleLR,
     ReduceLROnPlateau,
@@ -25,6 +26,7 @@ from torch.optim.lr_scheduler import (
 from torch.optim.swa_utils import AveragedModel
 
 from edl.core.dict_kinds import dict_of_kind, kind_of_dict
+from edl.core.step.step_interval import StepInterval
 from edl.framework.digest import PLAIN
 from edl.framework.state import map_leaves
 from edl.torch.names import can_save
@@ -39,6 +41,7 @@ _made: list[weakref.ref[LRScheduler]] = []
 _warned_of: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 # By scheduler that counts samples: the steps that it had made before the job's first sample.
 _counting_samples: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
+_intervals: weakref.WeakKeyDictionary[LRScheduler, StepInterval] = weakref.WeakKeyDictionary()
 
 
 def watch_schedulers(skips: Callable[[], bool]) -> None:
@@ -105,9 +108,10 @@ class Schedulers:
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
         """Return a list with a dict for each scheduler, in the order of their creation.
 
-        A dict has ``kind``, the name of the class, ``state``, the scheduler's state, and
-        ``steps_before``, see :func:`steps_before_samples`. Values in the state that cannot be sent,
-        such as functions, are replaced by a marker.
+        A dict has ``kind``, the name of the class, ``state``, the scheduler's state,
+        ``steps_before``, see :func:`steps_before_samples`, and ``interval``, a list of the values
+        of :func:`interval_of`, which is empty if there is none. Values in the state that cannot be
+        sent, such as functions, are replaced by a marker.
 
         Args:
             but: schedulers to leave out, because they are tracked by name; other objects in it are
@@ -118,6 +122,7 @@ class Schedulers:
                 "kind": type(scheduler).__name__,
                 "state": _portable(scheduler.state_dict()),
                 "steps_before": steps_before_samples(scheduler),
+                "interval": [*(interval_of(scheduler) or ())],
             }
             for scheduler in self._mine(but)
         ]
@@ -129,7 +134,7 @@ class Schedulers:
 
         Args:
             states: what :meth:`states` has returned on another worker. An earlier edl, which has
-                written a checkpoint, gave no ``steps_before``.
+                written a checkpoint, gave no ``steps_before`` or no ``interval``.
             but: schedulers to leave out, because they are tracked by name; other objects in it are
                 ignored.
 
@@ -143,7 +148,7 @@ class Schedulers:
                 mine.remove(fits[-1])
                 load_scheduler(fits[-1], theirs["state"])
                 if fits[-1] in _counting_samples and "steps_before" in theirs:
-                    counts_samples(fits[-1], theirs["steps_before"])
+                    go_on(fits[-1], theirs["steps_before"], theirs.get("interval"))
             else:
                 unfit.append(theirs["kind"])
         return unfit[::-1]
@@ -201,19 +206,61 @@ def warn_of_counted_steps(epochs: int) -> None:
         )
 
 
-def counts_samples(scheduler: LRScheduler, steps_before: int = 0) -> None:
+def counts_samples(
+    scheduler: LRScheduler, steps_before: int = 0, interval: StepInterval | None = None
+) -> None:
     """Exempt ``scheduler`` from the warnings of this module, because it counts samples.
 
     Args:
         scheduler: the scheduler.
         steps_before: what :func:`steps_before_samples` is to return for it.
+        interval: what :func:`interval_of` is to return for it.
     """
     _counting_samples[scheduler] = steps_before
+    if interval is not None:
+        _intervals[scheduler] = interval
 
 
 def counts_steps(scheduler: LRScheduler) -> None:
     """Take back :func:`counts_samples` for ``scheduler``."""
     del _counting_samples[scheduler]
+    _intervals.pop(scheduler, None)
+
+
+def go_on(scheduler: LRScheduler, steps_before: int, interval: Sequence[Any] | None) -> None:
+    """Let a scheduler that counts samples go on with those of the job, whose state it has loaded.
+
+    The job may have been resumed with another global batch, and so with another interval. If the
+    rates come from a function of the script, that function and the interval of the script belong
+    together: the steps that the job has made are converted. Otherwise the number of steps for which
+    the schedule is made is in the loaded state, and the interval of the job belongs to it.
+
+    Args:
+        scheduler: the scheduler.
+        steps_before: what :func:`steps_before_samples` has returned for it in the job.
+        interval: the values of :func:`interval_of` in the job; empty or None: it is not known.
+    """
+    mine, theirs = interval_of(scheduler), StepInterval(*interval) if interval else None
+    if mine is not None and theirs is not None:
+        if has_own_function(scheduler):
+            steps_before = mine.steps(theirs.samples(steps_before))
+        else:
+            mine = theirs
+    counts_samples(scheduler, steps_before, mine)
+
+
+def interval_of(scheduler: LRScheduler) -> StepInterval | None:
+    """Return after how many samples ``scheduler`` makes a step; None if it has no such number."""
+    return _intervals.get(scheduler)
+
+
+def has_own_function(scheduler: LRScheduler) -> bool:
+    """Return whether the rates come from a function of the script that is not in the state.
+
+    That is a LambdaLR, unless its function is an object with attributes, which the state has. With
+    such a function the learning rate is known for each step, whatever came before it.
+    """
+    return isinstance(scheduler, LambdaLR) and not any(scheduler.state_dict()["lr_lambdas"])
 
 
 def steps_before_samples(scheduler: LRScheduler) -> int:

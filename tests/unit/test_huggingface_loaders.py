@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
+from lr_job import elastic_sgd
 from torch.optim import lr_scheduler as lr
 
 import edl.torch
@@ -63,8 +63,7 @@ def test_a_prepared_schedule_counts_what_the_loop_does(
     loop: str, steps: int, is_prepared_late: bool, job: Job
 ) -> None:
     """Six updates of four workers with 8 samples each: 20 batches of 8 are before the last one."""
-    sgd: Any = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    sgd.synchronize = lambda: None  # as edl.Optimizer gives it
+    sgd = elastic_sgd(rate=1.0)
     schedule = lr.LambdaLR(sgd, lambda step: 1.0 / (1 + step))
     prepared = SimpleNamespace(scheduler=schedule)
     loader = TrainingDataLoader(None, dataset=range(SAMPLES))
@@ -84,8 +83,7 @@ def test_a_prepared_schedule_counts_what_the_loop_does(
 
 
 def test_a_schedule_of_the_script_and_a_stream_stay_as_they_are(job: Job) -> None:
-    sgd: Any = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    sgd.synchronize = lambda: None
+    sgd = elastic_sgd(rate=1.0)
     own = edl.torch.in_samples(lr.StepLR(sgd, 1), batch=4)
     loader = TrainingDataLoader(None, dataset=range(SAMPLES))
     prepared = SimpleNamespace(scheduler=own)

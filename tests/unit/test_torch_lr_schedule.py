@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from lr_job import Job, elastic, elastic_sgd
 from torch.optim import lr_scheduler as lr
 
 from edl.core.policy.file import PolicyFile
 from edl.core.policy.learning_rate import LearningRate
-from edl.core.step.noise_scale import NoiseScale
 from edl.errors import UsageError
 from edl.schedules import Constant, Linear, Scaling
 from edl.testing.noise import known_noise
@@ -22,33 +22,8 @@ from edl.torch.lr_schedule import InSamples, LRSchedule, in_samples
 from edl.torch.replica import TorchReplica
 from edl.torch.schedulers import STAYS, Schedulers
 from edl.worker.progress import Receive
-from edl.worker.update import Update
 
 LINEAR = Linear(peak_lr=1.0, total=100)
-
-
-class Job:
-    """Updates of a job, as an optimizer sees them."""
-
-    def __init__(self) -> None:
-        self.trained = 0
-        self.batch = 0
-        self.number = 0
-        self.batches: tuple[tuple[int, int], ...] = ()
-        self.known = NoiseScale()
-        self.progress = SimpleNamespace(noise=SimpleNamespace(asked=False))
-
-    @property
-    def update(self) -> Update:
-        after = self.trained + self.batch
-        return Update(self.number, self.trained, after, self.batches, self.known, self.known)
-
-    def train(self, sgd: torch.optim.Optimizer, batch: int) -> list[float]:
-        self.batch = batch
-        sgd.step()
-        self.trained, self.batch = self.trained + batch, 0
-        self.number += 1
-        return [float(group["lr"]) for group in sgd.param_groups]
 
 
 @pytest.fixture
@@ -56,16 +31,6 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     found = Job()
     monkeypatch.setattr(lr_schedule, "current_worker", lambda: SimpleNamespace(loader=found))
     return found
-
-
-def elastic_sgd(groups: int = 1, rate: Any = 9.0) -> torch.optim.SGD:
-    parameters = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(groups)]
-    return elastic(torch.optim.SGD(parameters, lr=rate))
-
-
-def elastic(optimizer: Any) -> Any:
-    optimizer.synchronize = lambda: None  # as edl.Optimizer gives it
-    return optimizer
 
 
 def test_it_is_that_of_the_samples_whatever_the_batches(job: Job) -> None:

@@ -1,0 +1,48 @@
+"""A job and an optimizer without workers, for tests of LR schedulers that count samples."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from edl.core.step.noise_scale import NoiseScale
+from edl.worker.update import Update
+
+
+class Job:
+    """Updates of a job, as an optimizer sees them.
+
+    A test sets it as the ``loader`` of the worker that ``edl.torch.lr_schedule`` asks.
+    """
+
+    def __init__(self) -> None:
+        self.trained = 0
+        self.batch = 0
+        self.number = 0
+        self.batches: tuple[tuple[int, int], ...] = ()
+        self.known = NoiseScale()
+        self.progress = SimpleNamespace(noise=SimpleNamespace(asked=False))
+
+    @property
+    def update(self) -> Update:
+        after = self.trained + self.batch
+        return Update(self.number, self.trained, after, self.batches, self.known, self.known)
+
+    def train(self, sgd: torch.optim.Optimizer, batch: int) -> list[float]:
+        self.batch = batch
+        sgd.step()
+        self.trained, self.batch = self.trained + batch, 0
+        self.number += 1
+        return [float(group["lr"]) for group in sgd.param_groups]
+
+
+def elastic_sgd(groups: int = 1, rate: Any = 9.0) -> torch.optim.SGD:
+    parameters = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(groups)]
+    return elastic(torch.optim.SGD(parameters, lr=rate))
+
+
+def elastic(optimizer: Any) -> Any:
+    optimizer.synchronize = lambda: None  # as edl.Optimizer gives it
+    return optimizer
