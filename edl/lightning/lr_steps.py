@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from edl.core.step.update_interval import UpdateInterval
 from edl.lightning.epoch_counts import EpochCounts
 from edl.torch.lr_schedule import InSamples
-from edl.torch.schedulers import steps_before_samples
+from edl.torch.schedulers import has_own_function, steps_before_samples
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 class InBatches(InSamples):
     """A wrapper of an LR scheduler that makes as many steps as Lightning with a fixed global batch.
+
+    It is that of the workers with which the job began, as the state of the scheduler has its number
+    of steps. A function in a LambdaLR is not in the state, but made anew in each start of the job:
+    then it is the global batch of the workers with which the present start began.
 
     Args:
         scheduler: the scheduler.
@@ -29,14 +33,18 @@ class InBatches(InSamples):
         self, scheduler: LRScheduler, interval: UpdateInterval, counts: EpochCounts
     ) -> None:
         super().__init__(scheduler, counts.first_batch)
+        self._own_batch = counts.first_batch if has_own_function(scheduler) else None
         self._interval = interval
         self._counts = counts
 
     def steps_of(self, samples: int) -> int:
         """Return how many steps the scheduler has made when the job has trained ``samples``."""
         counts = self._counts
-        interval = self._interval._replace(samples=counts.samples, limit=counts.first_limit)
-        batch, first_epoch = counts.first_batch, counts.first_epoch
+        batch, limit = counts.first_batch, counts.first_limit
+        if self._own_batch is not None:
+            batch, limit = self._own_batch, counts.limit
+        interval = self._interval._replace(samples=counts.samples, limit=limit)
+        first_epoch = counts.first_epoch
         if counts.limit is None:
             made = interval.steps(samples, batch, first_epoch)
         else:

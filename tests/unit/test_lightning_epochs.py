@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from lr_job import elastic_sgd
+from torch.optim import lr_scheduler as lr
 
-from edl.core.step.update_interval import EpochPosition
+from edl.core.step.update_interval import EpochPosition, UpdateInterval
 from edl.lightning import epoch_counts
 from edl.lightning.epoch_counts import EpochCounts, old_counts
+from edl.lightning.lr_steps import InBatches
 
 
 class Place:
@@ -117,3 +122,29 @@ def test_a_stream_that_ends_before_the_limit_has_a_length(place: Place) -> None:
     place.move(epoch=1, batch=3, done=24, trained=184)
     counts.end_update()
     assert (counts.samples, loaded(counts.state_dict()).samples) == (160, 160)
+
+
+def linear(sgd: torch.optim.SGD) -> lr.LRScheduler:
+    """Return a schedule by a function, as of ``trainer.estimated_stepping_batches``."""
+    return lr.LambdaLR(sgd, lambda step: 1.0 / (1 + step))
+
+
+@pytest.mark.parametrize(
+    ("make", "limit", "steps"),
+    [
+        (linear, None, 100),
+        (linear, 25, 25),
+        (lambda sgd: lr.CosineAnnealingLR(sgd, 400), None, 400),
+        (lambda sgd: lr.CosineAnnealingLR(sgd, 50), 25, 50),
+    ],
+)
+def test_a_schedule_of_a_resumed_job_counts_the_batches_for_which_it_was_made(
+    make: Callable[[torch.optim.SGD], lr.LRScheduler], limit: int | None, steps: int, place: Place
+) -> None:
+    """The first start had batches of 8 samples and a limit of 50; the state has a ``T_max``."""
+    counts = counts_of(limit, first_batch=32)
+    counts.samples = 3200
+    found = InBatches(make(elastic_sgd()), UpdateInterval(1, {0: 1}, 3200, limit), counts)
+    counts.load_state_dict({"first_batch": 8, "first_limit": limit and 50})
+    place.move(epoch=1, batch=0, trained=3200)
+    assert found.steps_of(3200) == steps
