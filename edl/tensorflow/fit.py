@@ -185,7 +185,8 @@ class KerasCallback(keras.callbacks.Callback):
 
         Raises:
             UsageError: there is no edl.Dataset, or ``fit`` was not given it to train on, or was
-                given it to validate on, or was given ``steps_per_epoch``.
+                given it to validate on, or was given ``steps_per_epoch``; or edl cannot create the
+                variables.
         """
         now = self._training
         if now.newest_dataset is None:

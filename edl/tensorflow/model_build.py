@@ -1,29 +1,71 @@
-"""Create the variables of a Keras model before its first batch (:func:`build`)."""
+"""Create the variables of a Keras model before its first batch (:func:`build_model`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+from edl.errors import UsageError
+from edl.framework.state import few
+
+NO_CALL = (
+    "{name} has no call(), and these layers of it are not built: {layers}; call each once on a "
+    "batch before the training, so that its variables are there"
+)
+FAILED = (
+    "edl could not create the variables of {name} before its first batch, since a call on the "
+    "features of a batch failed; call the model once on a batch before the training"
+)
 
 
 def build_model(model: Any, dataset: Any) -> None:
-    """Create the variables of ``model`` by calling it with zeros, if a layer of it is not built.
+    """Create the variables of ``model`` by a call, unless all of them are there.
 
     A subclassed model may have layers without any variables after ``model.build()``, as Keras
-    warns. The zeros have the shapes of the first component of ``dataset``'s batches (the features),
-    or of the whole batch if it is no tuple.
+    warns. A model without ``call()``, whose ``train_step`` calls its layers, is not called. The
+    features are the first component of ``dataset``'s batches, or the whole batch if it is no tuple.
+
+    Raises:
+        UsageError: a layer is not built, and the model cannot be called on the features.
     """
-    if _lacks_variables(model):
-        spec = dataset.element_spec
-        features = spec[0] if isinstance(spec, tuple) else spec
-        # A dimension that varies, as after padding, does not matter to variables.
-        shapes = tf.nest.map_structure(
-            lambda s: tf.zeros([1 if n is None else n for n in s.shape], s.dtype), features
-        )
-        model(shapes)
+    name = type(model).__name__
+    if type(model).call is keras.Model.call:
+        if unbuilt := [layer.name for layer in model.layers if _lacks_variables(layer)]:
+            raise UsageError(NO_CALL.format(name=name, layers=few(unbuilt)))
+        return
+    if not _lacks_variables(model):
+        return
+    spec = dataset.element_spec
+    features = spec[0] if isinstance(spec, tuple) else spec
+    named = {"training": False} if model._call_has_training_arg else {}
+
+    def call(inputs: Any) -> None:
+        model(inputs, **named)
+
+    try:
+        # As fit traces it, so that a dimension that varies, as after padding, stays unknown.
+        tf.function(call, autograph=False).get_concrete_function(features)
+    except Exception:  # noqa: BLE001 - a call() of the user's that works only eagerly, say
+        try:
+            call(tf.nest.map_structure(_zeros, features))
+        except Exception as error:
+            raise UsageError(FAILED.format(name=name)) from error
+
+
+def _zeros(spec: Any) -> Any:
+    """Return a tensor of zeros as ``spec``, a ``tf.TensorSpec``, with 1 for unknown dimensions."""
+    return tf.zeros([1 if n is None else n for n in spec.shape], spec.dtype)
 
 
 def _lacks_variables(layer: Any) -> bool:
-    """Return whether ``layer`` (a layer or model), or a layer in it, is not built."""
-    return not layer.built or any(map(_lacks_variables, getattr(layer, "layers", ())))
+    """Return whether a call of ``layer``, a layer or model, may create variables.
+
+    It may if the layer is not built and has a ``build()`` of its own, or if one in it may.
+    """
+    if not layer.built and not getattr(layer.build, "_is_default", False):
+        return True
+    inside = not layer.built or isinstance(layer, keras.Model)
+    parts = layer._flatten_layers(include_self=False, recursive=False) if inside else ()
+    return any(map(_lacks_variables, parts))

@@ -34,10 +34,6 @@ ONE_OF_EACH = (
     "{optimizers} optimizers of Keras; edl finds out by itself what is trained if there is one of "
     "each; or change the script to edl.tensorflow"
 )
-NOT_BUILT = (
-    "the model has no variables before the first batch, and edl could not create them by a call "
-    "with zeros ({error}); call model.build(shape) or the model itself before the loop"
-)
 AHEAD = (
     "this worker's script is in its loop {mine} over the training data, and the job in loop {job}: "
     "a script must begin with the same loop on all workers, also on one that starts later"
@@ -166,10 +162,7 @@ class TapeLoop:
             counts = {"models": len(models), "optimizers": len(optimizers)}
             raise UsageError(ONE_OF_EACH.format(**counts))
         self._dataset = self._pipelines.elastic(dataset, None)
-        try:
-            build_model(models[0], self._dataset)
-        except Exception as error:
-            raise UsageError(NOT_BUILT.format(error=error)) from error
+        build_model(models[0], self._dataset)
         edl.tensorflow.Optimizer(optimizers[0], models[0])
         self._exchanges.has_trained = True
         self._epochs = ElasticDataset.endless_epochs()

@@ -103,6 +103,21 @@ FIT = """
 edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
 quietly = {"shuffle": False, "verbose": 0}
 """
+NO_CALL = """
+class Coder(keras.Model):  # as the VAE of keras.io
+    def __init__(self):
+        super().__init__()
+        self.coder = keras.Sequential([LAYERS], name="coder")
+    def train_step(self, batch):
+        x = batch["image"]
+        with tf.GradientTape() as tape: loss = tf.reduce_mean((self.coder(x) - x) ** 2)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
+        return {"loss": loss}
+edl.init(); ds = edl.Dataset({"image": data[0]}, 4); model = Coder()
+model.compile(edl.Optimizer(keras.optimizers.SGD(0.01)))
+quietly = {"callbacks": [edl.KerasCallback()], "shuffle": False, "verbose": 0}
+"""
 READS_DAMAGED = {
     "loop": LOOP.replace("data, 4", "Damaged(), 4")
     + "for _ in ds.epochs(1):\n for _ in ds: apply()",
@@ -655,6 +670,10 @@ numbered(lambda mine: [mine, np.array([2.0, 0.0]).tobytes()], 1, np.zeros(1))
     "map out of order": (
         "edl.init(); edl.Dataset(data).map(lambda x, y: (x, y), 2, False)",
         "would mix up the batches",
+    ),
+    "a model without call() that is not built": (
+        NO_CALL.replace("LAYERS", "keras.layers.Dense(1)") + "model.fit(ds, **quietly)",
+        "Coder has no call(), and these layers of it are not built: coder; call each once",
     ),
     "fit without callback": (
         "edl.init(); ds = edl.Dataset(data); network(edl.Optimizer(sgd)).fit(ds, shuffle=False)",
@@ -1388,6 +1407,52 @@ look = keras.callbacks.LambdaCallback(
     on_train_batch_begin=lambda batch, logs: before.append(len(model.trainable_variables)))
 model.fit(ds, callbacks=[edl.KerasCallback(), look], shuffle=False, verbose=0)
 assert before[0] == 2, before
+""",
+        "",
+    ),
+    "a model without call(), and samples in a dict": (
+        NO_CALL.replace("LAYERS", "keras.Input((1,)), keras.layers.Dense(1)")
+        + """
+before = model.coder.get_weights()[0]
+assert len(model.fit(ds, epochs=2, **quietly).history["loss"]) == 2
+assert edl.step() == 4 and (model.coder.get_weights()[0] != before).all()
+""",
+        "",
+    ),
+    "models that fit builds": (
+        """
+from types import SimpleNamespace
+from edl.tensorflow.model_build import build_model
+class Normed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = keras.layers.Dense(1), keras.layers.BatchNormalization()
+    def call(self, x, training): return self.norm(self.dense(x), training=training)
+class Block(keras.layers.Layer):
+    def __init__(self, *layers):
+        super().__init__()
+        self.inner = keras.Sequential([*layers, keras.layers.Dense(1)])
+    def call(self, x): return self.inner(x)
+class Eager(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+    def call(self, x): return self.block(x * x.numpy())
+class OfDict(Normed):  # whose train_step takes the dict apart
+    def __init__(self):
+        super().__init__()
+        self.dense.build((None, 1)); self.norm.build((None, 1))
+def built(model, *features):
+    spec = tuple(tf.TensorSpec((None, *shape)) for shape in features)
+    build_model(model, SimpleNamespace(element_spec=spec if features else {"image": None}))
+    return model
+model = built(Normed(), (1,), (1,))
+assert len(model.variables) == 6 and float(model.norm.moving_variance[0]) == 1
+layers = keras.layers.Conv1D(2, 3), keras.layers.GlobalMaxPooling1D(), keras.layers.Dense(1)
+model = built(keras.Sequential([*layers]), (None, 1), (1,))
+assert len(model.variables) == 4 and model(np.zeros((2, 7, 1))).shape == (2, 1)
+assert len(built(Eager(), (1,), (1,)).variables) == 2
+assert not built(OfDict()).built and len(built(OfDict()).variables) == 6
 """,
         "",
     ),
