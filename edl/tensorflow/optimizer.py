@@ -22,6 +22,7 @@ from edl.tensorflow.lr_schedule import check_scaling, correct_momentum, follow_p
 from edl.tensorflow.reduction import APPLIED, GradientReduction
 from edl.tensorflow.strategies import refuse_strategy
 from edl.tensorflow.tape import as_it_is, for_update, reduce_early
+from edl.tensorflow.variables import check_known
 
 Wrapped = TypeVar("Wrapped")
 
@@ -56,9 +57,10 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
     Args:
         optimizer: one of ``tf.keras.optimizers``, its name or its configuration, or, in a graph,
             one of ``tf.compat.v1.train``.
-        model: the variables that every newcomer receives: a Keras model, a ``tf.Module``, or a list
-            of variables. None: in ``model.fit`` those of its model, in a graph the global
-            variables, else all variables that were created since ``edl.init()``.
+        model: the variables that every newcomer receives, beside those that the optimizer was built
+            for: a Keras model, a ``tf.Module``, or a list of variables. None: in ``model.fit``
+            those of its model, in a graph the global variables, else all variables that were
+            created since ``edl.init()``.
         backward_passes_per_step: must be 1; a Keras optimizer accumulates gradients by itself.
 
     Returns:
@@ -140,6 +142,7 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
             if not optimizer.built:
                 optimizer.build(variables)
             check_scaling(optimizer)  # a MultiOptimizer may have got others when it was built
+        check_known(variables, optimizer._trainable_variables)
         means, proceed = for_update(list(grads), variables, reduction)
         # In each step, with an update or without, for a ramp goes on. A graph must not read the
         # momentum before a repair has brought it from others.

@@ -32,6 +32,10 @@ from edl.tensorflow.variables import (
 from edl.worker.progress import Receive
 
 KIND = "tensorflow"
+NO_VARIABLES = (
+    "edl knows no variables of the model{name}: build it before training begins, and name it: "
+    "edl.Optimizer(optimizer, model)"
+)
 
 
 class TensorFlowReplica(FrameworkReplica):
@@ -133,10 +137,7 @@ class TensorFlowReplica(FrameworkReplica):
         for name, thing in self._tracked.items():
             model |= variables_by_name(variables_of(thing) or [], f"{name}/")
         if not model:
-            raise UsageError(
-                "edl knows no variables of the model: build it before training begins, and name "
-                "it: edl.Optimizer(optimizer, model)"
-            )
+            raise UsageError(NO_VARIABLES.format(name=""))
         return {"model": model, "optimizer": variables_by_name(optimizer)}
 
     def shapes(self) -> dict[str, str]:

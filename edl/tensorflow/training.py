@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -46,36 +45,10 @@ from edl.tensorflow.random_numbers import Seeder, is_seed, last_seed
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Collate, Load, load_read, reader_of
-from edl.tensorflow.variables import CREATED, plain, variables_by_name, variables_of
+from edl.tensorflow.trained import TrainedModel, shared_variables
+from edl.tensorflow.variables import check_known, plain, variables_by_name, variables_of
 from edl.worker import activity
 from edl.worker.worker import Worker
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """An optimizer, the model that it trains, and the reduction of its gradients.
-
-    Attributes:
-        optimizer: the optimizer that the script gave to ``edl.Optimizer``.
-        model: the model, as the script gave it; None: it named none.
-        reduction: the reduction of the optimizer's gradients over all workers.
-    """
-
-    optimizer: Any
-    model: Any
-    reduction: GradientReduction
-
-    def variables(self) -> list[Any]:
-        """Return a list of the model's variables, of Keras or TensorFlow.
-
-        The list is empty if the script has named no model, or a model that has no variables yet.
-        """
-        return list(variables_of(self.model) or [])
-
-    def variable_ids(self) -> set[int]:
-        """Return the ``id()`` of each TensorFlow variable that the model has."""
-        return {id(plain(variable)) for variable in self.variables()}
-
 
 TF_DATA = (
     "the samples of a tf.data.Dataset have no numbers, so nobody could tell which of them each "
@@ -134,7 +107,7 @@ class Training:
         worker.on_leave(self._hand_over)
         self.worker.loader.progress.on_choice = self._batch_changed
         self.reduction = GradientReduction(worker, self.feed)  # of the first optimizer
-        self._trained: list[_Trained] = []
+        self._trained: list[TrainedModel] = []
         # What optimizers were given for that are created after a fit.
         self._named_models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         apart = LogicalSeeder(self._named_variables)
@@ -267,7 +240,7 @@ class Training:
         if self._trained:
             self._check_several(optimizer, model)
             self._trained.append(
-                _Trained(optimizer, model, GradientReduction(self.worker, self.feed))
+                TrainedModel(optimizer, model, GradientReduction(self.worker, self.feed))
             )
             assert self.replica is not None
             self.replica.rename([type(each.optimizer).__name__ for each in self._trained])
@@ -283,7 +256,7 @@ class Training:
         )
         process.attach_replica(replica)
         self.replica = replica
-        self._trained.append(_Trained(optimizer, model, self.reduction))
+        self._trained.append(TrainedModel(optimizer, model, self.reduction))
         return self.reduction
 
     @property
@@ -308,7 +281,7 @@ class Training:
         self.fitted, optimizer = model, model.optimizer
         if self.replaces_optimizer and optimizer is not self._trained[0].optimizer:
             known = self._named_models.get(optimizer)
-            self._trained = [_Trained(optimizer, known, self.reduction)]
+            self._trained = [TrainedModel(optimizer, known, self.reduction)]
             self.reduction.noise.optimizer = optimizer
             assert self.replica is not None
             self.replica.rename([type(optimizer).__name__])
@@ -386,18 +359,18 @@ class Training:
         In a script with one optimizer it is that one's, whatever the variables are.
 
         Raises:
-            UsageError: there are several optimizers, and the variables are not all in the model of
-                one.
+            UsageError: there are several optimizers, and the variables are not all trained by one.
         """
         if len(self._trained) < 2:
             return self.reduction
         own = {id(plain(variable)) for variable in variables}
-        found = [each for each in self._trained if own & each.variable_ids()]
-        if len(found) != 1 or own - found[0].variable_ids():
+        found = [each for each in self._trained if own & {id(plain(v)) for v in each.known()}]
+        if len(found) != 1:
             raise UsageError(
                 "with several optimizers, compute the gradients of each model's variables with an "
                 "edl.DistributedGradientTape of its own"
             )
+        check_known(variables, found[0].known())
         return found[0].reduction
 
     def _graph_optimizer(self) -> Any:
@@ -419,9 +392,7 @@ class Training:
         if all(each is None or isinstance(each, (list, tuple)) for each in models):
             raise UsageError(ONE_MODEL)
         self._optimizer_variables()  # which tells it what it trains
-        trained = {
-            id(plain(v)) for each in self._trained for v in each.optimizer._trainable_variables
-        }
+        trained = {id(plain(v)) for each in self._trained for v in each.updated()}
         named = variables_by_name(self._model_variables())
         return {n: v for n, v in named.items() if id(v) not in trained and not is_seed(n)}
 
@@ -430,15 +401,15 @@ class Training:
 
         An optimizer that has no variables yet creates them here. The list is empty for an optimizer
         of TensorFlow 1.
+
+        Raises:
+            UsageError: there are no variables that an optimizer could train.
         """
         if self._graph_optimizer() is not None:
             return []
         found: list[Any] = []
         for each in self._trained:
-            if not each.optimizer.built:
-                variables = each.variables() if each.model is not None else self._model_variables()
-                with tf.init_scope():
-                    each.optimizer.build([v for v in variables if v.trainable])
+            each.build(self._model_variables)
             found += each.optimizer.variables
         return found
 
@@ -471,7 +442,7 @@ class Training:
         """
         if (optimizer := self._graph_optimizer()) is None:
             buffers = self.buffers().values() if self.worker.logical else ()
-            trained = [v for each in self._trained for v in each.optimizer._trainable_variables]
+            trained = [v for each in self._trained for v in each.updated()]
             return [*trained, *buffers]
         graph = self.graph or tf.compat.v1.get_default_graph()
         trainable = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
@@ -479,22 +450,15 @@ class Training:
         return [*trainable, *optimizer.variables(), *([] if counter is None else [counter])]
 
     def _model_variables(self) -> list[Any]:
-        """Return a list of the variables of all models, each once.
+        """Return a list of the variables that workers share beside those of the optimizers.
 
-        They are the variables of the models that the script has named and of the model that ``fit``
-        trains. Without any of these they are the variables created since ``edl.init()`` that are
-        not the optimizers'. In a graph of TensorFlow 1 they are its global variables.
+        They are those of :func:`~edl.tensorflow.trained.shared_variables`; in a graph of TensorFlow
+        1 its global variables.
         """
         if self._graph_optimizer() is not None:
             graph = self.graph or tf.compat.v1.get_default_graph()
             return list(graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
-        models = [each.variables() for each in self._trained if each.model is not None]
-        if self.fitted is not None:
-            models.append(list(variables_of(self.fitted) or []))
-        if models:  # each variable once
-            return list({id(plain(v)): v for variables in models for v in variables}.values())
-        others = {id(plain(v)) for each in self._trained for v in each.optimizer.variables}
-        return [variable for variable in CREATED.alive() if id(variable) not in others]
+        return shared_variables(self._trained, self.fitted)
 
     @property
     def is_stream(self) -> bool:

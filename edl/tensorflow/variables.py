@@ -16,9 +16,16 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from edl.errors import UsageError
 from edl.framework.digest import ByteRange
+from edl.framework.state import few
 
 Array = np.ndarray[Any, Any]
+
+UNKNOWN = (
+    "beside the model the script trains {names}, and newcomers would not receive this; before the "
+    "first batch call optimizer.build(variables) with all variables that the optimizer trains"
+)
 
 
 class VariableAccess(Protocol):
@@ -200,6 +207,17 @@ def plain(variable: Any) -> Any:
     A ``variable`` that is none of Keras' is returned as it is.
     """
     return variable.value if hasattr(variable, "overwrite_with_gradient") else variable
+
+
+def check_known(variables: Iterable[Any], known: Iterable[Any]) -> None:
+    """Raise UsageError if one of ``variables``, which a script trains, is not among ``known``.
+
+    Both are variables of Keras or TensorFlow. Those that are not ``known`` are each worker's own.
+    """
+    shared = {id(plain(variable)) for variable in known}
+    unknown = [str(getattr(v, "path", v.name)) for v in variables if id(plain(v)) not in shared]
+    if unknown:
+        raise UsageError(UNKNOWN.format(names=few(unknown)))
 
 
 def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, Any]:

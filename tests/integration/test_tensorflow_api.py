@@ -66,6 +66,14 @@ def job_gradients(model):
     with tf.GradientTape() as tape: loss = tf.reduce_mean(model(data[0]))
     return edl.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
 """
+BESIDE = """
+edl.init(); ds = edl.Dataset(data, 4); model = network()
+scale = tf.Variable([1.0], name="scale"); trained = [*model.trainable_variables, scale]
+opt = edl.Optimizer(keras.optimizers.Adam(0.1), model)
+def apply():
+    with tf.GradientTape() as tape: loss = tf.reduce_mean((model(data[0]) * scale - 1) ** 2)
+    opt.apply_gradients(zip(tape.gradient(loss, trained), trained))
+"""
 CLIP = """
 def clipped(gradients): return tf.clip_by_global_norm(gradients, 0.1)[0]
 def apply_clipped(make=lambda tape: tape):
@@ -103,6 +111,26 @@ FIT = """
 edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
 quietly = {"shuffle": False, "verbose": 0}
 """
+SHARES = (
+    EACH
+    + """apply()
+replica = edl.current_worker().replica
+assert float(replica.state()["model"]["scale:0"][0]) != 1.0, "it is trained, and newcomers get it"
+assert "scale:0" in replica.compared()["model"]
+assert len(replica.variables()["model"]) == 3
+"""
+)
+BESIDE_TWO = (
+    TWO
+    + """
+scale = tf.Variable([1.0], name="scale"); trained = [*models[0].trainable_variables, scale]
+def f():
+    with tf.GradientTape() as tape: loss = tf.reduce_mean((models[0](data[0]) * scale - 1) ** 2)
+    means = edl.DistributedGradientTape(tape).gradient(loss, trained)
+    opts[0].apply_gradients(zip(means, trained))
+"""
+    + EACH
+)
 NO_CALL = """
 class Coder(keras.Model):  # as the VAE of keras.io
     def __init__(self):
@@ -211,6 +239,27 @@ for _ in ds.epochs(1):
         edl.DistributedGradientTape(tape).gradient(loss, weights)
 """,
         "the gradients of each model's variables with an edl.DistributedGradientTape of its own",
+    ),
+    "a variable beside the model": (
+        BESIDE + EACH + "apply()",
+        "beside the model the script trains scale:0, and newcomers would not receive this",
+    ),
+    "a variable beside the model, in a function": (
+        BESIDE + "f = tf.function(apply)\n" + EACH + "f()",
+        "before the first batch call optimizer.build(variables) with all variables",
+    ),
+    "a variable beside one of two models": (
+        BESIDE_TWO + "f()",
+        "beside the model the script trains scale:0",
+    ),
+    "two optimizers, and a model that is not built": (
+        """
+edl.init(); ds = edl.Dataset(data, 4); edl.Optimizer(sgd, network())
+lazy = keras.Sequential([keras.layers.Dense(1)], name="lazy")
+edl.Optimizer(keras.optimizers.SGD(0.1), lazy)
+ds.epochs(1)
+""",
+        "edl knows no variables of the model lazy: build it before training begins",
     ),
     "validation_split": (
         FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], validation_split=0.2, **quietly)",
@@ -1454,6 +1503,23 @@ assert len(model.variables) == 4 and model(np.zeros((2, 7, 1))).shape == (2, 1)
 assert len(built(Eager(), (1,), (1,)).variables) == 2
 assert not built(OfDict()).built and len(built(OfDict()).variables) == 6
 """,
+        "",
+    ),
+    "a variable beside the model that the optimizer was built for": (
+        BESIDE + "opt.build(trained)\n" + SHARES,
+        "",
+    ),
+    "a variable beside one of two models that its optimizer was built for": (
+        BESIDE_TWO.replace("for _ in", "opts[0].build(trained)\nfor _ in", 1)
+        + "f()\n"
+        + "assert float(scale[0]) != 1.0\n"
+        + 'assert "scale:0" in edl.current_worker().replica.variables()["model"]',
+        "",
+    ),
+    "a variable beside the model, in the list that edl got, in a function": (
+        BESIDE.replace("(0.1), model)", "(0.1), [*model.variables, scale])")
+        + "apply = tf.function(apply)\n"
+        + SHARES,
         "",
     ),
     "two optimizers with clipped gradients of the job": (
