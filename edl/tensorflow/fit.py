@@ -47,7 +47,12 @@ from edl.errors import UsageError
 from edl.framework.batch_number import batch_in_epoch
 from edl.framework.steps import asked_length, end_batch
 from edl.tensorflow import training
-from edl.tensorflow.fit_arguments import check_arguments, check_compiled, refuse_steered
+from edl.tensorflow.fit_arguments import (
+    check_arguments,
+    check_compiled,
+    check_list,
+    refuse_steered,
+)
 from edl.tensorflow.fits import PassedOver, history_among
 from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row
 from edl.tensorflow.keras_callbacks.memory import NAME, CallbackStates
@@ -185,9 +190,10 @@ class KerasCallback(keras.callbacks.Callback):
 
         Raises:
             UsageError: there is no edl.Dataset, or ``fit`` was not given it to train on, or was
-                given it to validate on, or was given ``steps_per_epoch``; or edl cannot create the
-                variables.
+                given it to validate on, or was given ``steps_per_epoch`` or a list of callbacks
+                that does not know the fit; or edl cannot create the variables.
         """
+        check_list(self)
         now = self._training
         if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")

@@ -1,8 +1,8 @@
 """Check the arguments and the model of ``fit`` from its callbacks, before it trains a wrong step.
 
-:func:`check_arguments` and :func:`check_compiled` do it. Keras tells its callbacks neither the data
-nor the number of steps, so they are read from the frame of the call of ``fit`` on the stack. If
-there is no such frame, no argument is checked.
+:func:`check_arguments`, :func:`check_compiled` and :func:`check_list` do it. Keras tells its
+callbacks neither the data nor the number of steps, so they are read from the frame of the call of
+``fit`` on the stack. If there is no such frame, no argument is checked.
 """
 
 from __future__ import annotations
@@ -66,6 +66,23 @@ def check_compiled(model: Any, now: training.Training) -> None:
     if getattr(model, "steps_per_execution", 1) != 1:
         raise UsageError("edl counts every step: compile the model with steps_per_execution=1")
     turn_off_xla(model)
+
+
+def check_list(callback: Any) -> None:
+    """Refuse a list of callbacks of the script's own making that does not know the fit.
+
+    Keras makes the list with the model and ``epochs`` of the fit, unless it is given one.
+    ``callback`` is a callback in the list, when training begins.
+
+    Raises:
+        UsageError: the list has no model, or no ``epochs``.
+    """
+    if callback.model is None or "epochs" not in (callback.params or {}):
+        raise UsageError(
+            "fit was given a keras.callbacks.CallbackList, which does not know the model and the "
+            "epochs of this fit; give it the callbacks themselves: model.fit(..., "
+            "callbacks=[edl.KerasCallback(), ...])"
+        )
 
 
 def check_arguments(model: Any) -> int:

@@ -146,6 +146,7 @@ edl.init(); ds = edl.Dataset({"image": data[0]}, 4); model = Coder()
 model.compile(edl.Optimizer(keras.optimizers.SGD(0.01)))
 quietly = {"callbacks": [edl.KerasCallback()], "shuffle": False, "verbose": 0}
 """
+LISTED = "Listed = keras.callbacks.CallbackList\n"
 READS_DAMAGED = {
     "loop": LOOP.replace("data, 4", "Damaged(), 4")
     + "for _ in ds.epochs(1):\n for _ in ds: apply()",
@@ -450,6 +451,18 @@ ds.epochs(1)
     "fit with two of edl's": (
         FIT + "model.fit(ds, callbacks=[edl.KerasCallback(), edl.KerasCallback()], **quietly)",
         "two edl.KerasCallback()",
+    ),
+    "fit with a list of Keras": (
+        FIT + LISTED + "model.fit(ds, callbacks=Listed([edl.KerasCallback()], model=model))",
+        "fit was given a keras.callbacks.CallbackList, which does not know the model and the epoch",
+    ),
+    "fit with a list of Keras that has no model": (
+        FIT + LISTED + "model.fit(ds, callbacks=Listed([edl.KerasCallback()]))",
+        "give it the callbacks themselves: model.fit(..., callbacks=[edl.KerasCallback(), ...])",
+    ),
+    "fit with a list in a list": (
+        FIT + LISTED + "model.fit(ds, callbacks=[edl.KerasCallback(), Listed([])], **quietly)",
+        "CallbackList: the callbacks in it would write files on all workers; give fit",
     ),
     "fit, compile without edl, fit": (
         FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)\n"

@@ -30,6 +30,9 @@ _REFUSED: dict[type, str] = {
         "it writes from all workers at once; use edl.checkpoint(directory) or "
         "keras.callbacks.ModelCheckpoint"
     ),
+    keras.callbacks.CallbackList: (
+        "the callbacks in it would write files on all workers; give fit the callbacks themselves"
+    ),
 }
 
 Arrange = Callable[[Any, list[Any], Any], list[Any]]  # (edl's callback, the others, model)
@@ -136,9 +139,9 @@ def with_progress(others: list[Any]) -> list[Any]:
 
 
 def _check(callbacks: list[Any]) -> None:
-    """Raise UsageError if one of ``callbacks`` is a BackupAndRestore or OrbaxCheckpoint of Keras.
+    """Raise UsageError if a callback of Keras that cannot work in a job is among ``callbacks``.
 
-    These cannot work in a job; the message names what to use instead.
+    The message names what to use instead.
     """
     for callback in callbacks:
         for kind, why in _REFUSED.items():
