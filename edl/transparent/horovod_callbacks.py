@@ -1,14 +1,19 @@
-"""Take the place of ``horovod.tensorflow.keras.callbacks`` in an unchanged script."""
+"""Take the place of ``horovod.tensorflow.keras.callbacks`` in an unchanged script.
+
+The callbacks of the learning rate are those of :mod:`edl.tensorflow.keras.callbacks`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import keras
 
 from edl.framework.horovod_absent import absent
-from edl.tensorflow.keras import callbacks
+from edl.tensorflow.keras.callbacks import (
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+)
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -39,54 +44,6 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
-
-
-class LearningRateScheduleCallback(callbacks.LearningRateScheduleCallback):
-    """A callback that sets the learning rate to ``initial_lr * multiplier(epoch)``.
-
-    Args:
-        initial_lr: the learning rate that is multiplied.
-        multiplier: a function of the epoch that returns a factor, or a number.
-        start_epoch: the learning rate is left alone before this epoch.
-        end_epoch: the learning rate is left alone from this epoch on; None: it never is.
-        staircase: True: set the rate once an epoch; False: before each step.
-        momentum_correction: ignored: Keras 3 has compiled the momentum into the step.
-        steps_per_epoch: the number of steps of an epoch; None: it is read from ``fit``.
-    """
-
-    def __init__(
-        self,
-        initial_lr: float,
-        multiplier: float | Callable[[float], float],
-        start_epoch: int = 0,
-        end_epoch: int | None = None,
-        staircase: bool = True,
-        momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
-    ) -> None:
-        super().__init__(initial_lr, multiplier, start_epoch, end_epoch, staircase, steps_per_epoch)
-
-
-class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback):
-    """A callback that raises the learning rate over the first epochs, before each step.
-
-    Args:
-        initial_lr: the learning rate that is reached.
-        warmup_epochs: the number of epochs until it is reached.
-        momentum_correction: ignored: Keras 3 has compiled the momentum into the step.
-        steps_per_epoch: the number of steps of an epoch; None: it is read from ``fit``.
-        verbose: if it is above 0, rank 0 prints the rate that was reached.
-    """
-
-    def __init__(
-        self,
-        initial_lr: float,
-        warmup_epochs: float = 5,
-        momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
-        verbose: int = 0,
-    ) -> None:
-        super().__init__(initial_lr, warmup_epochs, steps_per_epoch, verbose)
 
 
 if not TYPE_CHECKING:  # else every name would be one of this module's

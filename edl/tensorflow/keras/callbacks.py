@@ -89,9 +89,6 @@ class MetricAverageCallback(keras.callbacks.Callback):
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """A callback that sets the learning rate to ``initial_lr * multiplier(epoch)``.
 
-    Horovod's argument ``momentum_correction`` is left out: Keras 3 has compiled the momentum into
-    the step, where a callback cannot change it.
-
     Args:
         initial_lr: the learning rate that is multiplied.
         multiplier: a function of the epoch (from 0) that returns a factor, or a number m: the
@@ -100,6 +97,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         end_epoch: the learning rate is left alone from this epoch on; None: it never is.
         staircase: True: set the rate once an epoch; False: before each batch, with ``epoch`` plus
             the fraction of the epoch that is done.
+        momentum_correction: has no effect, whatever it is: Keras 3 has compiled the momentum into
+            the step, where a callback cannot change it.
         steps_per_epoch: the number of batches of an epoch, to compute those fractions; None: they
             are the job's, since the number of batches changes with the number of workers.
     """
@@ -111,6 +110,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         start_epoch: int = 0,
         end_epoch: int | None = None,
         staircase: bool = True,
+        momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
@@ -181,6 +181,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Args:
         initial_lr: the learning rate that is reached.
         warmup_epochs: the number of epochs until it is reached, which may be a fraction.
+        momentum_correction: has no effect, whatever it is: Keras 3 has compiled the momentum into
+            the step, where a callback cannot change it.
         steps_per_epoch: the number of batches of an epoch; None: ``fit`` has to know it.
         verbose: if it is above 0, rank 0 prints the rate that was reached.
     """
@@ -189,6 +191,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self,
         initial_lr: float,
         warmup_epochs: float = 5,
+        momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
@@ -201,6 +204,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             multiplier,
             end_epoch=math.ceil(warmup_epochs),
             staircase=False,
+            momentum_correction=momentum_correction,
             steps_per_epoch=steps_per_epoch,
         )
         self.verbose = verbose

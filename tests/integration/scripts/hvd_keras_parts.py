@@ -113,6 +113,12 @@ def warmed_up(epochs, **given):
     return [*found, logs["lr"]]
 
 
+# The arguments stand in Horovod's order.
+warmup = hvd.callbacks.LearningRateWarmupCallback(0.8, 5, False, 7, 1)
+assert (warmup.steps_per_epoch, warmup.verbose, warmup.end_epoch) == (7, 1, 5)
+schedule = hvd.callbacks.LearningRateScheduleCallback(1.0, 0.5, 1, 9, False, False, 7)
+assert (schedule.staircase, schedule.steps_per_epoch, schedule.end_epoch) == (False, 7, 9)
+
 # Workers that join or leave change the number of steps of an epoch.
 many, few = [(8, 4)] * 4, [(2, 16)] * 16
 for warm in (warmed_up([few, many, many]), warmed_up([many, few, few])):
@@ -127,7 +133,7 @@ for share, rate in zip(trained[1], within[8:10], strict=True):
 assert np.isclose(warmed_up([few, many], steps_per_epoch=16)[-1], 0.8)
 model.optimizer.learning_rate = 0.8
 rates.clear()
-schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=1)
+schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, 1, None, True, False, STEPS)
 assert fit(3, schedule, watch) == [STEPS] * 3
 assert np.allclose(rates[STEPS:], [0.1] * STEPS + [0.05] * STEPS)
 
