@@ -38,6 +38,7 @@ from edl.tensorflow.collectives import WAITING, allreduce_average
 from edl.tensorflow.feed import PipelineBatchSource
 from edl.tensorflow.logical import LogicalReduction
 from edl.tensorflow.noise import KerasNoise
+from edl.tensorflow.variables import plain
 from edl.tensorflow.xla import refuse_xla
 from edl.worker import activity
 from edl.worker.worker import Worker
@@ -62,6 +63,7 @@ class GradientReduction:
     Attributes:
         noise: the meter of the gradients' squared norms.
         logical: what keeps the gradients of logical workers; None: the job has none.
+        with_gradient: the ``id()`` of each TensorFlow variable that has had a gradient so far.
     """
 
     def __init__(self, worker: Worker, feed: PipelineBatchSource) -> None:
@@ -74,6 +76,7 @@ class GradientReduction:
         self._bare: list[str] = []  # variables without a gradient
         self._without_gradient: list[bool] = []  # of each variable, whether it has none
         self._variables: list[Any] = []
+        self.with_gradient: set[int] = set()
         self._traced = False  # what sends from Python is built
         self._early = False
         activity.waits_unseen(self._unseen)
@@ -159,6 +162,7 @@ class GradientReduction:
         bare = [gradient is None for gradient in gradients]
         self._bare = [str(v.name) for v, none in zip(variables, bare, strict=True) if none]
         self._without_gradient, self._variables = bare, list(variables)
+        self.with_gradient |= {id(plain(v)) for v in gradient_ops.having(variables, bare)}
         self._early = early
         if not tf.executing_eagerly():
             refuse_xla()
@@ -472,13 +476,9 @@ class GradientReduction:
             means = gradients
         applies = self._reduction.step.state is StepState.REDUCED
         if applies and self.noise.wants:
-            bare = self._without_gradient
-            variables = gradient_ops.having(self._variables, bare)
-            self.noise.show_reduced(
-                gradient_ops.having(gradients, bare),
-                gradient_ops.having(means, bare),
-                variables,
-            )
+            rows = gradients, means, self._variables
+            shown = [gradient_ops.having(row, self._without_gradient) for row in rows]
+            self.noise.show_reduced(*shown)
         if not self._early:
             self._begin_update()
         return means, applies

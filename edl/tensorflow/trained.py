@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from edl.errors import UsageError
+from edl.tensorflow.lr_schedule import with_inner
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import NO_VARIABLES
 from edl.tensorflow.variables import CREATED, plain, variables_of
@@ -42,6 +43,19 @@ class TrainedModel:
         for an optimizer that is not built, and one of TensorFlow 1.
         """
         return list(getattr(self.optimizer, "_trainable_variables", ()))
+
+    def changed(self) -> list[Any]:
+        """Return a list of the variables that an update of an optimizer of Keras changes.
+
+        They are those of :meth:`updated` that have had a gradient, as soon as any has had one. The
+        others are the script's to change: if the model has an average of its own weights in it, a
+        ``train_step`` assigns that. They are all if the optimizer puts averages in their place.
+        """
+        found, reduced = self.updated(), self.reduction.with_gradient
+        inner = with_inner(self.optimizer)
+        if not reduced or any(getattr(one, "ema_overwrite_frequency", None) for one in inner):
+            return found
+        return [variable for variable in found if id(plain(variable)) in reduced]
 
     def known(self) -> list[Any]:
         """Return a list of the model's variables, and of those that the optimizer was built for."""

@@ -437,13 +437,15 @@ class Training:
     def _updated_variables(self) -> list[Any]:
         """Return a list of the variables that an update changes: those that the optimizers train.
 
-        In a graph of TensorFlow 1 they are the trainable variables of the graph, those of the
+        With logical workers, also what they average: the model's variables that are not trained. In
+        a graph of TensorFlow 1 they are the trainable variables of the graph, those of the
         optimizer, and the global step if the graph has one.
         """
         if (optimizer := self._graph_optimizer()) is None:
-            buffers = self.buffers().values() if self.worker.logical else ()
+            if not self.worker.logical:
+                return [v for each in self._trained for v in each.changed()]
             trained = [v for each in self._trained for v in each.updated()]
-            return [*trained, *buffers]
+            return [*trained, *self.buffers().values()]
         graph = self.graph or tf.compat.v1.get_default_graph()
         trainable = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
         counter = tf.compat.v1.train.get_global_step(graph)

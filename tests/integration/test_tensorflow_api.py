@@ -131,6 +131,31 @@ def f():
 """
     + EACH
 )
+AVERAGED = """
+from edl.worker.progress import Receive
+class Averaged(keras.Model):  # as the DDIM of keras.io
+    def __init__(self):
+        super().__init__()
+        self.net, self.average = network(), network()
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape: loss = tf.reduce_mean((self.net(x) - y) ** 2)
+        weights = self.net.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        for average, weight in zip(self.average.weights, self.net.weights):
+            average.assign(0.9 * average + 0.1 * weight)
+        return {"loss": loss}
+def missed(updated, others):  # this worker misses an update, and gets the state of one that did not
+    replica = edl.current_worker().replica
+    before = [[] if others is None else others.get_weights(), updated.get_weights()]
+    state = replica.state()
+    state["model"] = {name: value + 1 for name, value in state["model"].items()}
+    replica.load(state, Receive.STEP)
+    for now, was in zip(updated.get_weights(), before[1]): assert np.allclose(now, was + 1)
+    for now, was in zip([] if others is None else others.get_weights(), before[0]):
+        assert np.allclose(now, was), "its own train_step averages next"
+edl.init(); ds = edl.Dataset(data, 4); model = Averaged()
+"""
 NO_CALL = """
 class Coder(keras.Model):  # as the VAE of keras.io
     def __init__(self):
@@ -1533,6 +1558,39 @@ assert not built(OfDict()).built and len(built(OfDict()).variables) == 6
         BESIDE.replace("(0.1), model)", "(0.1), [*model.variables, scale])")
         + "apply = tf.function(apply)\n"
         + SHARES,
+        "",
+    ),
+    "an average of the network in the model that fit trains, after a missed update": (
+        AVERAGED
+        + """
+model.compile(edl.Optimizer(keras.optimizers.Adam(0.1)))
+model.optimizer.build(model.trainable_variables)  # as edl does in a shared job
+model.fit(ds, callbacks=[edl.KerasCallback()], shuffle=False, verbose=0)
+missed(model.net, model.average)
+""",
+        "",
+    ),
+    "an average of the network in the model of a loop, after a missed update": (
+        AVERAGED
+        + """
+opt = model.optimizer = edl.Optimizer(keras.optimizers.Adam(0.1), model)
+train = {"eager": model.train_step, "function": tf.function(model.train_step)}
+for epoch in ds.epochs(2):
+    for batch in ds: train["eager" if epoch else "function"](batch)
+assert len(opt._trainable_variables) == 4, "edl has built it for the average, too"
+missed(model.net, model.average)
+""",
+        "",
+    ),
+    "averages that the optimizer puts in the place of weights, after a missed update": (
+        AVERAGED
+        + """
+averaging = keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3)
+model.compile(edl.Optimizer(averaging))
+model.optimizer.build(model.trainable_variables)
+model.fit(ds, callbacks=[edl.KerasCallback()], shuffle=False, verbose=0)
+missed(model, None)
+""",
         "",
     ),
     "two optimizers with clipped gradients of the job": (
