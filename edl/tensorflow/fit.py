@@ -435,6 +435,9 @@ class _LastCallback(keras.callbacks.Callback):
         asked = TrainingLength.asked(epochs + now.fits.shift, now.steps.max_steps)
         now.worker.loader.progress.length = asked
         begin = epochs  # where fit looks for the epoch to begin with; so many: it runs none
+        if not now.reduction.several:
+            assert now.replica is not None
+            now.replica.variables()  # builds the optimizer, alike on newcomers, before a first step
         try:
             if now.worker.warming_up:
                 self._warm_up()
@@ -460,7 +463,6 @@ class _LastCallback(keras.callbacks.Callback):
         now = self._training
         if now.worker.is_shared and not now.reduction.several:
             assert now.replica is not None
-            now.replica.variables()  # all are there now
             now.worker.describe_model(now.replica.shapes)
 
     def before_epoch(self, epoch: int) -> None:

@@ -1564,8 +1564,8 @@ assert not built(OfDict()).built and len(built(OfDict()).variables) == 6
         AVERAGED
         + """
 model.compile(edl.Optimizer(keras.optimizers.Adam(0.1)))
-model.optimizer.build(model.trainable_variables)  # as edl does in a shared job
 model.fit(ds, callbacks=[edl.KerasCallback()], shuffle=False, verbose=0)
+assert len(model.optimizer._trainable_variables) == 4, "of the average, too, on each worker"
 missed(model.net, model.average)
 """,
         "",
@@ -1587,7 +1587,6 @@ missed(model.net, model.average)
         + """
 averaging = keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3)
 model.compile(edl.Optimizer(averaging))
-model.optimizer.build(model.trainable_variables)
 model.fit(ds, callbacks=[edl.KerasCallback()], shuffle=False, verbose=0)
 missed(model, None)
 """,
