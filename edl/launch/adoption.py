@@ -92,6 +92,20 @@ def identity(pid: int) -> str:
     return f"{pid} since {fields[_STARTED]}"
 
 
+def recorded_pid(record: Path) -> int | None:
+    """Return the pid of the process that a file names by its :func:`identity`.
+
+    The result is None if that process has ended, or if the file cannot be read or names none.
+    ``record`` is the path of the file.
+    """
+    try:
+        written = record.read_text().strip()
+        pid = int(written.partition(" ")[0])
+    except (OSError, ValueError):
+        return None
+    return pid if written == identity(pid) else None
+
+
 def find(
     environment: Mapping[str, str], record_of: Callable[[str], Path]
 ) -> tuple[RunningWorker, ...]:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from edl.launch.adoption import identity
+from edl.launch.adoption import identity, recorded_pid
 
 _RECORD = "run.process"
 
@@ -52,9 +52,6 @@ def submitters(state: Path, job: str | None) -> dict[str, int]:
     """
     found = {}
     for record in (state / "jobs").glob(f"{job or '*'}/logs/{_RECORD}"):
-        with contextlib.suppress(OSError, ValueError):
-            written = record.read_text()
-            pid = int(written.partition(" ")[0])
-            if written == identity(pid):
-                found[record.parent.parent.name] = pid
+        if (pid := recorded_pid(record)) is not None:
+            found[record.parent.parent.name] = pid
     return found

@@ -226,6 +226,7 @@ class Supervisor(ABC, Generic[State]):
 
     def _turn(self, now: float) -> int | None:
         self._reap(now)
+        self._workers.keep_logs(now)
         try:
             snapshot = self._read(now)
             self._handle_signal(snapshot, now)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from edl.core.host.process import FORMER_LOG, UNKNOWN_EXIT, ScriptEnd
 from edl.launch.adoption import RunningWorker, find, identity
+from edl.launch.log_use import MARK_EACH_S, last_use_s, mark_as_used
 from edl.launch.named_logs import named_logs
 from edl.launch.template import Child
 from edl.launch.template.keeper import FILES, TemplateKeeper
@@ -92,6 +94,7 @@ class Workers:
         self._cwd = cwd
         self._environment = dict(environment)
         self._logs = logs
+        self._marked = -math.inf
         self.template = template
         self._running: dict[str, subprocess.Popen[bytes] | Child | RunningWorker] = {}
         self.on_exit: Callable[[], None] = lambda: None
@@ -243,6 +246,16 @@ class Workers:
     def release(self) -> None:
         """Stop watching all workers, without ending them: no later method ends or reaps them."""
         self._running.clear()
+
+    def keep_logs(self, now: float) -> None:
+        """Mark the directory of the logs as used, so that no launcher of another job removes it.
+
+        This is done at the first call, and then at most once an hour. ``now`` is the monotonic
+        clock, in seconds.
+        """
+        if now - self._marked >= MARK_EACH_S:
+            self._marked = now
+            mark_as_used(self._logs)
 
     def log_of(self, attempt_id: str) -> Path:
         """Return the path of the log of a worker; the file need not exist.
@@ -401,9 +414,9 @@ def log_directory(
         state: the directory of edl's state.
         job: the name of the job.
         fresh: whether a new run of the job starts; if False, nothing is moved or deleted.
-        kept_jobs: how many jobs keep their logs, whatever their age: those whose logs were written
-            last.
-        kept_s: how long each other job keeps its logs after they were last written, in seconds.
+        kept_jobs: how many jobs keep their logs, whatever their age: those whose logs were used
+            last (:func:`edl.launch.log_use.last_use_s`).
+        kept_s: how long each other job keeps its logs after they were last used, in seconds.
     """
     jobs = state / "jobs"
     logs = jobs / job / "logs"
@@ -470,23 +483,18 @@ def _remove_if_empty(path: Path) -> None:
 def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
     """Delete the logs of old jobs, whole, with those of their earlier runs.
 
+    Those of a job with a running process stay (:mod:`edl.launch.log_use`).
+
     Args:
         jobs: the directory with one directory for each job.
-        kept_jobs: how many jobs keep their logs, whatever their age: those written last.
-        kept_s: how long each other job keeps its logs after they were last written, in seconds.
+        kept_jobs: how many jobs keep their logs, whatever their age: those used last.
+        kept_s: how long each other job keeps its logs after they were last used, in seconds.
     """
-
-    def newest(directory: Path) -> float:
-        times = [0.0]
-        with contextlib.suppress(OSError):  # another `edl run` removes what is old, too
-            for path in (directory, *directory.glob("logs/*.log")):
-                times.append(path.lstat().st_mtime)
-        return max(times)
-
-    aged = sorted(((newest(path), path) for path in jobs.glob("*") if path.is_dir()), reverse=True)
-    for modified, path in aged[kept_jobs:]:
-        if time.time() - modified > kept_s:
-            shutil.rmtree(path / "logs", ignore_errors=True)  # who has the secret can read the job
+    logs = [path / "logs" for path in jobs.glob("*") if path.is_dir()]
+    aged = sorted(((last_use_s(path), path) for path in logs), reverse=True)
+    for used, path in aged[kept_jobs:]:
+        if time.time() - used > kept_s:
+            shutil.rmtree(path, ignore_errors=True)  # who has the secret can read the job
 
 
 def has_ended(child: int) -> bool:

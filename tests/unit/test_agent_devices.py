@@ -116,6 +116,9 @@ class Workers:
     def watch(self, orphans: Iterable[RunningWorker]) -> None:
         self.running |= {one.attempt_id: one.device for one in orphans}
 
+    def keep_logs(self, now: float) -> None:
+        pass
+
     def reap(self) -> dict[str, End]:
         ends, self.ends = self.ends, []
         for attempt_id in ends:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from edl.core.cluster.log_part import PART_BYTES, LogPart
 from edl.core.events import Event, WorkerExitedDetails
 from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
+from edl.launch.adoption import identity
 from edl.launch.log_reader import former, last_output
 from edl.scheduler.host.log_files import bytes_in
 from edl.scheduler.host.log_places import KEPT_RUNS, KEPT_S, LogPlaces
@@ -115,7 +117,10 @@ def test_logs_of_runs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
         log = places.of_agent(f"j{number}", "aa")
         log.touch()
         os.utime(log, (number, number))
-        places.of_workers(f"j{number}").mkdir(parents=True)
+        logs = places.of_workers(f"j{number}")
+        logs.mkdir(parents=True)
+        for path in (logs, logs.parent):
+            os.utime(path, (number, number))
     kept = places.of_agent("j3", "bb")  # a later run of the same job
     kept.touch()
     (places.of_workers("j2") / "x-0.log").touch()  # of another host that shares the directory
@@ -127,6 +132,22 @@ def test_logs_of_runs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
     assert kept.exists()
     left = [n for n in range(KEPT_RUNS + 4) if not places.of_workers(f"j{n}").exists()]
     assert left == [0, 4]
+
+
+def test_logs_of_a_job_that_another_host_runs_are_kept(tmp_path: Path) -> None:
+    """It shares the directory, and the newest run on this host has ended long ago."""
+    places = LogPlaces(tmp_path / "jobs", tmp_path / "agents")
+    places.agents.mkdir()
+    for number in range(KEPT_RUNS + 1):
+        log = places.of_agent(f"j{number}", "aa")
+        log.touch()
+        os.utime(log, (number, number))
+    logs = places.of_workers("j0")
+    logs.mkdir(parents=True)
+    (logs / "x-0.process").write_text(identity(os.getpid()))
+    places.prune([], now_s=time.time() + 2 * KEPT_S)
+    assert not places.of_agent("j0", "aa").exists()
+    assert logs.exists()
 
 
 def test_the_log_of_the_last_run_is_chosen() -> None:

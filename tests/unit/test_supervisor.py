@@ -94,6 +94,9 @@ class Workers:
         self.waits[launch] = waits_s
         self.running[launch] = slot
 
+    def keep_logs(self, now: float) -> None:
+        pass
+
     def reap(self) -> dict[str, End]:
         codes, self.exits = self.exits, {}
         self.running = {one: slot for one, slot in self.running.items() if one not in codes}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl.core.names import is_name
+from edl.launch.log_use import last_use_s
 from edl.launch.named_logs import named_logs
 from edl.scheduler.host.job_users import JobUsers
 from edl.scheduler.host.log_files import LogOwner
@@ -91,14 +92,15 @@ class LogPlaces:
         """Remove logs of runs that ended long ago.
 
         The logs of the newest ``KEPT_RUNS`` runs stay, and so do all of the last day. The logs of a
-        job's workers go with that of its last agent.
+        job's workers go with that of its last agent, unless the job still runs
+        (:mod:`edl.launch.log_use`).
 
         Args:
             assigned: the runs that are assigned to the host, as (job, run); theirs stay.
             now_s: the time, in seconds since 1970; None: now.
         """
         stay = {self.of_agent(job, run) for job, run in assigned}
-        aged = sorted((_newest([path]), path, job) for path, job, _ in self._agent_logs())
+        aged = sorted((_written_s(path), path, job) for path, job, _ in self._agent_logs())
         now_s = time.time() if now_s is None else now_s
         for written_s, path, _ in aged[:-KEPT_RUNS]:
             if path not in stay and now_s - written_s > KEPT_S:
@@ -109,7 +111,7 @@ class LogPlaces:
             if self.users.find(job) is not None:
                 continue  # another user's directory may lead anywhere
             logs = self.of_workers(job)
-            if now_s - _newest(logs.glob("*.log")) > KEPT_S:  # other hosts may share the directory
+            if now_s - last_use_s(logs) > KEPT_S:  # other hosts may share the directory
                 shutil.rmtree(logs, ignore_errors=True)
 
     def _agent_logs(self) -> list[tuple[Path, str, str]]:
@@ -121,12 +123,9 @@ class LogPlaces:
         return found
 
 
-def _newest(paths: Iterable[Path]) -> float:
-    """Return when one of the files was last written, in seconds since 1970; 0 if there is none."""
-    times = [0.0]
-    for path in paths:
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue  # it was removed
-    return max(times)
+def _written_s(log: Path) -> float:
+    """Return when a log was last written, in seconds since 1970; 0 if it was removed."""
+    try:
+        return log.stat().st_mtime
+    except OSError:
+        return 0.0
