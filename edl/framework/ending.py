@@ -1,7 +1,7 @@
 """End a worker's process soon after its script; tell the launcher which stage the end has reached.
 
 ``edl.init()`` calls :func:`arm` and :meth:`Closing.start` for this. The exit code is kept in this
-module (:func:`fails`, :class:`ScriptExit`). The end of a process has three stages:
+module (:func:`fails`, :func:`_see_exits`). The end of a process has three stages:
 
 1. The script goes on: in its threads that are not daemons, in exit handlers that it has registered
    with :mod:`atexit` since it imported edl, and in child processes that Python waits for.
@@ -18,7 +18,7 @@ module (:func:`fails`, :class:`ScriptExit`). The end of a process has three stag
 from __future__ import annotations
 
 import atexit
-import builtins
+import ctypes
 import gc
 import io
 import logging
@@ -27,6 +27,7 @@ import signal
 import stat
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -37,6 +38,8 @@ from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers
 
 BREAK_S = 2.0  # for the others to close the ring, too
 CLOSE_S = 10.0  # for ring and coordination to be left, besides a checkpoint that is being written
+
+_BY_SIGNAL = "_edl_by_signal"  # an attribute of a SystemExit that a handler of a signal has raised
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +98,9 @@ def ends_well() -> bool:
     return _code == 0 and not _by_signal and not isinstance(shown, Exception)
 
 
-def _in_signal_handler() -> bool:
-    """Return whether the calling code runs inside a Python function that is set for a signal."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {getattr(getattr(each, "__func__", each), "__code__", None) for each in handlers}
-    frame: FrameType | None = sys._getframe()
+def _in_signal_handler(frame: FrameType | None) -> bool:
+    """Return whether ``frame`` or a caller of it is one of a function that is set for a signal."""
+    codes = _signal_handlers()
     while frame is not None:
         if frame.f_code in codes:
             return True
@@ -107,62 +108,96 @@ def _in_signal_handler() -> bool:
     return False
 
 
-class ScriptExit(SystemExit):
-    """The exception that ``sys.exit()`` and ``exit()`` raise once edl is imported.
+def _signal_handlers() -> set[object]:
+    """Return the code objects of the Python functions that are set for signals."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    functions: list[Any] = [getattr(each, "__func__", each) for each in handlers]
+    return {each.__code__ for each in functions if hasattr(each, "__code__")}
 
-    The interpreter does not tell exit handlers the exit code. If no ``except`` catches this
-    exception, Python drops it after the last frame of the script has gone; at that moment its code
-    is recorded as the code of the process. In any thread but the main one nothing is recorded.
 
-    Args:
-        *arguments: the arguments of SystemExit: an exit code, a message, or nothing.
+def _comes_from_signal(error: SystemExit) -> bool:
+    """Return whether ``error``, with which Python ends, was raised inside a signal handler.
+
+    A handler's frame is in the traceback. Before 3.12 Python has not attached the traceback yet if
+    no ``except``, ``finally`` or ``with`` has seen the error: then no frame runs any more, and a
+    frame of a handler is there only because a traceback has it.
     """
+    if error.__dict__.get(_BY_SIGNAL):
+        return True
+    codes, trace = _signal_handlers(), error.__traceback__
+    if trace is not None:
+        return any(frame.f_code in codes for frame, _ in traceback.walk_tb(trace))
+    return any(type(one) is FrameType and one.f_code in codes for one in gc.get_objects())
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)
-        self._by_signal = _in_signal_handler()
 
-    def __del__(self) -> None:
-        global _code, _by_signal
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and sys._getframe().f_back is None:
-            _code, _by_signal = self._status(), self._by_signal
+def _status(code: object) -> int:
+    """Return the exit code that Python gives to a process that ends by a SystemExit.
 
-    def _status(self) -> int:
-        """Return the exit code that Python gives to a process that ends with this exception.
-
-        It is 0 for None or no argument, the lowest 8 bits of a number, and 1 for a message.
-        """
-        code = self.code
-        if code is None:
-            return 0
-        return code & 0xFF if isinstance(code, int) else 1
+    ``code`` is the attribute of that name. The result is 0 for None, the lowest 8 bits of a number,
+    and 1 for a message.
+    """
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1
 
 
 def _see_exits() -> None:
-    """Let ``sys.exit()``, ``exit()`` and ``quit()`` raise :class:`ScriptExit` from now on.
+    """Record from now on the exit code of a SystemExit that ends this process, and its cause.
 
-    A plain ``raise SystemExit`` in the script raises no ScriptExit, so its code is not recorded.
+    The interpreter does not tell exit handlers the exit code. It has dropped the exception when
+    they run, and calls no hook for it: not ``sys.excepthook``, and no method of the exception. All
+    that it does is to read the attribute ``code``, while no frame of Python runs any more. So this
+    function puts a property in the place of that attribute of the class: it returns what was there,
+    and knows by the missing frame that Python reads it to end the process.
+
+    Thus any SystemExit is seen, whatever raises it, and one of a subclass, too. A subclass of
+    edl's in the place of the name SystemExit would not do: ``except SystemExit`` would not catch
+    what C code and earlier subclasses raise, and :mod:`threading` reports an error for each class
+    but SystemExit itself. The class is written in C and refuses attributes, hence its dictionary is
+    taken from the garbage collector, and the interpreter is told to forget what it has looked up.
+    This was tried with Python 3.11, 3.12 and 3.13.
+
+    Two cases are not seen: a subclass with an own attribute ``code``, and, before Python 3.12, a
+    SystemExit of C code that no Python code has caught on its way. ``sys.exit`` would be one, so it
+    is replaced by a function that catches and raises it again; in the script as well, where the
+    name may have been imported before edl.
     """
+    attributes = gc.get_referents(vars(SystemExit))[0]
+    member, own_frame = attributes["code"], sys._getframe
+
+    def read(error: SystemExit) -> object:
+        code: object = member.__get__(error)
+        if own_frame().f_back is None:
+            _note_exit(error, code)
+        return code
+
+    attributes["code"] = property(read, member.__set__, member.__delete__, member.__doc__)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+    plain = sys.exit
 
     def leave(status: Any = None, /) -> NoReturn:
-        raise ScriptExit(status)
-
-    leave.__doc__ = sys.exit.__doc__
-    sys.exit = leave
-    quitter: Any = type(getattr(builtins, "exit", None))
-    if quitter.__module__ != "_sitebuiltins":  # Python without site
-        return
-    plain = quitter.__call__
-
-    def call(self: Any, code: Any = None) -> NoReturn:
         try:
-            plain(self, code)
+            plain(status)
         except SystemExit as error:
-            raise ScriptExit(error.code) from None
-        raise ScriptExit(code)
+            if _in_signal_handler(own_frame()):
+                error.__dict__[_BY_SIGNAL] = True
+            raise
 
-    quitter.__call__ = call
+    leave.__doc__ = plain.__doc__
+    sys.exit = leave
+    script = vars(sys.modules["__main__"])
+    script.update({name: leave for name, value in script.items() if value is plain})
+
+
+def _note_exit(error: SystemExit, code: object) -> None:
+    """Record with which exit code ``error`` ends this process, and whether a signal was the cause.
+
+    Nothing is recorded in any thread but the main one. ``code`` is what the error says.
+    """
+    global _code, _by_signal
+    if threading.current_thread() is threading.main_thread():
+        _code = _status(code)
+        _by_signal = _code == 0 and _comes_from_signal(error)
 
 
 def say_ended(word: str = ENDED) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,7 @@ from edl.launch.workers import Workers
 # attribute of sys after the last exit handler, soon after the one that edl uses.
 LAST = """
 import atexit, multiprocessing.util, os, sys, time
+from sys import exit as early
 def marker():
     return open(f"/proc/{os.getpid()}/comm").read().strip()
 atexit.register(lambda: print(marker(), flush=True))
@@ -41,7 +45,17 @@ def run(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("last", "code"), [("", 0), ("raise ValueError", 1), ("sys.exit(3)", 3), ("exit(4)", 4)]
+    ("last", "code"),
+    [
+        ("", 0),
+        ("raise ValueError", 1),
+        ("sys.exit(3)", 3),
+        ("early(3)", 3),
+        ("exit(4)", 4),
+        ("raise SystemExit(5)", 5),
+        ("raise SystemExit('the loss is NaN')", 1),
+        ("raise type('Abort', (SystemExit,), {})(6)", 6),
+    ],
 )
 def test_the_end_of_a_script_is_reported(tmp_path: Path, last: str, code: int) -> None:
     """While a library's exit handler runs that was registered before edl's, and after the last."""
@@ -54,12 +68,44 @@ def test_an_exit_that_the_script_has_caught_is_no_end(tmp_path: Path) -> None:
     script = """
 import edl.framework.process
 ending.arm()
-try:
-    sys.exit(3)
-except SystemExit as error:
-    print(error.code)
+for exit in (sys.exit, early):
+    try:
+        exit(3)
+    except SystemExit as error:
+        print(error.code)
 """
-    assert run(tmp_path, script).stdout.split() == ["3", "edl-exiting:0", "edl-ended:0"]
+    assert run(tmp_path, script).stdout.split() == ["3", "3", "edl-exiting:0", "edl-ended:0"]
+
+
+def test_an_exit_in_another_thread_ends_that_thread_only(tmp_path: Path) -> None:
+    """Python prints nothing of it: its threads ignore SystemExit, but not its subclasses."""
+    script = """
+import threading
+import edl.framework.process
+ending.arm()
+def leave():
+    raise SystemExit(3)
+for target in (sys.exit, early, leave):
+    thread = threading.Thread(target=target, args=(3,) if target is not leave else ())
+    thread.start()
+    thread.join()
+"""
+    done = run(tmp_path, script)
+    assert (done.stdout.split(), done.stderr) == (["edl-exiting:0", "edl-ended:0"], "")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(None, None), (3, 3), ("no", "no"), ((1, 2), (1, 2)), (SystemExit(4), 4)]
+)
+def test_sys_exit_raises_what_python_does(status: Any, code: object) -> None:
+    with pytest.raises(SystemExit) as caught:
+        sys.exit(status)
+    for error in (caught.value, copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):
+        assert (type(error), error.code, error.__dict__) == (SystemExit, code, {})
+    caught.value.code = 7
+    assert caught.value.code == 7
+    del caught.value.code
+    assert caught.value.code is None
 
 
 def test_without_a_launcher_nothing_is_reported(tmp_path: Path) -> None:
@@ -120,6 +166,23 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(30)
 """
+RAISED_BY_SIGNAL = """
+closing.start()
+def leave(*_):
+    raise SystemExit(0)
+signal.signal(signal.SIGTERM, leave)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(30)
+"""
+CAUGHT_ON_ITS_WAY = RAISED_BY_SIGNAL.replace(
+    "time.sleep(30)",
+    """
+try:
+    time.sleep(30)
+finally:
+    print("cleaned up")
+""",
+)
 BY_THREAD = """
 def train():
     closing.start()
@@ -141,12 +204,27 @@ os._exit(0)
     [
         ("closing.start()\nsys.exit(0)", True),
         ("closing.start()\nsys.exit(3)", False),
+        ("closing.start()\nraise SystemExit(0)", True),
+        ("closing.start()\nraise SystemExit('the loss is NaN')", False),
         ("closing.start()\nsys.excepthook = print\nraise ValueError", False),
         (BY_SIGNAL, False),
+        (RAISED_BY_SIGNAL, False),
+        (CAUGHT_ON_ITS_WAY, False),
         (BY_THREAD, False),
         (IN_FORK, False),
     ],
-    ids=["exit 0", "exit 3", "error", "signal", "other thread", "fork"],
+    ids=[
+        "exit 0",
+        "exit 3",
+        "raise 0",
+        "raise a message",
+        "error",
+        "signal",
+        "raise by signal",
+        "caught",
+        "other thread",
+        "fork",
+    ],
 )
 def test_the_other_workers_are_told_of_an_end_that_the_script_chose(
     tmp_path: Path, last: str, told: bool
