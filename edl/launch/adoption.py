@@ -21,7 +21,8 @@ from pathlib import Path
 import psutil
 
 from edl.core.host.devices import DEVICE
-from edl.core.host.process import UNKNOWN_EXIT, Process
+from edl.core.host.exit_status import UNKNOWN_EXIT
+from edl.core.host.process import Process
 from edl.core.records import Host
 from edl.launch.machine import is_known_dead
 

@@ -23,9 +23,10 @@ from edl.core.events import Event
 from edl.core.host.agent import AgentLimits, AgentState, decide_agent, with_placement
 from edl.core.host.devices import CUDA, busy_devices, entries
 from edl.core.host.exit_codes import EXIT_CODES, AgentEnd, AgentResult, end_of_job
+from edl.core.host.exit_status import exit_status, how
 from edl.core.host.headlines import Headlines
 from edl.core.host.job_end import TOLD, failed_late
-from edl.core.host.process import LAST_WORDS, Process, exit_status, how
+from edl.core.host.process import LAST_WORDS, Process
 from edl.core.host.python_command import title
 from edl.core.host.restart_policy import is_terminating
 from edl.core.host.supervision import DisableSlot, EndProcess, Start, SupervisorDecision, foreign
@@ -486,9 +487,8 @@ class Agent(Supervisor[AgentState]):
         self._own = replace(self._own, draining=True, is_submitter=False)
         self._joined = True  # from now on a signal is about this host alone
         self._asked = bool(self._signals)
-        self._host = replace(
-            self._host, slots=0, requested_np=0
-        )  # so that no worker is placed here again
+        # No worker is to be placed here again.
+        self._host = replace(self._host, slots=0, requested_np=0)
         self._put_host()
         self._changed.set()
 

@@ -13,7 +13,7 @@ import select
 import signal
 from types import FrameType
 
-from edl.core.host.process import exit_status
+from edl.core.host.exit_status import exit_status
 from edl.launch.signals import TO_END, handled
 
 _PR_SET_PDEATHSIG = 1

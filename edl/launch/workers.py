@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edl.core.host.process import FORMER_LOG, UNKNOWN_EXIT, ScriptEnd
+from edl.core.host.exit_status import UNKNOWN_EXIT
+from edl.core.host.process import FORMER_LOG, ScriptEnd
 from edl.launch.adoption import RunningWorker, find, identity
 from edl.launch.log_use import MARK_EACH_S, last_use_s, mark_as_used
 from edl.launch.named_logs import named_logs

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from edl.core.host.process import UNKNOWN_EXIT, ScriptEnd
+from edl.core.host.exit_status import UNKNOWN_EXIT
+from edl.core.host.process import ScriptEnd
 from edl.framework import process
 from edl.launch.workers import Workers
 

@@ -6,15 +6,9 @@ import pytest
 from made import changed, make_job, wanted
 
 from edl.core.host.agent import AgentLimits, AgentState, decide_agent, with_placement
+from edl.core.host.exit_status import UNKNOWN_EXIT, exit_status, how
 from edl.core.host.job_end import TOLD
-from edl.core.host.process import (
-    UNKNOWN_EXIT,
-    Process,
-    backoff_s,
-    exit_status,
-    how,
-    seen,
-)
+from edl.core.host.process import Process, backoff_s, exited, seen
 from edl.core.host.restart_policy import to_ask, waiting_members
 from edl.core.host.supervision import (
     JobOutcome,
@@ -477,6 +471,15 @@ def killed(
 def test_after_a_backoff_new_workers_start_from_the_checkpoint() -> None:
     assert killed(RingDeath(1, 40, NOW)).outcome is None
     assert slots(killed(RingDeath(1, 40, NOW), now=NOW + backoff_s(1, 30.0))) == [0, 1]
+
+
+def test_what_kills_the_training_of_a_wrapper_kills_workers() -> None:
+    """As the lack of memory does; `bash train.sh` without `exec` then ends with 137 by itself."""
+    facts = snapshot(2, generation(0, 1), job=SAVED)
+    for code, goes_on in ((137, True), (1, False)):
+        dead = [exited(trainer(slot), code, NOW, "Killed") for slot in (0, 1)]
+        outcome = decide_agent(facts, own(*dead, ring_deaths=(RingDeath(1, 40, NOW),)), NOW).outcome
+        assert (outcome is None) == goes_on
 
 
 def test_without_a_checkpoint_killed_workers_are_the_end() -> None:

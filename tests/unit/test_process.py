@@ -5,15 +5,13 @@ from dataclasses import replace
 import pytest
 from made import make_job
 
+from edl.core.host.exit_status import UNKNOWN_EXIT, exit_status, how
 from edl.core.host.process import (
     QUICK_S,
     QUICKLY_KILLED_S,
-    UNKNOWN_EXIT,
     Process,
     ScriptEnd,
-    exit_status,
     exited,
-    how,
     script_ended,
     seen,
 )
@@ -129,6 +127,23 @@ def test_who_had_to_be_killed_after_its_script_counts_as_what_that_came_to(
     assert exited(lingers, 3, NOW, "").exit_code == 3, "it ended by itself"
     killed = replace(lingers, ended=None)
     assert exited(killed, -9, NOW, "").exit_code == -9
+
+
+@pytest.mark.parametrize(
+    ("code", "means"),
+    [(137, -9), (134, -6), (139, -11), (143, -15), (130, 130), (128, 128), (3, 3)],
+)
+def test_a_wrapper_passes_on_by_which_signal_its_command_died(code: int, means: int) -> None:
+    """A shell ends with 128 + n. A script that reports its end has chosen its code itself."""
+    wrapped = exited(TRAINS, code, NOW, "Killed", QUICKLY_KILLED_S)
+    assert wrapped.exit_code == means
+    assert wrapped.failures_now == (0 if means in (-9, -15) else 1)
+    assert exit_status(means) == code
+    reported = script_ended(TRAINS, ScriptEnd(code, handled=False), NOW)
+    assert exited(reported, code, NOW, "").exit_code == code
+    assert exited(TRAINS, 137, NOW, "Killed").ending_text("a") == (
+        "w1 on a was killed by SIGKILL; its last line: Killed"
+    )
 
 
 def test_the_name_of_a_process_says_how_far_its_end_is() -> None:

@@ -23,7 +23,8 @@ from edl.core.events import (
     GenerationDetails,
     SwitchDetails,
 )
-from edl.core.host.process import LAST_LINE, UNSTARTED_EXIT, how
+from edl.core.host.exit_status import how
+from edl.core.host.process import LAST_LINE, UNSTARTED_EXIT
 from edl.core.plural import counted
 
 HOLD_S = 5.0  # the longest time that a line waits for its other events

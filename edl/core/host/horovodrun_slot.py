@@ -33,6 +33,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 
+from edl.core.host.exit_status import how
 from edl.core.host.job_end import (
     TOLD,
     as_the_job_cannot_go_on,
@@ -40,7 +41,7 @@ from edl.core.host.job_end import (
     ring_is_away,
     told_to_end,
 )
-from edl.core.host.process import Process, how
+from edl.core.host.process import Process
 from edl.core.host.restart_policy import (
     disable_slot,
     end_each,

@@ -29,11 +29,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edl.core.host.exit_status import exit_status, how
 from edl.core.host.process import (
     STOPPED_EXIT,
     Process,
-    exit_status,
-    how,
     how_all,
     last_words,
 )

@@ -24,6 +24,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edl.core.host.exit_status import UNKNOWN_EXIT, how, killed_in_wrapper
 from edl.core.job.ending import HALTED_EXIT
 from edl.core.job.liveness import GONE
 from edl.core.records import Generation, JobState, Stage
@@ -32,7 +33,6 @@ from edl.errors import REFUSED_EXIT
 
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
-UNKNOWN_EXIT = -1000  # it ended, and only its parent could have learned how: it is gone, or did
 FORMER_LOG = ".1"  # the end of the name of the file that was a worker's log before this one
 LAST_WORDS = "; the last line of "  # in the sentence that says how a job has failed
 LAST_LINE = "; its last line: "  # in the sentence that says how a process has failed
@@ -358,7 +358,9 @@ def exited(
     """Return a copy of ``process`` that has ended with the exit code ``code``.
 
     If the launcher killed the process after its script had ended, because the exit handlers did not
-    end, the exit code that the script reported counts instead.
+    end, the exit code that the script reported counts instead. If the process has reported no end
+    of its script, it may be a wrapper, such as a shell script, whose command was killed: then the
+    signal counts (:func:`~edl.core.host.exit_status.killed_in_wrapper`).
 
     Args:
         process: the process that has ended.
@@ -372,6 +374,7 @@ def exited(
     )
     if code == -signal.SIGKILL and lingered:
         code = process.ended_code
+    code = killed_in_wrapper(code) if process.ended is None else code
     return replace(
         process, exit_code=code, exited=now, termination_message=last_line, trained_s=trained_s
     )
@@ -541,32 +544,6 @@ def _leaves(
         process.worker is not None and generation.knows(process.worker)
     )
     return by_switch or bool(evicted)
-
-
-def exit_status(code: int) -> int:
-    """Return the exit status, 0 to 255, that a shell shows for the exit ``code`` of a process.
-
-    It is 128 + n for a kill by signal n (``code`` is -n), 1 for an unknown code
-    (:data:`UNKNOWN_EXIT`), else ``code``.
-    """
-    if code == UNKNOWN_EXIT:
-        return 1
-    return 128 - code if code < 0 else code
-
-
-def how(code: int) -> str:
-    """Return an exit ``code`` in words: "was killed by SIGKILL" for -9, "exited with code 1" for 1.
-
-    For :data:`UNKNOWN_EXIT` the words say that it is not known how the process ended.
-    """
-    if code == UNKNOWN_EXIT:
-        return "ended (an earlier agent had started it, or others reaped it: how is not known)"
-    if code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"exited with code {code}"
 
 
 def how_all(processes: Sequence[Process], several: bool) -> str:

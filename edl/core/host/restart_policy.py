@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from edl.core.host.process import Process, exit_status, how, last_words
+from edl.core.host.exit_status import exit_status, how
+from edl.core.host.process import Process, last_words
 from edl.core.host.supervision import (
     DisableSlot,
     EndProcess,

@@ -27,7 +27,7 @@ from edl.core.cluster.records import HostAssignment
 from edl.core.excerpt import printable
 from edl.core.host.devices import CUDA
 from edl.core.host.exit_codes import AgentEnd, AgentResult, is_final
-from edl.core.host.process import exit_status
+from edl.core.host.exit_status import exit_status
 from edl.core.settings import variable
 from edl.errors import CoordinationError
 from edl.scheduler.host.job_users import NO_USERS, JobUsers
