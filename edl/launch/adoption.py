@@ -13,6 +13,7 @@ which only looks: :meth:`edl.launch.workers.Workers.watch` then takes the found 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -144,6 +145,25 @@ def find(
         except (psutil.Error, OSError):
             continue  # it ended meanwhile, or belongs to another user
     return tuple(sorted(found, key=lambda one: (one.slot, one.attempt_id)))
+
+
+def kill_helpers(worker: RunningWorker) -> None:
+    """Kill what a worker, which has ended, has left in the process group that it led.
+
+    The group is known by a process in it that has the id of the worker's start attempt in its
+    environment: the pid of the worker may belong to another process, and another group, by now.
+    Without such a process nothing is killed. A helper process that has a group of its own stays.
+    """
+    for process in psutil.process_iter():
+        try:
+            if (
+                os.getpgid(process.pid) == worker.pid
+                and process.environ().get("EDL_ATTEMPT_ID") == worker.attempt_id
+            ):
+                os.killpg(worker.pid, signal.SIGKILL)
+                return
+        except (psutil.Error, OSError):
+            continue  # it ended meanwhile, or belongs to another user
 
 
 def _is_worker(pid: int, record: Path) -> bool:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from edl.core.host.exit_status import UNKNOWN_EXIT
 from edl.core.host.process import FORMER_LOG, ScriptEnd
-from edl.launch.adoption import RunningWorker, find, identity
+from edl.launch.adoption import RunningWorker, find, identity, kill_helpers
 from edl.launch.log_use import MARK_EACH_S, last_use_s, mark_as_used
 from edl.launch.named_logs import named_logs
 from edl.launch.template import Child
@@ -315,8 +315,8 @@ class Workers:
         """Return how workers have ended since the last call, by the id of their start attempt.
 
         Each end is returned once; the result is empty if no worker has ended. The ended workers are
-        watched no more, and the rest of the process group of each child is killed. The files that
-        only a running worker needs are removed; its log is kept.
+        watched no more, and the rest of the process group of each is killed. The files that only a
+        running worker needs are removed; its log is kept.
         """
         ends = {}
         for attempt_id, process in list(self._running.items()):
@@ -334,7 +334,7 @@ class Workers:
     ) -> End | None:
         """Return how a worker has ended; None while it runs.
 
-        The rest of the process group of a child that has ended is killed. Then the child is reaped,
+        The rest of the process group of a worker that has ended is killed. Then a child is reaped,
         so the operating system may use its pid again.
 
         Args:
@@ -343,7 +343,8 @@ class Workers:
         """
         said = None
         if isinstance(process, RunningWorker):
-            code = process.poll()
+            if (code := process.poll()) is not None:
+                kill_helpers(process)
         else:
             try:
                 if not has_ended(process.pid):

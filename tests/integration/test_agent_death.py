@@ -129,6 +129,8 @@ def test_a_helper_with_a_session_of_its_own_is_not_adopted(tmp_path: Path) -> No
         os.kill(worker, signal.SIGKILL)
         until(lambda: psutil.Process(worker).status() == psutil.STATUS_ZOMBIE, WAIT_S)
         assert last.take_over() == ()
+        assert next_one.reap().keys() == {"launch-0"}
+        assert psutil.Process(int(helper.read_text())).status() != psutil.STATUS_ZOMBIE
     finally:
         started.kill_all(WAIT_S)
         if helper.exists():

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 
 from edl.core.policy.observation import SizeMeasurement
@@ -91,11 +93,16 @@ def test_without_a_thread_a_fit_begins_with_the_next_look(monkeypatch: pytest.Mo
     assert [thread.name for thread in begun] == ["edl-fit"]
 
 
-def end_of(workers: Workers, attempt_id: str) -> End:
+def wait_for(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
-    while not (found := workers.reap()):
+    while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def end_of(workers: Workers, attempt_id: str) -> End:
+    found: dict[str, End] = {}
+    wait_for(lambda: bool(found.update(workers.reap()) or found))
     return found[attempt_id]
 
 
@@ -152,3 +159,27 @@ def test_logs_that_another_one_removes_meanwhile(
 
     monkeypatch.setattr(Path, "glob", with_one_that_is_gone)
     assert log_directory(tmp_path, "digits", fresh=True).is_dir()
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["worker", "other"])
+def test_the_helpers_of_a_worker_that_was_taken_over_end_with_it(
+    tmp_path: Path, is_other: bool
+) -> None:
+    """Not those of another process that has its pid by now."""
+    environment = {**os.environ, "EDL_JOB": "j", "EDL_SECRET": tmp_path.name, "EDL_HOST": "a"}
+    command = ["sh", "-c", "sleep 1000 & echo $! > new; mv new helper; wait"]
+    started, next_one = (Workers(command, tmp_path, environment, tmp_path) for _ in range(2))
+    started.start("abc-0", 0)
+    try:
+        wait_for((tmp_path / "helper").exists)
+        helper = psutil.Process(int((tmp_path / "helper").read_text()))
+        (worker,) = next_one.orphans()
+        next_one.watch([replace(worker, attempt_id="abc-1")] if is_other else [worker])
+        worker.process.kill()  # it stays a zombie until it is reaped
+        wait_for(lambda: len(next_one.reap()) == 1)
+        if is_other:
+            assert helper.status() != psutil.STATUS_ZOMBIE
+        else:
+            wait_for(lambda: not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        started.kill_all(WAIT_S)
