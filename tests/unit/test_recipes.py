@@ -199,6 +199,16 @@ def test_the_hosts_and_controllers_of_a_cluster_fit_together() -> None:
     assert float(host[host.index("--leave-within") + 1]) < grace_s
 
 
+@pytest.mark.parametrize(
+    ("file", "deployment"), [("join.yaml", "digits-join"), ("cluster.yaml", "edl-hosts")]
+)
+def test_edl_is_not_process_1_of_a_pod_with_workers(file: str, deployment: str) -> None:
+    """Process 1 has to reap what a dead worker leaves; edl reaps its own children only."""
+    pod = manifest_of(file, "Deployment", deployment)["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"][0] == "edl"
+    assert pod["shareProcessNamespace"]
+
+
 def manifest_of(file: str, kind: str, name: str) -> Any:
     """Return a resource of a manifest."""
     resources = yaml.safe_load_all((RECIPES / "kubernetes" / file).read_text())
