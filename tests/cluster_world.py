@@ -261,7 +261,11 @@ class World:
         machine = self.machines[name]
         if not (machine.up and machine.daemon and machine.offered and machine.read):
             return
-        found = {}
+        found = {
+            job: JobReport(entry.run, reason="the agent cannot be started: No space left on device")
+            for job, entry in machine.read[0].jobs.items()
+            if job in machine.refuses and not entry.ends
+        }
         for job in {*machine.agents, *(one[0] for one in machine.workers)}:
             agent = machine.agents.get(job)
             runs = {r for j, r, _ in machine.workers if j == job}

@@ -100,6 +100,7 @@ class ClusterMachine(RuleBasedStateMachine):
         requests=st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=3),
         rounds=st.sampled_from((0, 3, 6)),
         quota=st.none() | st.integers(0, 4),
+        broken=st.booleans(),
     )
     def start(
         self,
@@ -109,13 +110,20 @@ class ClusterMachine(RuleBasedStateMachine):
         requests: list[dict[str, Any]],
         rounds: int,
         quota: int | None,
+        broken: bool,
     ) -> None:
+        """Submit jobs to a new cluster, and let rounds pass.
+
+        If it is ``broken``, the first host can start no agent of the first job.
+        """
         self.world = World(*slots, policy=policy, settings=SETTINGS)
         if quota is not None:
             self.world.queues = {"prod": QueueRecord(quota), "default": QueueRecord(1, weight=2.0)}
         self.submitted: set[str] = set()
         if new:
             self.world.machines["h0"].labels = {"gpu": "new"}
+        if broken:
+            self.world.machines["h0"].refuses.add("j0")
         for request in requests:
             self.submit(request, left=200, after=9)
         self.world.rounds(rounds)

@@ -478,6 +478,30 @@ def test_a_host_where_workers_do_not_live_is_left_for_a_time() -> None:
     world.until(lambda: world.workers("a") == 4, rounds=400)
 
 
+def test_a_job_that_started_alone_on_a_host_without_agents_starts_on_another_one() -> None:
+    """A host whose state directory is full, say, is as empty as ever, and would be chosen again."""
+    world = World(2, 2)
+    world.machines["h0"].refuses.add("a")
+    world.submit("a", max=2)
+    world.turn()
+    assert world.devices("a") == {"h0": (0, 1)}
+    world.until(lambda: world.state("a") is RUNNING)
+    assert world.devices("a") == {"h1": (0, 1)}
+    assert world.jobs["a"].life.runs == 2
+    assert world.jobs["a"].life.limits["h0"].most == 0
+
+
+def test_a_job_comes_back_to_its_only_host_when_agents_start_there_again() -> None:
+    world = World(2)
+    world.machines["h0"].refuses.add("a")
+    world.submit("a", max=2)
+    world.until(lambda: world.jobs["a"].life.limits != {})
+    world.round()
+    assert "there are 0 on hosts with its labels on which it may start" in world.reasons["a"]
+    world.agents_start("h0", "a")
+    world.until(lambda: world.state("a") is RUNNING, rounds=400)
+
+
 def test_a_worker_that_is_started_again_keeps_its_slot() -> None:
     world = settled(2, a={"max": 2})
     worker = ("a", world.jobs["a"].life.run, 1)

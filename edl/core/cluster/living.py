@@ -65,18 +65,21 @@ def _happen(draft: Draft, job: JobView, due: PendingEvent) -> None:
 def _limits_of_start(draft: Draft, job: JobView) -> dict[str, HostLimit]:
     """Return a limit for each host on which a failed start of ``job`` had too few workers.
 
-    If no host had any worker, the hosts are not to blame, and there is no limit.
+    If no host had any worker, only those are to blame that report that no agent of the run could
+    be started or live there, and why. Without them there is no limit.
     """
     run = job.present_run
-    entries = draft.table.entries(job.name, job.life.run)
-    busy = {host: len(run.busy(host)) if run is not None else 0 for host in entries}
-    if not any(busy.values()):
+    if run is None:
         return {}
+    entries = draft.table.entries(job.name, run.token)
+    busy = {host: len(run.busy(host)) for host in entries}
+    lived = any(busy.values())
     until_s = draft.now_s + draft.settings.limit_s
     return {
         host: HostLimit(count, until_s)
         for host, count in busy.items()
         if count < len(entries[host].devices)
+        and (lived or draft.cluster.host_named[host].reports_no_start(job.name, run.token))
     }
 
 

@@ -386,6 +386,17 @@ class HostView:
         found = self.report.jobs.get(job)
         return found is None or not found.lives
 
+    def reports_no_start(self, job: str, run: str) -> bool:
+        """Return whether the host reports why it has no agent of a run, and offers slots.
+
+        ``job`` is the name of the run's job, ``run`` the token of the run. No process of the run
+        lives there, and the report has a reason for that, or the exit code of its last agent.
+        """
+        found = self.report.jobs.get(job) if self.offer is not None and self.report else None
+        if found is None or found.run != run or found.lives:
+            return False
+        return bool(found.reason) or found.exit_code is not None
+
     def reports_end(self, job: str) -> bool:
         """Return whether the host reports that no process lives of a run that ended there.
 
