@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 
 from edl.core.cluster.host_jobs import LastAgent, RunProcess
+from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import HostAssignment, JobAssignment
 from edl.core.host.exit_codes import AgentEnd, AgentResult
-from edl.scheduler.host.agents import AgentOptions, HostAgents
+from edl.scheduler.host.agents import AgentOptions, HostAgents, StartOfRun
 from edl.scheduler.host.log_places import LogPlaces
 from edl.scheduler.host.secret_files import SecretFiles
 
@@ -115,6 +117,25 @@ def test_one_that_cannot_be_started_is_told(agents: HostAgents) -> None:
     found = agents.look(ASSIGNED, [], 5.0)["j"]
     assert found.reason == "the agent cannot be started: No space left on device"
     assert found.failures == 1
+
+
+def test_a_log_that_cannot_be_written_is_closed(
+    places: LogPlaces, agents: HostAgents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk `edl host` tries again for as long as the run is assigned to it."""
+
+    def full(descriptor: int, text: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    start = StartOfRun("r1", JobManifest("j", ("true",), 1, 1), "secret")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            agents.start(start)
+    log = places.of_agent("j", "r1")
+    assert log.exists()
+    opened = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    assert str(log) not in opened
 
 
 def test_a_log_that_cannot_be_looked_at_is_none(

@@ -357,7 +357,11 @@ class HostAgents:
             if path.stat().st_size > _LOG_BYTES:
                 path.replace(f"{path}.1")
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.write(log, f"{_STARTS} at {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        try:
+            os.write(log, f"{_STARTS} at {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        except OSError:  # a full disk, on which this is tried again and again
+            os.close(log)
+            raise
         return log
 
     def _end_of(self, job: str, run: str, code: int | None, now_s: float) -> LastAgent:
