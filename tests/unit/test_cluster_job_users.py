@@ -65,6 +65,16 @@ def test_users_are_read_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -
     assert not job_users([]).of_tenants
 
 
+def test_a_user_has_the_groups_that_only_a_directory_service_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SSSD answers who is in which group, and lists no groups."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    first = pwd.getpwnam("nobody").pw_gid
+    monkeypatch.setattr(os, "getgrouplist", lambda name, group: [group, 700_001])
+    assert job_users(["ann=nobody"]).of_tenants["ann"].groups == (first, 700_001)
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

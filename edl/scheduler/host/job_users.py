@@ -7,7 +7,6 @@ neither the secret of the cluster nor the files of other tenants' jobs.
 from __future__ import annotations
 
 import errno
-import grp
 import os
 import pwd
 from collections.abc import Mapping, Sequence
@@ -118,5 +117,5 @@ def _user(name: str) -> JobUser:
         raise UsageError(f"this machine has no user {name!r}") from None
     if entry.pw_uid == 0:
         raise UsageError("--user names root, who can read everything; give another user")
-    own = {entry.pw_gid, *(one.gr_gid for one in grp.getgrall() if name in one.gr_mem)}
-    return JobUser(name, entry.pw_uid, entry.pw_gid, tuple(sorted(own)), Path(entry.pw_dir))
+    groups = {entry.pw_gid, *os.getgrouplist(name, entry.pw_gid)}  # of directory services, too
+    return JobUser(name, entry.pw_uid, entry.pw_gid, tuple(sorted(groups)), Path(entry.pw_dir))
