@@ -255,7 +255,8 @@ def worker_environment(
     """Return the environment of all workers on a host: this process's variables, and edl's.
 
     edl's variables name the job, its run and secret, the ZooKeeper servers and session time-out,
-    the host and its address. They replace variables of the same name; PYTHONUNBUFFERED is set to 1.
+    the host and its address. They replace variables of the same name; PYTHONUNBUFFERED is set to 1,
+    and so is SPT_NOENV unless the user has set that.
 
     Args:
         job: the record of the workers' job.
@@ -268,6 +269,9 @@ def worker_environment(
     """
     return {
         **({"NCCL_SOCKET_IFNAME": interface} if interface else {}),
+        # So setproctitle writes no title over what /proc/PID/environ shows: by that the next agent,
+        # and `edl host`, find the worker. The title is cut to the length of the command line.
+        "SPT_NOENV": "1",
         **config.environment_for_worker(),
         "EDL_JOB": job.name,
         "EDL_RUN": run,

@@ -260,6 +260,19 @@ def test_a_worker_asks_for_the_session_of_its_job(monkeypatch: pytest.MonkeyPatc
     assert load(environment).job_settings.session_timeout_s == 4.5
 
 
+def test_a_title_that_a_script_gives_its_process_does_not_hide_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without SPT_NOENV setproctitle overwrites the memory that /proc/PID/environ shows."""
+    monkeypatch.delenv("SPT_NOENV", raising=False)
+    here, secret = Host("a", 1, "127.0.0.1"), "s" * 32
+    for of_user, expected in ((None, "1"), ("yes", "yes"), ("", "")):
+        if of_user is not None:
+            monkeypatch.setenv("SPT_NOENV", of_user)
+        environment = worker_environment(make_job(), "127.0.0.1:1", here, secret, "")
+        assert environment["SPT_NOENV"] == expected
+
+
 def test_a_worker_belongs_to_the_run_of_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDL_RUN", "of another job, whose worker starts this one")
     here, secret = Host("a", 1, "127.0.0.1"), "s" * 32

@@ -7,7 +7,8 @@ another host that shares this machine has the same one. It reveals nothing. What
 its environment in ``/proc`` is all that is needed to find it again: `edl host` keeps no list.
 
 A process that a user's script starts with an emptied environment is not found, unless it belongs to
-the process group of a worker.
+the process group of a worker. Nor is a process that overwrites the memory of its environment,
+from which SPT_NOENV keeps setproctitle.
 """
 
 from __future__ import annotations
