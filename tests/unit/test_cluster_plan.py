@@ -12,7 +12,7 @@ from edl.core.cluster.held_slots import HeldSlots
 from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.core.cluster.orders import CreateRun, PlaceRun, StopRun
 from edl.core.cluster.plan import ClusterPlan, plan
-from edl.core.cluster.records import Goal, HostReport
+from edl.core.cluster.records import Goal, HostReport, QueueRecord
 from edl.core.cluster.state import Allocation, ClusterState
 from edl.core.cluster.view import AgentView
 from edl.core.excerpt import CHARS
@@ -997,6 +997,64 @@ def test_paths_are_asked_for_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     [assigned] = world.turn().assigned.values()
     assert assigned.paths == ("/data/4", "/data/0", "/data/1")
     world.until(lambda: all(state is ENDED for state in states(world).values()))
+
+
+def needs(*paths: str) -> dict[str, str]:
+    """Return what a job says that needs these paths as data."""
+    return {path: f"the job's data {path}" for path in paths}
+
+
+def test_one_queue_does_not_take_all_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant with many long paths, of any priority, stopped the starts of all others."""
+    monkeypatch.setattr("edl.core.cluster.path_questions.MOST_BYTES", 4 * len('"/a/0",'))
+    world = World(8)
+    world.queues = {"ann": QueueRecord(), "bob": QueueRecord()}
+    for number in range(4):
+        world.submit(f"a{number}", max=2, queue="ann", required_paths=needs(f"/a/{number}"))
+        world.want(f"a{number}", priority=9)
+    world.submit("b", max=2, queue="bob", required_paths=needs("/b/0", "/b/1"))
+    [assigned] = world.turn().assigned.values()
+    assert assigned.paths == ("/a/0", "/b/0", "/b/1", "/a/1")
+    world.until(lambda: world.state("b") is RUNNING)
+
+
+def test_a_job_whose_paths_do_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of its paths would be of no use to it."""
+    monkeypatch.setattr("edl.core.cluster.path_questions.MOST_BYTES", 3 * len('"/d/0",'))
+    world = World(8)
+    world.submit("a", max=2, required_paths=needs("/d/0", "/d/1"))
+    world.submit("b", max=2, required_paths=needs("/d/0", "/d/2", "/d/3"))
+    world.submit("c", max=2, required_paths=needs("/d/4"))
+    [assigned] = world.turn().assigned.values()
+    assert assigned.paths == ("/d/0", "/d/1", "/d/4")
+
+
+def test_jobs_that_could_get_no_slots_are_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl.core.cluster.path_questions.MOST_BYTES", len('"/d/0",'))
+    large: list[dict[str, object]] = [
+        {"min": 9},
+        {"min": 3, "queue": "small"},
+        {"min": 2, "queue": "small", "preemptible": False},
+        {"labels": {"gpu": "none here"}},
+    ]
+    world = World(8)
+    world.queues = {"small": QueueRecord(quota=1, most=2), "default": QueueRecord()}
+    for number, request in enumerate(large):
+        world.submit(f"j{number}", **{"max": 9, **request}, required_paths=needs("/large"))
+    world.submit("last", required_paths=needs("/d/0"))
+    [assigned] = world.turn().assigned.values()
+    assert assigned.paths == ("/d/0",)
+
+
+def test_a_job_whose_paths_alone_are_too_long_says_so() -> None:
+    world = World(8)
+    world.submit("a", required_paths=needs(*(f"/{'d' * 250}/{number:04}" for number in range(800))))
+    world.submit("b", required_paths=needs("/d"))
+    world.until(lambda: world.state("b") is RUNNING)
+    assert world.reasons["a"] == (
+        "place 1 of 1 in the queue: its cwd, venv and data have 207200 bytes, and hosts are asked "
+        "for 200000 at most; delete it, and submit it with fewer or shorter paths"
+    )
 
 
 # --- many jobs

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from edl.core.cluster.devices import DeviceTable
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
 from edl.core.cluster.live_model import StepTimeModels, batch_of, live_model
-from edl.core.cluster.path_checks import PathCheck
+from edl.core.cluster.path_checks import PathCheck, too_long_for_a_question
 from edl.core.cluster.state import ClusterJob
 from edl.core.cluster.view import ClusterView, JobView
 from edl.core.plural import counted
@@ -178,9 +178,9 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     if job.run_is_foreign:
         hint = f"stop it with `edl stop {job.name}`, or delete this job"
         return f"waits: a job of this name, which the cluster has not started, runs; {hint}"
-    earlier = _waits_for_earlier(job, cluster)
-    if earlier:
-        return earlier
+    other = _waits_for_earlier(job, cluster) or _too_long_paths(job)
+    if other:
+        return other
     missing = [name for name in job.manifest.secrets if name not in cluster.secrets]
     if missing:
         return f"waits for the secret {missing[0]}: `edl secret set {missing[0]}`"
@@ -205,6 +205,12 @@ def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
         if first.life.result is not LifeResult.FINISHED:
             return f"waits for job {name}, which is {first.life.result or first.life.state}"
     return ""
+
+
+def _too_long_paths(job: JobView) -> str:
+    """Return that no host can be asked for all paths of ``job``, as a sentence; empty: it can."""
+    why = too_long_for_a_question(job.manifest.required_paths)
+    return f"waits: {why}; delete it, and submit it with fewer or shorter paths" if why else ""
 
 
 @dataclass(frozen=True)
@@ -365,7 +371,7 @@ def _hosts_of(
         known: hosts that the job can use, whatever they say of its files.
         check: what the hosts have said of its files.
     """
-    labelled = [host for host in nodes if _has_labels(job, cluster, host)]
+    labelled = [host for host in nodes if has_labels(job, cluster, host)]
     hosts = tuple(host for host in labelled if host in known or host not in check.lacking)
     labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
     without = ",".join(host for host in labelled if host not in hosts)
@@ -449,12 +455,12 @@ def _limits(
         if limit is not None and limit.until_s > table.now_s:
             slots = min(slots, limit.most)
         is_open = host not in blocked and (host in own or check.allows(host))
-        if slots and is_open and _has_labels(job, cluster, host):
+        if slots and is_open and has_labels(job, cluster, host):
             found[host] = slots
     return found
 
 
-def _has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
+def has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
     """Return whether ``host`` has all labels that ``job`` asks for.
 
     If the host offers nothing just now, its labels are not known: the result is True if the job

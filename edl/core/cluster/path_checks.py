@@ -7,7 +7,8 @@ its paths, or has not said yet whether it is there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from edl.core.plural import verb
 from edl.errors import some
 
 PATHS_NAMED = 2  # in one sentence
+MOST_BYTES = 200_000  # of all paths of a question; ZooKeeper holds 1 MB in a node
+_OF_A_CHARACTER = 12  # at most, in JSON: two escapes
 
 
 class HostRecords(Protocol):
@@ -115,6 +118,21 @@ class PathChecks:
                 elif path not in said:
                     unknown.setdefault(host.name, what)
         return PathCheck(lacking, {h: what for h, what in unknown.items() if h not in lacking})
+
+
+def path_bytes(paths: Iterable[str]) -> int:
+    """Return how many bytes ``paths`` have in the record with which a host is asked for them."""
+    return sum(len(json.dumps(path)) + 1 for path in paths)  # with a comma
+
+
+def too_long_for_a_question(paths: Collection[str]) -> str:
+    """Return why no host can be asked for all ``paths``, as a clause; empty: it can."""
+    if _OF_A_CHARACTER * sum(map(len, paths)) + 3 * len(paths) <= MOST_BYTES:
+        return ""
+    size = path_bytes(paths)
+    if size <= MOST_BYTES:
+        return ""
+    return f"its cwd, venv and data have {size} bytes, and hosts are asked for {MOST_BYTES} at most"
 
 
 def _clause(found: Mapping[str, str], one: str, many: str, between: str) -> str:
