@@ -30,6 +30,7 @@ from edl.secret_file import LEAST_SECRET, read_secret
 
 LOOPBACK = "127.0.0.1"
 _INHERITED_TEMPLATE = "EDL_INHERITED_TEMPLATE"  # SOCKET:PROCESS
+STATE_VARIABLE = "EDL_STATE_DIR"  # of the agents of `edl host`, whatever a manifest says of HOME
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -349,12 +350,12 @@ def environment_for_worker() -> dict[str, str]:
 
     The copy lacks the variables in which horovodrun describes this process's slot, the device that
     this process was given, the settings of the job, which a worker reads from the job's record, the
-    template process of this launcher, and the path of the file with the secret. The caller adds
-    EDL_SECRET and the other settings of the worker.
+    template process of this launcher, its state directory, and the path of the file with the
+    secret. The caller adds EDL_SECRET and the other settings of the worker.
     """
     dropped = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
     dropped |= {variable_of(name) for name in OF_THE_JOB}
-    dropped |= {_INHERITED_TEMPLATE, "EDL_DEVICE", variable_of("secret_file")}
+    dropped |= {_INHERITED_TEMPLATE, STATE_VARIABLE, "EDL_DEVICE", variable_of("secret_file")}
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
@@ -441,15 +442,20 @@ def cache_dir() -> Path:
 def state_dir() -> Path:
     """Return the user's state directory of edl, and create it if it does not exist.
 
-    It is ``$XDG_STATE_HOME/edl``, or ``~/.local/state/edl`` if that variable is not set. It holds
-    secrets and the output of scripts, so access by other users is removed, whatever the umask; if
-    the file system refuses that, no error is raised.
+    It is ``$EDL_STATE_DIR``, which `edl host` sets for its agents, else ``$XDG_STATE_HOME/edl``, or
+    ``~/.local/state/edl`` if neither is set. It holds secrets and the output of scripts, so access
+    by other users is removed, whatever the umask; if the file system refuses that, no error is
+    raised.
 
     Raises:
         ConfigError: the user has no home directory, and XDG_STATE_HOME is not set.
         OSError: the directory cannot be created.
     """
-    path = _user_dir("XDG_STATE_HOME", ".local/state")
+    if given := os.environ.get(STATE_VARIABLE):
+        path = Path(given)
+        path.mkdir(parents=True, exist_ok=True)
+    else:
+        path = _user_dir("XDG_STATE_HOME", ".local/state")
     if path.stat().st_mode & 0o077:
         with contextlib.suppress(OSError):  # another's, or its file system knows no modes
             path.chmod(0o700)

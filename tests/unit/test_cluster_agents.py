@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from edl import config
 from edl.core.cluster.host_jobs import LastAgent, RunProcess
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import HostAssignment, JobAssignment
 from edl.core.host.exit_codes import AgentEnd, AgentResult
 from edl.scheduler.host.agents import AgentOptions, HostAgents, StartOfRun
+from edl.scheduler.host.job_users import JobUser, JobUsers
 from edl.scheduler.host.log_places import LogPlaces
 from edl.scheduler.host.secret_files import SecretFiles
 
@@ -136,6 +138,34 @@ def test_a_log_that_cannot_be_written_is_closed(
     assert log.exists()
     opened = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
     assert str(log) not in opened
+
+
+@pytest.mark.parametrize("variable", ["HOME", "XDG_STATE_HOME"])
+def test_a_manifest_does_not_say_where_agents_keep_their_files(
+    variable: str, agents: HostAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logs that were written below the manifest's directory could not be read any more."""
+    elsewhere = str(tmp_path / "elsewhere")
+    manifest = JobManifest("j", ("true",), 1, 1, env={variable: elsewhere})
+    for name, value in agents._environment_of(
+        StartOfRun("r1", manifest, "secret"), 5, None
+    ).items():
+        monkeypatch.setenv(name, value)
+    assert config.state_dir() == tmp_path, "that of `edl host`, where it looks for logs"
+    of_workers = config.environment_for_worker()
+    assert of_workers[variable] == elsewhere
+    assert config.STATE_VARIABLE not in of_workers
+
+
+def test_agents_of_a_user_keep_their_files_in_its_home(places: LogPlaces, tmp_path: Path) -> None:
+    user = JobUser("alice", 1001, 1001, (1001,), tmp_path / "alice")
+    users = JobUsers({"ann": user})
+    options = AgentOptions("a", "m", 2, "10.0.0.5", "zoo:2181")
+    secrets = SecretFiles(tmp_path / "secrets")
+    agents = HostAgents(options, replace(places, users=users), {}, secrets, users)
+    manifest = JobManifest("ann.j", ("true",), 1, 1, env={"HOME": "/data"})
+    found = agents._environment_of(StartOfRun("r1", manifest, "secret"), 5, None)
+    assert found["EDL_STATE_DIR"] == str(tmp_path / "alice/.local/state/edl")
 
 
 def test_a_log_that_cannot_be_looked_at_is_none(

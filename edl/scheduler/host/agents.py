@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edl.config import STATE_VARIABLE
 from edl.core.cluster.host_jobs import LIMITS, LastAgent, RunProcess, after_end
 from edl.core.cluster.manifest import JobManifest
 from edl.core.cluster.records import HostAssignment
@@ -312,7 +313,8 @@ class HostAgents:
         """Return the environment of an agent.
 
         It is the environment of this process, with what the manifest adds. The devices that the job
-        may see are not the manifest's to say.
+        may see are not the manifest's to say, nor is where its agents keep logs and other files,
+        even if it sets HOME: `edl host` reads the logs there.
 
         Args:
             start: what the agent is started with.
@@ -339,6 +341,7 @@ class HostAgents:
             "EDL_ADDRESS": options.address,
             "EDL_ZOOKEEPER": options.zookeeper,
             "EDL_SECRET_FILE": f"/dev/fd/{secret}",
+            STATE_VARIABLE: str(self._places.state(start.manifest.name)),
             **({SECRETS_VARIABLE: str(secrets)} if secrets is not None else {}),
         }
 

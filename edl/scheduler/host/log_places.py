@@ -26,7 +26,8 @@ class LogPlaces:
     """The directories of the logs of a host's jobs, and the paths of the logs in them.
 
     Attributes:
-        workers: the directory with a folder for each job, of which ``logs`` has the workers' logs.
+        workers: the directory with a folder for each job, of which ``logs`` has the workers' logs;
+            it lies in the state directory of edl.
         agents: the directory with the logs of the agents of this host, one for each run.
         users: the users as whom jobs run, who have the logs of their workers.
     """
@@ -56,8 +57,16 @@ class LogPlaces:
 
     def of_workers(self, job: str) -> Path:
         """Return the directory of the logs of a job's workers; it need not exist."""
+        return self._jobs(job) / job / "logs"
+
+    def state(self, job: str) -> Path:
+        """Return the state directory of a job's agents, in which the logs of its workers lie."""
+        return self._jobs(job).parent
+
+    def _jobs(self, job: str) -> Path:
+        """Return the directory with a folder for each job of the user as whom ``job`` runs."""
         user = self.users.find(job)
-        return (self.workers if user is None else user.jobs) / job / "logs"
+        return self.workers if user is None else user.jobs
 
     def owner(self, job: str) -> int:
         """Return the number of the user to whom the logs of a job's workers belong."""
