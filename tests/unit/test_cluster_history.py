@@ -218,6 +218,34 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         HistoryFile(tmp_path / "history.sqlite").fill(Log().read, UID)
 
 
+def test_machines_that_share_a_file_share_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's write-ahead log needs that; on NFS it would damage the file."""
+    path = tmp_path / "history.sqlite"
+    log = Log()
+    log.submitted(0, "a")
+    modes = []
+    for shared in (False, True):
+        monkeypatch.setattr(history_file, "is_on_network", lambda directory, is_=shared: is_)
+        log.submitted(1, f"b{shared}")
+        HistoryFile(path).fill(log.read, UID)
+        with closing(sqlite3.connect(path)) as db:
+            modes += db.execute("PRAGMA journal_mode").fetchone()
+    assert modes == ["wal", "delete"], "a file of before is changed"
+    file = HistoryFile(path)
+    file.fill(log.read, UID)
+    assert {one.job for one in file.jobs(2000.0)} == {"a", "bFalse", "bTrue"}
+    assert {one.name for one in tmp_path.iterdir()} == {"history.sqlite"}
+
+
+def test_several_fill_one_file_of_several_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_file, "is_on_network", lambda directory: True)
+    test_several_fill_one_file(tmp_path)
+
+
 def test_missed_events_end_what_was_running(file: HistoryFile) -> None:
     log = Log()
     story(log)

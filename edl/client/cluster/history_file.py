@@ -1,7 +1,8 @@
 """Keep the history of a cluster in an SQLite file, which is filled from the cluster's event log.
 
 The file may be deleted at any time: it is then made again from the events that ZooKeeper still has,
-the newest 10,000. Several processes of a user may fill and read one file.
+the newest 10,000. Several processes of a user may fill and read one file, also on several machines
+that share the user's home directory.
 
 Clusters of one name, in several ZooKeepers or one after another, have files of their own, beside
 each other. A file says in the table ``cluster`` which one it is of.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edl import config
+from edl.client.cluster.file_systems import is_on_network
 from edl.coordination.secrets import CLUSTERS
 from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.history import (
@@ -261,8 +263,7 @@ def _connected(path: Path) -> sqlite3.Connection:
         ) from None
     db = sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)
     try:
-        _log_ahead(db)
-        db.execute("PRAGMA synchronous = NORMAL")  # a lost transaction is replayed again
+        _choose_journal(db, is_on_network(path.parent))
         if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
             with _transaction(db):
                 if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
@@ -274,30 +275,42 @@ def _connected(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _log_ahead(db: sqlite3.Connection) -> None:
-    """Let the file be read while another process writes it (SQLite's write-ahead log).
+def _choose_journal(db: sqlite3.Connection, is_shared: bool) -> None:
+    """Choose how SQLite writes the file.
 
-    The first process to do so needs the file alone. SQLite waits for that only in some cases, and
-    else says at once that the file is locked, so it is asked again.
+    On a disk of this machine it uses a write-ahead log, so that the file is read while another
+    process writes it. The processes share that log's index in memory, which several machines cannot
+    do: where they may use the file at the same time, as on NFS, it would be damaged. There SQLite
+    keeps a rollback journal, and readers wait for a writer.
+
+    The first process to change that needs the file alone. SQLite waits for that only in some cases,
+    and else says at once that the file is locked, so it is asked again.
+
+    Args:
+        db: the file.
+        is_shared: whether other machines may use the file.
 
     Raises:
         sqlite3.OperationalError: others have used the file for LOCKED_S (20) seconds, or it cannot
             be written.
     """
+    mode = "DELETE" if is_shared else "WAL"
     deadline = time.monotonic() + LOCKED_S
     while True:
         try:
-            db.execute("PRAGMA journal_mode = WAL")
-            return
+            db.execute(f"PRAGMA journal_mode = {mode}")
+            break
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(RETRY_S)
+    if not is_shared:
+        db.execute("PRAGMA synchronous = NORMAL")  # a lost transaction is replayed again
 
 
 def _remove(path: Path) -> None:
     """Remove the file, and those that SQLite keeps beside it."""
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
@@ -415,7 +428,7 @@ def _make(db: sqlite3.Connection) -> None:
     named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     for (name,) in db.execute(named).fetchall():
         db.execute(f'DROP TABLE "{name}"')
-    for statement in _TABLES.split(";"):
+    for statement in (_OWNER, *_TABLES.split(";")):
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {FORMAT}")
 
