@@ -11,8 +11,9 @@ import typer
 from rich import box
 from rich.table import Table
 
-from edl.cli.common import JsonOption, ZooKeeperOption, console
+from edl.cli.common import JsonOption, ZooKeeperOption
 from edl.cli.figure import draw_history
+from edl.cli.tables import print_table
 from edl.client import Job
 from edl.client.policies import Explanation, stands
 from edl.core.policy.stragglers import Times
@@ -111,8 +112,8 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
         return
     table = Table(box=box.SIMPLE)
     for title in ("workers", "samples/s", "steps"):
-        table.add_column(title, justify="right")
-    table.add_column("model" if found.modelled else "the next size")
+        table.add_column(title, justify="right", overflow="fold")
+    table.add_column("model" if found.modelled else "the next size", overflow="fold")
     more = {verdict.fewer: verdict.why for verdict in found.verdicts}
     more |= {np: f"{rate:.1f}" for np, rate in found.modelled.items()}
     measured = dict(found.learned.seen)
@@ -121,9 +122,9 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
         figures = (f"{seen.samples_per_s:.1f}", f"{seen.steps}") if seen else ("", "")
         table.add_row(f"{np} *" if np == found.np else f"{np}", *figures, more.get(np, ""))
     if found.learned.seen:
-        console().print(table)
+        print_table(table)
     if found.learned.times:
-        console().print(_times(found.learned.times))
+        print_table(_times(found.learned.times))
 
 
 def _times(times: Sequence[Times]) -> Table:
@@ -134,7 +135,8 @@ def _times(times: Sequence[Times]) -> Table:
     """
     table = Table(box=box.SIMPLE)
     for title in ("worker", "host", "samples", "data ms", "compute ms", "reduce ms"):
-        table.add_column(title, justify="left" if title in ("worker", "host") else "right")
+        left = title in ("worker", "host")
+        table.add_column(title, justify="left" if left else "right", overflow="fold")
     for one in times:
         parts = (one.data_s, one.compute_s, one.reduce_s)
         row = (f"{1000 * seconds:.1f}" for seconds in parts)

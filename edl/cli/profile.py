@@ -13,8 +13,9 @@ import typer
 from rich import box
 from rich.table import Table
 
-from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption, console, progress
+from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption, progress
 from edl.cli.figure import draw
+from edl.cli.tables import print_table
 from edl.client import Curve, Job
 from edl.client.job import TIMEOUT_S
 from edl.core.job.profile import STEPS, sizes
@@ -69,7 +70,7 @@ def profile(
     if as_json:
         typer.echo(json.dumps(curve.figures()))
     else:
-        console().print(profile_table(curve))
+        print_table(profile_table(curve))
     if plot is not None:
         draw(curve, plot)
 

@@ -15,9 +15,9 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from edl.cli.common import FOLLOW_S, JobArgument, JsonOption, ZooKeeperOption, console
+from edl.cli.tables import columns, facts_table, print_table
 from edl.client.connection import choose_job, connected
 from edl.core.plural import by_host, counted
 from edl.core.records import Reclaim
@@ -76,7 +76,7 @@ def _show(now: JobStatus, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(now.to_json()))
     else:
-        console().print(status_table(now))
+        print_table(status_table(now))
 
 
 def status_table(now: JobStatus) -> RenderableType:
@@ -84,12 +84,8 @@ def status_table(now: JobStatus) -> RenderableType:
 
     ``now`` is the status.
     """
-    head = Table.grid(padding=(0, 2))
-    head.add_column(style="bold")
-    head.add_column()
     rows = _job_rows(now) | _training_rows(now) | _slot_rows(now) | _given_up_rows(now)
-    for name, value in rows.items():
-        head.add_row(name, Text(value))
+    head = facts_table(rows)
     return Group(head, _members_table(now)) if now.members else head
 
 
@@ -173,10 +169,10 @@ def _members_table(now: JobStatus) -> Table:
 
     Workers without a rank, which are not in the ring, are last, ordered by name as text.
     """
-    columns = ["worker", "rank", "stage", "host", "pid", "port"]
+    titles = ["worker", "rank", "stage", "host", "pid", "port"]
     has_devices = any(member.device is not None for member in now.members)
-    columns += ["device"] if has_devices else []
-    members = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    titles += ["device"] if has_devices else []
+    members = Table(*columns(*titles), box=box.SIMPLE_HEAD, pad_edge=False)
     by_rank = sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
     for member in by_rank:
         mark = " (leads)" if member.id == now.leader else ""

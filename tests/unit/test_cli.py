@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from edl.cli.common import console, worker_number
 from edl.cli.events import aligned
 from edl.cli.main import app, invoke, run_command
 from edl.cli.status import line, status_table
+from edl.cli.tables import print_table
 from edl.cli.worker import _reachable
 from edl.client.events import flat
 from edl.config import Config, HorovodSlot
@@ -388,6 +390,36 @@ def test_status_for_people() -> None:
         "preparing",
     ):
         assert part in text
+
+
+def of_long_names() -> tuple[JobStatus, str, str]:
+    """Return a status with a long host name and a long list of servers, and both texts."""
+    host, servers = "x" * 120, ",".join(f"zookeeper-{n}.example.org:2181" for n in range(9))
+    before = snapshot()
+    members = tuple(replace(member, host=host) for member in before.members)
+    return job_status(replace(before, members=members), servers), host, servers
+
+
+def test_status_in_a_pipe_is_as_wide_as_its_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    now, host, servers = of_long_names()
+    print_table(status_table(now))
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(host in line.split() for line in lines) == 3
+    assert ["ZooKeeper", servers] in [line.split() for line in lines]
+
+
+def test_status_on_a_narrow_terminal_breaks_what_is_too_wide(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = partial(Console, force_terminal=True, color_system=None, width=60)
+    monkeypatch.setattr("edl.cli.tables.console", terminal)
+    now, host, servers = of_long_names()
+    print_table(status_table(now))
+    text = capsys.readouterr().out
+    head, _, table = text.partition("worker  ")
+    assert max(map(len, text.splitlines())) <= 60
+    assert servers in "".join(head.partition("ZooKeeper")[2].split())
+    assert table.count("x") == 3 * len(host)
 
 
 def test_status_shows_the_devices_of_a_job_that_is_limited_to_some() -> None:

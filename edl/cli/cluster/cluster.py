@@ -35,9 +35,9 @@ from edl.cli.common import (
     ClusterOption,
     JsonOption,
     ZooKeeperOption,
-    console,
     line_writer,
 )
+from edl.cli.tables import columns, facts_table, print_table
 from edl.client.cluster.client import Cluster
 from edl.client.cluster.connection import DEFAULT_NAME, access_to_start, connected_cluster
 from edl.client.cluster.history_file import HistoryFile, history_path
@@ -357,7 +357,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(now.to_json()))
     else:
-        console().print(status_table(now))
+        print_table(status_table(now))
 
 
 @app.command()
@@ -454,9 +454,6 @@ def _about_policy(name: str) -> str:
 
 def status_table(now: ClusterStatus) -> RenderableType:
     """Return the status of a cluster as tables for a terminal: leader, policy, slots and hosts."""
-    head = Table.grid(padding=(0, 2))
-    head.add_column(style="bold")
-    head.add_column()
     jobs = ", ".join(f"{count} {state}" for state, count in now.jobs.items()) or "none"
     waits = f"; {counted(now.waiting, 'more controller')} {verb(now.waiting, 'waits', 'wait')}"
     rows = {
@@ -474,15 +471,14 @@ def status_table(now: ClusterStatus) -> RenderableType:
         rows["problem"] = now.problem
     if versions := _versions(now):
         rows["edl"] = versions
-    for name, value in rows.items():
-        head.add_row(name, Text(value))
-    hosts = Table("host", "state", "slots", "used", "jobs", box=box.SIMPLE_HEAD, pad_edge=False)
+    titles = columns("host", "state", "slots", "used", "jobs")
+    hosts = Table(*titles, box=box.SIMPLE_HEAD, pad_edge=False)
     for host in now.hosts:
         cells = host.host, host.state, str(host.slots), str(host.used), by_host(host.jobs)
         hosts.add_row(*map(Text, cells))
     parts = [hosts] if now.hosts else []
     parts += [queue_table(now.queues)] if now.queues else []
-    return Group(head, *parts)
+    return Group(facts_table(rows), *parts)
 
 
 def _versions(now: ClusterStatus) -> str:
@@ -503,11 +499,12 @@ def _show(found: Sequence[JobPlan], as_json: bool) -> None:
     if not found:
         typer.echo("there is no job that has not ended")
         return
-    table = Table("job", "state", "now", "planned", "why", box=box.SIMPLE_HEAD, pad_edge=False)
+    titles = columns("job", "state", "now", "planned", "why")
+    table = Table(*titles, box=box.SIMPLE_HEAD, pad_edge=False)
     for one in found:
         cells = one.job, one.state, by_host(one.now) or "-", by_host(one.planned) or "-"
         table.add_row(*map(Text, cells), Text(one.reason))
-    console().print(table)
+    print_table(table)
 
 
 def _pair(text: str, example: str) -> tuple[str, str]:

@@ -11,7 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption, console
+from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
+from edl.cli.tables import columns, print_table
 from edl.client.cluster.client import Cluster
 from edl.core.cluster.queue_status import QueueStatus
 
@@ -84,7 +85,7 @@ def list_queues(
         for one in found:
             typer.echo(json.dumps(one.to_json()))
     elif found:
-        console().print(queue_table(found))
+        print_table(queue_table(found))
     else:
         typer.echo(f"cluster {where} has no queues: all jobs share its slots")
 
@@ -104,7 +105,7 @@ def delete_queue(
 def queue_table(queues: Sequence[QueueStatus]) -> Table:
     """Return a table for a terminal with a row for each of ``queues``."""
     titles = "queue", "quota", "weight", "max", "slots", "surplus", "running", "waiting", "rho"
-    table = Table(*titles, box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(*columns(*titles), box=box.SIMPLE_HEAD, pad_edge=False)
     for one in queues:
         rho = "-" if one.mean_rho is None else f"{one.mean_rho:.2f}"
         numbers = one.slots, one.surplus, one.running, one.waiting

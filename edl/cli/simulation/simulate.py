@@ -25,6 +25,7 @@ from edl.cli.simulation.runs import (
     seeds_of,
 )
 from edl.cli.simulation.table import Done, catalogue, difference, figures, results_table
+from edl.cli.tables import print_table
 from edl.errors import UsageError
 from edl.figures import check_figure
 from edl.simulator.built_in import POLLUX
@@ -209,7 +210,7 @@ def simulate(
     for each run: its summary, and every job.
     """
     if list_all:
-        console().print(catalogue())
+        print_table(catalogue())
         return
     chosen = job_set(workload_set, trace_file, compared)
     nodes = chosen.nodes if nodes is None else nodes
@@ -271,7 +272,7 @@ def _show(
                 typer.echo(json.dumps(figures(outcome, comparison, history)))
             done.append((outcome, comparison))
     if not as_json:
-        console().print(results_table(done))
+        print_table(results_table(done))
         for outcome, comparison in done:
             if comparison is not None and comparison.differing:
                 console().print(difference(outcome.run, comparison))
