@@ -139,15 +139,15 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
 def aligned(event: Event, width: int | None = None) -> str:
     """Return an event as text for people: local time, generation, step, kind, reason and cost.
 
-    The cost, which only a switch has, is how long workers stood still. The text is one line, or
-    several if it is wider than ``width``.
+    The time has month and day. The cost, which only a switch has, is how long workers stood still.
+    The text is one line, or several if it is wider than ``width``.
 
     Args:
         event: the event.
         width: the width of the terminal in columns: the reason is broken at words, and its further
             lines are indented to its column. None for no breaks.
     """
-    clock = datetime.fromtimestamp(event.time).strftime("%H:%M:%S.%f")[:-3]
+    clock = datetime.fromtimestamp(event.time).strftime("%m-%d %H:%M:%S.%f")[:-3]
     columns = f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} "
     text = cost(event)
     line = f"{columns}{event.reason}" + (f"  [{text}]" if text else "")

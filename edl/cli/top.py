@@ -175,10 +175,22 @@ def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:
         zookeeper: the address of the ZooKeeper that they are from.
     """
     status = job_status(now, zookeeper)
-    timed = [(datetime.fromtimestamp(e.time).strftime("%H:%M:%S"), e) for e in events]
+    timed = [(_clock(event.time, time.time()), event) for event in events]
 
     def lines(width: int, height: int) -> list[TextLine]:
         age_s = (now.job.ended or time.time()) - now.job.created
         return job_screen(status, timed, age_s, width, height)
 
     return lines
+
+
+def _clock(time_s: float, now_s: float) -> str:
+    """Return a time as text: the local time, after the month and day if they are not today's.
+
+    Args:
+        time_s: the time, in seconds since 1970.
+        now_s: the present time, in seconds since 1970.
+    """
+    moment = datetime.fromtimestamp(time_s)
+    is_today = moment.date() == datetime.fromtimestamp(now_s).date()
+    return moment.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M:%S")

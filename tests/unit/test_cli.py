@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -523,14 +524,16 @@ def test_events() -> None:
     assert (values["kind"], values["generation"], values["step"]) == ("switch", 2, 40)
     assert values["workers"]["w2"]["stall_s"] == 0.125
     assert "gen 2    step 40       switch             w2 joined" in aligned(SWITCH)
+    moment = datetime(2026, 11, 28, 9, 30, 1, 250_000)
+    assert aligned(replace(SWITCH, time=moment.timestamp())).startswith("11-28 09:30:01.250  gen 2")
     assert aligned(SWITCH).endswith("[stall w2 125 ms, w10 250 ms]")
     assert cost(REPAIR) == (
         "no step for 135 ms: w2 detect 15, election 40, survivor report 20, init 50, broadcast 10; "
         "stall w1 90 ms, w2 120 ms"
     )
-    narrow = aligned(SWITCH, 75).splitlines()
+    narrow = aligned(SWITCH, 82).splitlines()
     assert len(narrow) > 1
-    assert all(line.startswith(" " * 56) and line[56] != " " for line in narrow[1:]), narrow
+    assert all(line.startswith(" " * 62) and line[62] != " " for line in narrow[1:]), narrow
 
 
 def test_a_time_out_of_submit_is_for_a_watch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,12 @@
-"""The foot of `edl top`: why it shows nothing newer."""
+"""`edl top`: the times of events, and the foot: why it shows nothing newer."""
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
-from edl.cli.top import Lines, Screen, _renew
+from edl.cli.top import Lines, Screen, _clock, _renew
 from edl.core.job_screen import TextLine
 from edl.errors import CoordinationError
 
@@ -22,3 +24,10 @@ def test_only_a_lost_connection_is_called_one(connected: bool, away: str) -> Non
     assert screen.away == away
     _renew(screen, lambda: lambda _w, _h: [TextLine("new")], lambda: connected)
     assert screen.away == ""
+
+
+def test_an_event_of_another_day_has_its_date() -> None:
+    now_s = datetime(2026, 11, 29, 0, 5).timestamp()
+    assert _clock(now_s - 240, now_s) == "00:01:00"
+    assert _clock(now_s - 600, now_s) == "11-28 23:55:00"
+    assert _clock(datetime(2026, 10, 29, 0, 5).timestamp(), now_s) == "10-29 00:05:00"
