@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from edl import config
+from edl.cli.common import console
 from edl.install import horovod_wheel, installation
 
 
@@ -33,10 +33,9 @@ def build_horovod(
     The wheel is kept in the user's cache; a second call takes it from there. With --no-install,
     prints its path.
     """
-    console = Console(highlight=False)
+    screen = console()
     wanted = horovod_wheel.recipe(gpu=gpu, environ=config.environment())
     if install:
-        installation.provide(wanted, force=force, console=console)
+        installation.provide(wanted, force=force, console=screen)
     else:
-        wheel = horovod_wheel.build(wanted, force=force, console=console)
-        console.print(str(wheel), soft_wrap=True)
+        typer.echo(str(horovod_wheel.build(wanted, force=force, console=screen)))

@@ -115,8 +115,11 @@ FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 
 
 def console() -> Console:
-    """Return a new console for standard output, which uses colours only if that is a terminal."""
-    return Console(highlight=False)
+    """Return a new console for standard output, which uses colours only if that is a terminal.
+
+    It prints text as it is: neither "[x]" nor ":x:", as paths may have them, is markup.
+    """
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def line_writer(*, with_time: bool = False) -> Callable[[str], None]:

@@ -359,4 +359,4 @@ def _finished(line: LastLine, name: str) -> typer.Exit:
 
 def _print(message: str) -> None:
     """Print ``message`` as a line of its own, after "edl: ", to standard output."""
-    console().print(f"edl: {message}")
+    typer.echo(f"edl: {message}")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.common import ZooKeeperOption, console
+from edl.cli.common import ZooKeeperOption
 from edl.client.connection import choose_job, connected
 from edl.core.events import Event
 from edl.core.horovod_timeline import (
@@ -56,15 +56,14 @@ def timeline(
     except OSError as error:
         raise UsageError(f"the timeline cannot be written: {error}; give another -o") from error
     rings = counted(len(kept), "ring")
-    screen = console()
-    screen.print(f"{target}: {rings}; open it in Perfetto or chrome://tracing")
+    typer.echo(f"{target}: {rings}; open it in Perfetto or chrome://tracing")
     for number in sorted({one.generation for one in found} - {one.generation for one in kept}):
-        screen.print(f"generation {number} is left out: it is of an earlier run")
+        typer.echo(f"generation {number} is left out: it is of an earlier run")
     for path in others:
-        screen.print(f"{path} is left out: it has no timeline of Horovod in it")
+        typer.echo(f"{path} is left out: it has no timeline of Horovod in it")
     for one in kept:
         if not one.whole:
-            screen.print(f"generation {one.generation} ends where its writer was killed")
+            typer.echo(f"generation {one.generation} ends where its writer was killed")
 
 
 def _read(file: Path) -> tuple[list[RingTimeline], list[Path]]:

@@ -16,6 +16,7 @@ import pytest
 from made import make_job, wanted
 from rich.console import Console
 from rich.live import Live
+from rich.table import Column, Table
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -505,6 +506,13 @@ def test_output_in_an_encoding_without_such_characters(monkeypatch: pytest.Monke
 
     assert run_command(command) == 0
     assert raw.getvalue() == b"?? 42%\n"
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "[exp]/a[/b]:100:"
+    console().print(name)
+    print_table(Table(Column(name), title=name))
+    assert capsys.readouterr().out.count(name) == 3
 
 
 def test_the_live_line() -> None:

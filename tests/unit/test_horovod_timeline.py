@@ -110,6 +110,20 @@ def test_the_events_of_the_job() -> None:
     assert (mark["ts"], mark["args"]["reason"]) == (500, "w1 was killed")
 
 
+def test_paths_are_printed_as_they_are(tmp_path: Path) -> None:
+    """Brackets are no markup of rich, and a long line is not broken."""
+    directory = tmp_path / "[exp]" / "run[" / "b]"
+    directory.mkdir(parents=True)
+    (directory / "timeline.g1.json").write_text(written(9000, of_tensor(1, "a")))
+    (directory / "timeline.g3.json").write_text("")
+    file = directory / "timeline.json"
+    done = CliRunner().invoke(app, ["timeline", str(file)])
+    assert done.output.splitlines() == [
+        f"{file}: 1 ring; open it in Perfetto or chrome://tracing",
+        f"{directory / 'timeline.g3.json'} is left out: it has no timeline of Horovod in it",
+    ]
+
+
 def test_the_verb(tmp_path: Path) -> None:
     for number, start_us in ((1, 9000), (2, 9500), (7, 100)):
         (tmp_path / f"timeline.g{number}.json").write_text(written(start_us, of_tensor(1, "a")))

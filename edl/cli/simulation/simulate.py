@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.common import JsonOption, console, progress
+from edl.cli.common import JsonOption, progress
 from edl.cli.simulation.figure import check_runs, figure_of
 from edl.cli.simulation.runs import (
     LOAD,
@@ -275,5 +275,5 @@ def _show(
         print_table(results_table(done))
         for outcome, comparison in done:
             if comparison is not None and comparison.differing:
-                console().print(difference(outcome.run, comparison))
+                typer.echo(difference(outcome.run, comparison))
     return done
