@@ -30,12 +30,15 @@ from edl.core.cluster.job_life import LifeState
 from edl.core.host.worker_hosts import addresses, worker_hosts
 from edl.core.snapshot import Snapshot
 from edl.errors import AccessDenied, CoordinationError, EdlError, UnknownJob, UsageError, some
+from edl.launch.line_buffer import LineBuffer
 from edl.launch.log_reader import LogReader
 from edl.launch.named_logs import named_logs
 from edl.launch.workers import earlier_runs
 
 LOOK_S = 3.0  # between two looks which hosts have which logs
+BAR_S = 10.0  # between two states of one progress bar, with --follow
 _CHUNK_BYTES = 1 << 20
+_LINE_BYTES = 1 << 24  # a longer line is shown in pieces
 _WORKER = re.compile(r"w\d+")
 
 
@@ -250,6 +253,8 @@ def _follow(look: Callable[[], bool], job: str, logs: ClusterJobLogs, lines: _Li
 def _show_new(logs: ClusterJobLogs, lines: _Lines, is_last: bool) -> None:
     """Show what was written into the logs since the last call, and incomplete lines if it is last.
 
+    If it is not the last call, the state of a progress bar is shown when it is due.
+
     Args:
         logs: reads the logs.
         lines: prints them.
@@ -260,6 +265,8 @@ def _show_new(logs: ClusterJobLogs, lines: _Lines, is_last: bool) -> None:
             lines.show(log.name, log, content)
         if is_last:
             lines.finish(log)
+        else:
+            lines.show_bar(log)
 
 
 def _finish(job: str, worker: str | None, logs: ClusterJobLogs) -> None:
@@ -302,13 +309,15 @@ def _silent(job: str, worker: str | None, logs: ClusterJobLogs) -> str:
 class _Lines:
     """A printer of lines of logs, of which the parts come one after another.
 
+    Of the states of a progress bar, which overwrites its line, only the newest one is printed.
+
     Args:
         is_one: whether the log of one worker is shown, without its name before each line.
     """
 
     def __init__(self, is_one: bool) -> None:
         self._is_one = is_one
-        self._rest: dict[Hashable, tuple[str, bytes]] = {}
+        self._buffers: dict[Hashable, tuple[str, LineBuffer]] = {}
 
     def show(self, name: str, log: Hashable, content: bytes) -> None:
         """Print the complete lines of a log that ``content`` completes.
@@ -318,21 +327,24 @@ class _Lines:
             log: the log, which tells it from others of that name.
             content: what was read of it after the last part.
         """
-        *lines, rest = (self._rest.pop(log, (name, b""))[1] + content).split(b"\n")
-        self._echo(name, lines)
-        if rest:
-            self._rest[log] = name, rest
+        _, buffer = self._buffers.setdefault(log, (name, LineBuffer(_LINE_BYTES)))
+        self._echo(name, buffer.add(content))
+
+    def show_bar(self, log: Hashable) -> None:
+        """Print the state of a log's progress bar if it has changed, at most every ``BAR_S``."""
+        if log in self._buffers:
+            name, buffer = self._buffers[log]
+            self._echo(name, buffer.due_bar(BAR_S))
 
     def finish(self, log: Hashable) -> None:
         """Print the last line of a log that is incomplete, if it has one."""
-        if log in self._rest:
-            name, rest = self._rest.pop(log)
-            self._echo(name, [rest])
+        if log in self._buffers:
+            name, buffer = self._buffers[log]
+            self._echo(name, buffer.finish())
 
-    def _echo(self, name: str, lines: list[bytes]) -> None:
+    def _echo(self, name: str, lines: list[str]) -> None:
         for line in lines:
-            for shown in line.decode(errors="replace").splitlines() or [""]:
-                typer.echo(shown if self._is_one else f"[{name}] {shown}")
+            typer.echo(line if self._is_one else f"[{name}] {line}")
 
 
 class _LogFiles:
@@ -354,7 +366,7 @@ class _LogFiles:
 
         The lines of one worker come after those of another, in the order of their names. Logs that
         are new in the directory are included. If ``finish`` is True, an incomplete last line of
-        each log is printed, too.
+        each log is printed, too; if not, the state of a progress bar when it is due.
         """
         for name, path in named_logs(self._directory).items():
             if self._worker not in (None, name):
@@ -365,6 +377,8 @@ class _LogFiles:
                 self._lines.show(name, path, chunk)
             if finish:
                 self._lines.finish(path)
+            else:
+                self._lines.show_bar(path)
 
     def close(self) -> None:
         """Close all log files."""

@@ -27,6 +27,7 @@ from rich.text import Text
 
 from edl.core.host.termination_message import KEPT, best, is_of_horovod
 from edl.launch.backlog import Backlog
+from edl.launch.line_buffer import LineBuffer, as_shown
 from edl.launch.log_reader import LogReader
 from edl.launch.output_stream import OutputStream
 
@@ -73,9 +74,8 @@ class _Tail:
         self.slot = slot
         self.prefix = f"[slot {slot}]"
         self.ended = False  # the worker has exited: nothing follows what is there
-        self.bar_shown = ("", time.monotonic())
+        self.buffer = LineBuffer(_LINE_BYTES)
         self._reader = LogReader(path, from_now)
-        self._rest = b""
 
     def lines(self, finish: bool) -> Iterator[list[str]]:
         """Yield the complete lines that a worker has added to its log since the last call.
@@ -91,23 +91,9 @@ class _Tail:
         left = _ROUND_BYTES
         while (finish or left > 0) and (chunk := self._reader.read(_CHUNK_BYTES)):
             left -= len(chunk)
-            *complete, self._rest = (self._rest + chunk).split(b"\n")
-            if len(self._rest) > _LINE_BYTES:
-                complete.append(self._rest)
-                self._rest = b""
-            self._rest = _newest_state(self._rest)
-            yield [as_shown(line) for line in complete]
-        if finish and self._rest:
-            rest, self._rest = self._rest, b""
-            yield [as_shown(rest)]
-
-    @property
-    def bar(self) -> str:
-        """The newest state of the worker's progress bar, as far as :meth:`lines` has read.
-
-        It is empty if the last line, which is not complete, is no progress bar.
-        """
-        return as_shown(self._rest) if b"\r" in self._rest.rstrip(b"\r") else ""
+            yield self.buffer.add(chunk)
+        if finish:
+            yield self.buffer.finish()
 
     def close(self) -> None:
         """Close the log file; :meth:`lines` must not be called afterwards."""
@@ -295,25 +281,12 @@ class Output:
         """
         for lines in tail.lines(finish=finish):
             self._show(tail, lines)
-        self._show(tail, self._due_bar(tail))
+        if not self._console.is_terminal:
+            self._show(tail, tail.buffer.due_bar(self._bar_s))
 
     def _put(self, note: _Note) -> None:
         self._notes.put(note)
         self._wake.set()
-
-    def _due_bar(self, tail: _Tail) -> list[str]:
-        """Return a list with the progress bar of the worker whose log ``tail`` reads, if it is due.
-
-        It is due if standard output is not a terminal, the bar has changed, and ``bar_s`` seconds
-        have passed since it was last shown or, before that, since the log is followed. Otherwise
-        the list is empty. A bar that is returned counts as shown.
-        """
-        shown, at = tail.bar_shown
-        now = time.monotonic()
-        if self._console.is_terminal or now - at < self._bar_s or tail.bar in ("", shown):
-            return []
-        tail.bar_shown = (tail.bar, now)
-        return [tail.bar]
 
     def _below(self) -> Text:
         """Return the text that stands below all lines on a terminal.
@@ -323,9 +296,9 @@ class Output:
         """
         assert self._render is not None
         bars = [
-            Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(tail.bar))
+            Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(bar))
             for tail in list(self._tails.values())
-            if tail.bar
+            if (bar := tail.buffer.bar)
         ]
         return Text("\n").join([*bars, self._render()])
 
@@ -428,16 +401,6 @@ def _colour(tail: _Tail) -> str:
     return _COLOURS[tail.slot % len(_COLOURS)]
 
 
-def _newest_state(line: bytes) -> bytes:
-    """Return ``line``, the last and incomplete line of a log, without old states of a progress bar.
-
-    A progress bar overwrites its line: carriage returns separate its states. The result begins with
-    a carriage return if states were left out; other lines are returned unchanged.
-    """
-    before, _, newest = line.rstrip(b"\r").rpartition(b"\r")
-    return b"\r" + newest + line[len(line.rstrip(b"\r")) :] if before else line
-
-
 def wrapped(line: str, width: int, indent: int) -> str:
     """Return ``line`` broken at words to ``width`` columns, with all lines but the first indented.
 
@@ -455,12 +418,3 @@ def wrapped(line: str, width: int, indent: int) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def as_shown(line: bytes) -> str:
-    """Return a line of a log as text, as a terminal would show it.
-
-    Only the last state of a progress bar is left. Bytes that are not UTF-8 become U+FFFD, and
-    colours are kept. ``line`` has the bytes of the line, without its newline.
-    """
-    return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]

@@ -11,7 +11,7 @@ from collections import deque
 from typing import IO
 
 from edl.core.host.termination_message import KEPT, best
-from edl.launch.output import as_shown
+from edl.launch.line_buffer import as_shown
 
 _CHUNK_BYTES = 1 << 16
 _REST_S = 2.0  # for the last output of a child; a process that it started may hold the pipe open

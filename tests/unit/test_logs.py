@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -79,6 +79,35 @@ def test_the_links_tell_the_next_agent_the_numbers_of_workers(
         ("abc-1", 10),
         ("abc-2", None),
     ]
+
+
+def test_of_a_progress_bar_its_last_state_is_shown(tmp_path: Path, run: Run) -> None:
+    log = job(tmp_path, "digits", w0="") / "w0.log"
+    log.write_bytes(b"begin\r\n\r  0%|\r 50%|#\r100%|##\nend\n\r  0%|\r 10%|")
+    assert run("digits", "w0")[0] == "begin\n100%|##\nend\n 10%|\n"
+
+
+def test_a_progress_bar_is_followed_and_takes_no_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = job(tmp_path, "digits", w0="")
+    shown = []
+    with closing(verb._LogFiles(directory, "w0")) as files:
+        for period_s, text in (
+            (10.0, b"begin\n\r 10%|"),
+            (0.0, b"\r 20%|\r 30%|"),
+            (0.0, b""),
+            (10.0, b"\r 40%|" * 10_000),
+            (0.0, b"\r100%|\n"),
+        ):
+            monkeypatch.setattr(verb, "BAR_S", period_s)
+            with (directory / "w0.log").open("ab") as file:
+                file.write(text)
+            files.show(finish=False)
+            shown.append(capsys.readouterr().out)
+            ((_, buffer),) = files._lines._buffers.values()
+            assert len(buffer._rest) < 10
+    assert shown == ["begin\n", " 30%|\n", "", "", "100%|\n"]
 
 
 def test_characters_that_the_output_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
