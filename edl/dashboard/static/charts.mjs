@@ -63,15 +63,30 @@ export function axis(more = {}) {
   return { stroke, grid, ticks: { show: false }, font: "12px system-ui", gap: 6, ...more };
 }
 
-/** Return the formatter of a time axis: hours and minutes, with seconds where they differ. */
+/** Return a time axis. */
 export function timeAxis() {
-  const values = (_, splits) => {
-    const fine = splits.length > 1 && splits[1] - splits[0] < 60;
-    return splits.map((at) => new Date(1000 * at).toLocaleTimeString("en-GB", {
-      hour: "2-digit", minute: "2-digit", ...(fine ? { second: "2-digit" } : {}),
-    }));
-  };
-  return axis({ values, size: 30, space: 70, grid: { show: false } });
+  return axis({ values: (_, splits) => tickTexts(splits), size: 30, space: 70, grid: { show: false } });
+}
+
+const DAY_S = 23 * 3600; // the shortest one, when clocks are put forward
+
+/**
+ * Return the texts of ticks, whose times are in seconds: hours and minutes, with seconds where they
+ * differ. A tick of another day than the one before has its day; a midnight has the day alone, and
+ * so has each tick if they are a day or more apart.
+ */
+function tickTexts(splits) {
+  const apart = splits.length > 1 ? splits[1] - splits[0] : 60;
+  const seconds = apart < 60 ? { second: "2-digit" } : {};
+  return splits.map((at, number) => {
+    const time = new Date(1000 * at);
+    const before = new Date(1000 * (splits[number - 1] ?? at));
+    const day = time.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+    const text = time.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...seconds });
+    if (apart >= DAY_S) return day;
+    if (before.toDateString() === time.toDateString()) return text;
+    return time.getHours() + time.getMinutes() + time.getSeconds() === 0 ? day : `${day} ${text}`;
+  });
 }
 
 /** Return the columns of stacked series: running sums, the first one at the bottom. */
