@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from edl import config
-from edl.errors import UsageError
+from edl.errors import CoordinationError, UsageError
 from edl.launch.line_output import LineOutput
 from edl.launch.output_stream import OutputStream
 
@@ -191,3 +191,13 @@ def worker_number(text: str) -> int:
     if match is None:
         raise UsageError(f"{text!r} is not a worker; write w3, or 3 (see `edl status`)")
     return int(match[1])
+
+
+def trouble_words(connected: bool, error: CoordinationError) -> str:
+    """Return why nothing newer is shown: ZooKeeper is away, or a record cannot be read.
+
+    Args:
+        connected: whether there is a connection to ZooKeeper.
+        error: what the last reading ended with.
+    """
+    return f"{'cannot be read' if connected else 'ZooKeeper is away'}: {error}"

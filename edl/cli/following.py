@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import typer
 
-from edl.cli.common import FOLLOW_S
+from edl.cli.common import FOLLOW_S, trouble_words
 from edl.client.cluster.waiting import looks
 from edl.client.waiting import ClientLimits
 from edl.coordination.session import Session
@@ -44,13 +44,3 @@ def followed(look: Callable[[], T], session: Session) -> Iterator[T]:
         return found
 
     return looks(tried, None, ClientLimits(poll_s=FOLLOW_S))
-
-
-def trouble_words(connected: bool, error: CoordinationError) -> str:
-    """Return why nothing newer is shown: ZooKeeper is away, or a record cannot be read.
-
-    Args:
-        connected: whether there is a connection to ZooKeeper.
-        error: what the last reading ended with.
-    """
-    return f"{'cannot be read' if connected else 'ZooKeeper is away'}: {error}"

@@ -16,7 +16,14 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from edl.cli.common import FOLLOW_S, JobArgument, JsonOption, ZooKeeperOption, console
+from edl.cli.common import (
+    FOLLOW_S,
+    JobArgument,
+    JsonOption,
+    ZooKeeperOption,
+    console,
+    trouble_words,
+)
 from edl.cli.tables import columns, facts_table, print_table
 from edl.client.connection import choose_job, connected
 from edl.core.plural import by_host, counted
@@ -61,7 +68,8 @@ def status(
                 except CoordinationError as error:
                     if now is None:
                         raise
-                    now = replace(now, away=str(error))  # the rest is as it was last known
+                    # the rest is as it was last known
+                    now = replace(now, away=trouble_words(session.connected, error))
                 if as_json:
                     _show(now, as_json)
                 elif live is not None:
@@ -104,7 +112,7 @@ def _job_rows(now: JobStatus) -> dict[str, str]:
         "workers": f"{now.world_size} of {sum(wanted.values())} wanted "
         f"({where}){assigned}; {now.sizes}; generation {now.generation}",
         "progress": _progress(now),
-        "ZooKeeper": now.zookeeper + (f", away: {now.away}" if now.away else ""),
+        "ZooKeeper": now.zookeeper + (f"; {now.away}" if now.away else ""),
     }
 
 
@@ -198,7 +206,7 @@ def line(now: JobStatus) -> str:
     ``now`` is the status.
     """
     wanted = sum((now.desired or now.assigned).values())
-    away = f"; ZooKeeper is away: {now.away}" if now.away else ""
+    away = f"; {now.away}" if now.away else ""
     leads = now.leader or "nobody"
     size = f"{now.world_size} of {wanted} workers"
     return f"{_progress(now)}; {size}; {leads} leads; {_state(now)}{away}"

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from edl.cli.common import ZooKeeperOption, console
-from edl.cli.following import trouble_words
+from edl.cli.common import ZooKeeperOption, console, trouble_words
 from edl.client.connection import choose_job, connected
 from edl.client.observing import ObservedJob, ObservedJobs
 from edl.core.duration import rounded

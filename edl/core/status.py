@@ -102,7 +102,7 @@ class JobStatus(TrainingStatus):
         Mapping[str, str], "slot in which no worker is started any more, as `host:1` -> why"
     ]
     zookeeper: Annotated[str, "where this was read"]
-    away: Annotated[str, "with `--watch`: why ZooKeeper does not answer now; else empty"] = ""
+    away: Annotated[str, "with `--watch`: why nothing newer can be read now; else empty"] = ""
 
 
 def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from made import make_job
 
-from edl.cli import events, following, logs
+from edl.cli import events, following, logs, status
 from edl.cli.main import invoke
+from edl.cli.tables import print_table
 from edl.coordination.events import OnUnreadable
 from edl.core.events import Event, JobFinishedDetails
 from edl.core.records import JobState
+from edl.core.snapshot import Snapshot
+from edl.core.status import job_status
 from edl.errors import CoordinationError
 from edl.launch.workers import log_directory
 
@@ -111,3 +115,39 @@ def test_logs_of_this_host_are_shown_meanwhile(
     shown = capsys.readouterr()
     assert shown.out == "first\n"
     assert shown.err == SAID
+
+
+@pytest.mark.parametrize(
+    ("connected", "trouble"),
+    [(False, "ZooKeeper is away: not a Job"), (True, "cannot be read: not a Job")],
+)
+def test_a_watched_status_calls_only_a_lost_connection_one(
+    connected: bool,
+    trouble: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs, over = (Snapshot(make_job(state=one)) for one in (JobState.RUNNING, JobState.FAILED))
+    answers: list[Snapshot | CoordinationError] = [runs, CoordinationError("not a Job"), over]
+
+    def snapshot() -> Snapshot:
+        answer = answers.pop(0)
+        if isinstance(answer, CoordinationError):
+            raise answer
+        return answer
+
+    session = SimpleNamespace(connected=connected, hosts="zk:2181")
+    monkeypatch.setattr(status, "connected", lambda _: nullcontext(session))
+    store = SimpleNamespace(snapshot=snapshot)
+    monkeypatch.setattr(status, "choose_job", lambda *_, **__: store)
+    monkeypatch.setattr(status, "FOLLOW_S", 0.0)
+    assert invoke(["status", "digits", "--watch"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith(f"; {trouble}") for line in lines] == [False, True, False]
+
+
+def test_the_table_of_a_status_says_why_it_is_old(capsys: pytest.CaptureFixture[str]) -> None:
+    now = job_status(Snapshot(make_job()), "zk:2181")
+    print_table(status.status_table(replace(now, away="cannot be read: not a Job")))
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert "zk:2181; cannot be read: not a Job" in [row[1].rstrip() for row in rows if row]
