@@ -81,7 +81,8 @@ def logs(
         return
     if not is_here:
         if not previous:  # ZooKeeper knows the newest run of that name only
-            _look_elsewhere(zookeeper, cluster, job, worker, here)
+            has_run = bool(here or earlier_runs(directory))
+            _look_elsewhere(zookeeper, cluster, job, worker, here, has_run)
         raise UsageError(_missing(job, worker, here))
     with closing(_LogFiles(directory, worker)) as files:
         if follow:
@@ -392,10 +393,11 @@ def _look_elsewhere(
     job: str,
     worker: str | None,
     here: Sequence[str],
+    has_run: bool,
 ) -> None:
     """Raise an error that names the host with the log of a worker, if ZooKeeper knows it.
 
-    If it knows no such worker or job, or no ZooKeeper is configured, nothing happens.
+    If it knows no such worker, or no ZooKeeper is configured, nothing happens.
 
     Args:
         zookeeper: the ZooKeeper servers, ``host:port,...``; None for the configured ones.
@@ -403,8 +405,10 @@ def _look_elsewhere(
         job: the name of the job.
         worker: the name of the worker; None for the logs of all workers.
         here: the names of the workers whose logs are on this host, for the message.
+        has_run: whether a job of that name has left logs on this host.
 
     Raises:
+        UnknownJob: ZooKeeper knows no such job, and none has left logs on this host.
         EdlError: the job is one of a cluster and has not started yet, the log is on another host,
             or the job's records could not be read.
     """
@@ -419,7 +423,11 @@ def _look_elsewhere(
     except (AccessDenied, CoordinationError) as error:
         missing = _missing(job, worker, here)
         raise EdlError(f"{missing}. Which host has the log is not known: {error}") from error
-    except UsageError:  # no ZooKeeper or no such job is known here
+    except UnknownJob:
+        if has_run:  # its records were removed
+            return
+        raise
+    except UsageError:  # no ZooKeeper is known here
         return
     if worker is not None:
         hosts = {name: host for name, host in hosts.items() if name == worker}

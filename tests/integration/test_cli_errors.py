@@ -47,6 +47,7 @@ def test_no_zookeeper_is_known(shell: Shell) -> None:
         ("drain", "nosuch", "w0"),
         ("stop", "nosuch"),
         ("events", "nosuch"),
+        ("logs", "nosuch"),
         ("leader", "nosuch"),
         ("join", "--job", "nosuch"),
     ],

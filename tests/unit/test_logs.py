@@ -238,6 +238,19 @@ def test_what_hides_the_host_of_a_log_is_said(
     assert "is not known: its secret is not known here" in run("digits", "w3", code=1)[1]
     zookeeper(UnknownJob("digits"))
     assert run("digits", "w3", code=2)[1].endswith("did not run on this host; here: w0\n")
+    log_directory(tmp_path / "edl", "digits", fresh=True)  # a run that has left nothing
+    assert "no worker of job digits has written anything" in run("digits", code=2)[1]
+
+
+@pytest.mark.parametrize("words", [("digts",), ("digts", "w0")])
+def test_a_mistyped_name_is_that_of_no_job(
+    tmp_path: Path, run: Run, zookeeper: Callable[..., None], words: tuple[str, ...]
+) -> None:
+    job(tmp_path, "digits", w0="a\n")
+    zookeeper(UnknownJob("digts", ("digits",)))
+    assert run(*words, code=94)[1].startswith("edl: there is no job named 'digts'")
+    zookeeper(AccessDenied("digts", "its secret is not known here"))
+    assert "is not known: its secret is not known here" in run(*words, code=1)[1]
 
 
 class ClusterLogs:
