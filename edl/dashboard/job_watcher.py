@@ -198,15 +198,17 @@ class JobWatcher(PageWatcher):
             self._learned, self._profile = store.policy.learned(), store.profile.get()
             self._learned_due_s = now_s + LEARNED_S
         self._trace = self._trace.with_hosts(snapshot)
-        self._read_events()
+        self._read_events(now_s)
         steady_s = self._steady_clock()
         self._report = self._report.at(snapshot.status.updated_at_s, now_s, steady_s)
         age = report_age(snapshot, self._report, steady_s)
         hosts = store.session.hosts
         return JobObservation(snapshot, self._learned, self._profile, hosts, now_s, age)
 
-    def _read_events(self) -> None:
+    def _read_events(self, now_s: float) -> None:
         """Put the new events of the log into the trace; say there if older ones are gone.
+
+        ``now_s`` is the present time, in seconds since 1970.
 
         Raises:
             UnknownJob: the job does not exist any more.
@@ -223,4 +225,4 @@ class JobWatcher(PageWatcher):
         if found and self._is_cut:
             self._trace, self._is_cut = self._trace.cut(found[0][1].time), False
         self._events.add(shown_event(number, event, self._store.name) for number, event in found)
-        self._trace = self._trace.with_events(event for _, event in found)
+        self._trace = self._trace.with_events((event for _, event in found), now_s)

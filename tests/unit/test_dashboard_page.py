@@ -42,7 +42,7 @@ FRESH = ReportAge(0.5)
 
 
 def header_of(found: Snapshot, report: ReportAge = FRESH) -> tuple[str, str]:
-    trace = JobTrace().with_events(story())
+    trace = JobTrace().with_events(story(), NOW)
     header = job_header(job_status(found, "zk"), trace.timeline, report, NOW)
     return header.words, header.tone
 
@@ -107,7 +107,7 @@ def test_a_job_that_reports_seldom_may_be_silent_for_longer() -> None:
 
 def test_the_time_left_is_said_while_the_job_trains() -> None:
     status = job_status(snapshot(), "zk")
-    timeline = JobTrace().with_events(story()).timeline
+    timeline = JobTrace().with_events(story(), NOW).timeline
     assert job_header(status, timeline, FRESH, NOW).eta_s == pytest.approx(571.4)
     stands = job_status(snapshot(status=training(quiet_s=9.0)), "zk")
     header = job_header(stands, timeline, FRESH, NOW)
@@ -186,11 +186,27 @@ def test_a_week_of_speed_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.period_s, found.samples[0].samples_per_s) == (128.0, 100.0)
     assert found.samples[-1].samples_per_s == 200.0
     assert sum(one.count for one in found.samples) == 1000
-    assert found.with_sample(SpeedSample(1.0, 5.0, 1)) is found  # it is older
+
+
+def test_no_speed_is_lost_where_clocks_differ() -> None:
+    """The leader's clock is ahead by a minute when the ring changes, then ours is set back."""
+    (joined,) = [one for one in story() if one.generation == 4 and one.kind is EventKind.GENERATION]
+    trace = JobTrace().with_events(story()[:5], NOW)
+    for second in range(3):
+        reading = JobObservation(snapshot(), learned(), None, "zk", NOW + second, FRESH)
+        trace = trace.with_reading(reading)
+    trace = trace.with_events([replace(joined, time=NOW + 60.0)], NOW + 3.0)
+    times = [one.at_s - NOW for one in trace.speed.samples]
+    assert times == [CREATED + 98.0 - NOW, 0.0, 1.0, 2.0, 3.0]
+    for second in (4, 5, 2):
+        reading = JobObservation(snapshot(), learned(), None, "zk", NOW + second, FRESH)
+        trace = trace.with_reading(reading)
+    assert [one.at_s - NOW for one in trace.speed.samples[-3:]] == [3.0, 4.0, 5.0]
+    assert [one.count for one in trace.speed.samples] == [1, 1, 1, 1, 1, 1, 2]
 
 
 def test_speed_is_known_from_events_before_the_page_was_opened() -> None:
-    trace = JobTrace().with_events(story())
+    trace = JobTrace().with_events(story(), NOW)
     assert [(one.samples_per_s, one.np) for one in trace.speed.samples] == [
         (290.0, 2),
         (420.0, 3),
@@ -276,7 +292,7 @@ def test_events_are_chosen_by_tone_and_words() -> None:
 
 def test_the_whole_page_is_json() -> None:
     reading = JobObservation(snapshot(), learned(), curve(), "zk", NOW, FRESH)
-    trace = JobTrace().with_events(story()).with_reading(reading)
+    trace = JobTrace().with_events(story(), NOW).with_reading(reading)
     sections = json.loads(msgspec.json.encode(page_sections(reading, trace)))
     names = "header incidents learning ledger scaling speed timeline workers"
     assert sorted(sections) == names.split()

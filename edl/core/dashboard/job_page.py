@@ -67,8 +67,14 @@ class JobTrace:
     work: SavedWork = field(default_factory=SavedWork)
     incidents: IncidentLog = field(default_factory=IncidentLog)
 
-    def with_events(self, events: Iterable[Event]) -> JobTrace:
-        """Return the trace with ``events``, which follow those before in the log."""
+    def with_events(self, events: Iterable[Event], read_s: float) -> JobTrace:
+        """Return the trace with ``events``, which follow those before in the log.
+
+        Args:
+            events: the events; their times are by the clocks of the leaders.
+            read_s: when they were read, by the clock of this host, in seconds since 1970. A speed
+                in an event is not of later than that.
+        """
         timeline, speed, work = self.timeline, self.speed, self.work
         incidents = self.incidents
         for event in events:
@@ -77,7 +83,8 @@ class JobTrace:
             incidents = incidents.with_event(event)
             details = event.details
             if isinstance(details, GenerationDetails) and details.samples_per_s > 0 and np:
-                speed = speed.with_sample(SpeedSample(event.time, details.samples_per_s, np))
+                at_s = min(event.time, read_s)  # the leader's clock may be ahead
+                speed = speed.with_sample(SpeedSample(at_s, details.samples_per_s, np))
         return replace(self, timeline=timeline, speed=speed, work=work, incidents=incidents)
 
     def with_hosts(self, snapshot: Snapshot) -> JobTrace:

@@ -84,9 +84,10 @@ class ThroughputHistory(Record):
     samples: tuple[SpeedSample, ...] = ()
 
     def with_sample(self, sample: SpeedSample) -> ThroughputHistory:
-        """Return the history with ``sample``; a sample older than the last one is left out."""
-        if self.samples and sample.at_s < self.samples[-1].at_s:
-            return self
+        """Return the history with ``sample``, which is the newest.
+
+        If its time is before that of the last period, as clocks differ, it counts in that period.
+        """
         new = replace(self, samples=_added(self.samples, sample, self.period_s))
         while len(new.samples) > MOST_PERIODS:
             new = new._doubled()
@@ -121,8 +122,8 @@ class ThroughputHistory(Record):
 def _added(
     samples: tuple[SpeedSample, ...], sample: SpeedSample, period_s: float
 ) -> tuple[SpeedSample, ...]:
-    """Return ``samples`` with one more, combined with the last one if it is in the same period."""
+    """Return ``samples`` with one more, combined with the last one if it is of no later period."""
     last = samples[-1] if samples else None
-    if last is not None and last.at_s // period_s == sample.at_s // period_s:
+    if last is not None and last.at_s // period_s >= sample.at_s // period_s:
         return (*samples[:-1], last.and_then(sample))
     return (*samples, sample)
