@@ -331,8 +331,8 @@ WRONG_USES = {
     "samples that are found later": (
         (
             "edl.init(); edl.Optimizer(sgd, model); loader = edl.DataLoader(data)\n"
-            "for _ in loader.epochs(2):\n"
-            " for x in loader: model(x.float()[None]).sum().backward(); sgd.step()\n data += [2.0]"
+            "for _ in loader.epochs(2):\n for x in loader:\n"
+            "  sgd.zero_grad(); model(x.float()[None]).sum().backward(); sgd.step()\n data += [2.0]"
         ),
         "the data set has 3 samples now, and had 2 when edl.DataLoader was made",
     ),
