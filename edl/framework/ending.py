@@ -43,6 +43,7 @@ _BY_SIGNAL = "_edl_by_signal"  # an attribute of a SystemExit that a handler of 
 
 logger = logging.getLogger(__name__)
 
+_plain_exit = sys.exit
 _code = 0
 _by_signal = False
 _armed = False
@@ -141,6 +142,25 @@ def _status(code: object) -> int:
     return code & 0xFF if isinstance(code, int) else 1
 
 
+def leave(status: Any = None, /) -> NoReturn:
+    """Raise SystemExit, as Python's ``sys.exit`` does, in whose place this function is.
+
+    It is a function of the module so that ``edl.run`` can send a function that uses it.
+
+    Args:
+        status: the exit code, a message, or None for success.
+
+    Raises:
+        SystemExit: always; it notes whether this was called inside a signal handler.
+    """
+    try:
+        _plain_exit(status)
+    except SystemExit as error:
+        if _in_signal_handler(sys._getframe()):
+            error.__dict__[_BY_SIGNAL] = True
+        raise
+
+
 def _see_exits() -> None:
     """Record from now on the exit code of a SystemExit that ends this process, and its cause.
 
@@ -173,20 +193,9 @@ def _see_exits() -> None:
 
     attributes["code"] = property(read, member.__set__, member.__delete__, member.__doc__)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-    plain = sys.exit
-
-    def leave(status: Any = None, /) -> NoReturn:
-        try:
-            plain(status)
-        except SystemExit as error:
-            if _in_signal_handler(own_frame()):
-                error.__dict__[_BY_SIGNAL] = True
-            raise
-
-    leave.__doc__ = plain.__doc__
     sys.exit = leave
     script = vars(sys.modules["__main__"])
-    script.update({name: leave for name, value in script.items() if value is plain})
+    script.update({name: leave for name, value in script.items() if value is _plain_exit})
 
 
 def _note_exit(error: SystemExit, code: object) -> None:
