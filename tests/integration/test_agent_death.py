@@ -126,6 +126,8 @@ def test_a_helper_with_a_session_of_its_own_is_not_adopted(tmp_path: Path) -> No
         next_one.release()
         assert worker in [one.pid for one in next_one.take_over()]
         (tmp_path / "launch-0.process").write_text(identity(worker))
+        next_one.release()
+        assert [one.pid for one in next_one.take_over()] == [worker]
         os.kill(worker, signal.SIGKILL)
         until(lambda: psutil.Process(worker).status() == psutil.STATUS_ZOMBIE, WAIT_S)
         assert last.take_over() == ()
