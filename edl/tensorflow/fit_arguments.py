@@ -69,10 +69,10 @@ def check_compiled(model: Any, now: training.Training) -> None:
 
 
 def check_list(callback: Any) -> None:
-    """Refuse a list of callbacks of the script's own making that does not know the fit.
+    """Refuse a ``keras.callbacks.CallbackList`` that the script has made without model or epochs.
 
-    Keras makes the list with the model and ``epochs`` of the fit, unless it is given one.
-    ``callback`` is a callback in the list, when training begins.
+    From a plain list of callbacks Keras makes one with the model and the ``epochs`` of the fit.
+    ``callback`` is a callback in the list; it is asked when training begins.
 
     Raises:
         UsageError: the list has no model, or no ``epochs``.

@@ -110,13 +110,20 @@ def test_only_jobs_that_had_an_agent_here_have_logs(tmp_path: Path) -> None:
     assert places.of_job("own") == places.of_job("../jobs/own") == places.of_job("") == {}
 
 
-def test_logs_of_runs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
-    places = LogPlaces(tmp_path / "jobs", tmp_path / "agents")
+def places_with_runs(directory: Path, count: int) -> LogPlaces:
+    """Return places with an agent's log of each of ``count`` jobs; that of j0 is the oldest."""
+    places = LogPlaces(directory / "jobs", directory / "agents")
     places.agents.mkdir()
-    for number in range(KEPT_RUNS + 4):
+    for number in range(count):
         log = places.of_agent(f"j{number}", "aa")
         log.touch()
         os.utime(log, (number, number))
+    return places
+
+
+def test_logs_of_runs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
+    places = places_with_runs(tmp_path, KEPT_RUNS + 4)
+    for number in range(KEPT_RUNS + 4):
         logs = places.of_workers(f"j{number}")
         logs.mkdir(parents=True)
         for path in (logs, logs.parent):
@@ -136,12 +143,7 @@ def test_logs_of_runs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
 
 def test_logs_of_a_job_that_another_host_runs_are_kept(tmp_path: Path) -> None:
     """It shares the directory, and the newest run on this host has ended long ago."""
-    places = LogPlaces(tmp_path / "jobs", tmp_path / "agents")
-    places.agents.mkdir()
-    for number in range(KEPT_RUNS + 1):
-        log = places.of_agent(f"j{number}", "aa")
-        log.touch()
-        os.utime(log, (number, number))
+    places = places_with_runs(tmp_path, KEPT_RUNS + 1)
     logs = places.of_workers("j0")
     logs.mkdir(parents=True)
     (logs / "x-0.process").write_text(identity(os.getpid()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,20 @@ RECIPE = Recipe("cpython-311", "x86_64", "2.13.0", "2.21.0", ())
 GPU = Recipe("cpython-311", "x86_64", "2.13.0", None, (("HOROVOD_GPU_OPERATIONS", "NCCL"),))
 
 
+class Output(io.StringIO):
+    """The text that the user sees; ``both_wait`` is set once two calls say that they wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both_wait = threading.Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self.getvalue().count("waiting for it") == 2:
+            self.both_wait.set()
+        return written
+
+
 class Machine:
     """Stands for pip, the compiler and the cache of wheels.
 
@@ -27,13 +40,16 @@ class Machine:
         installed: whether it is installed.
         works: whether an import works; of a wheel that is built here it is ``built_works``.
         did: what was done.
+        may_end: an installation ends only once this is set.
     """
 
     def __init__(self, cached: bool, works: bool = True, built_works: bool = True) -> None:
         self.cached, self.installed, self.works = cached, False, works
         self.built_works = built_works
         self.did: list[str] = []
-        self.output = io.StringIO()
+        self.output = Output()
+        self.may_end = threading.Event()
+        self.may_end.set()
 
     def build(self, wanted: Recipe, *, force: bool, console: Console) -> Path:
         if force or not self.cached:
@@ -43,7 +59,7 @@ class Machine:
 
     def install(self, wheel: Path, console: Console) -> None:
         self.did.append("install begins")
-        time.sleep(0.01)
+        assert self.may_end.wait(60)
         self.did.append("install ends")
         self.installed = True
 
@@ -107,9 +123,12 @@ def test_a_build_for_gpus_may_be_made_without_one(machine: Machine) -> None:
 
 @pytest.mark.parametrize("machine", [(False,)], indirect=True)
 def test_several_for_one_environment_wait_for_each_other(machine: Machine) -> None:
+    machine.may_end.clear()
     threads = [threading.Thread(target=machine.provide) for _ in range(3)]
     for thread in threads:
         thread.start()
+    assert machine.output.both_wait.wait(60)
+    machine.may_end.set()
     for thread in threads:
         thread.join(60)
     assert machine.did == ["build", *INSTALL]

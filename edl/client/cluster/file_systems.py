@@ -33,11 +33,13 @@ def is_on_network(directory: Path) -> bool:
 
 
 def file_system(device: str, mounts: str) -> str:
-    """Return the type of a file system, such as ``ext4`` or ``fuse.sshfs``; empty: not known.
+    """Return the type of the file system on a device, such as ``ext4`` or ``fuse.sshfs``.
+
+    The result is empty if ``mounts`` has no such device.
 
     Args:
-        device: the number of its device, as MAJOR:MINOR.
-        mounts: the mounts, as ``/proc/PID/mountinfo`` has them (proc(5)).
+        device: the number of the device, as the text MAJOR:MINOR.
+        mounts: the text of ``/proc/PID/mountinfo``, with a line for each mount (proc(5)).
     """
     for line in mounts.splitlines():
         mount, _, about = line.partition(" - ")

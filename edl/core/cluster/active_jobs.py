@@ -208,7 +208,7 @@ def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
 
 
 def _too_long_paths(job: JobView) -> str:
-    """Return that no host can be asked for all paths of ``job``, as a sentence; empty: it can."""
+    """Return a sentence if the paths of ``job`` are too long to ask a host for them; else ""."""
     why = too_long_for_a_question(job.manifest.required_paths)
     return f"waits: {why}; delete it, and submit it with fewer or shorter paths" if why else ""
 

@@ -25,7 +25,7 @@ class StepInterval(NamedTuple):
         return epochs * self._steps_of_epoch(self.epoch) + rest // self.batch
 
     def samples(self, steps: int) -> int:
-        """Return the smallest number of samples for which :meth:`steps` is ``steps``."""
+        """Return after how many samples of a job a scheduler has made ``steps`` steps."""
         if self.epoch is None:
             return steps * self.batch
         epochs, rest = divmod(steps, self._steps_of_epoch(self.epoch))
