@@ -5,14 +5,16 @@ from __future__ import annotations
 import atexit
 import logging
 import math
+import select
 import socket
 import threading
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Auth
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,57 @@ class SignalSafeSocket:
         except (KeyboardInterrupt, SystemExit) as error:  # the byte is sent by then, or the next is
             _interrupted.error = error
             return len(data)
+
+
+class PollHandler(SequentialThreadingHandler):  # type: ignore[misc]
+    """The threads of kazoo's client, which wait for its sockets by one system call.
+
+    kazoo waits three times for each request. Its own way makes and closes an epoll object each
+    time, five system calls, which were a third of the processor time of a leader that reads.
+    """
+
+    def select(
+        self,
+        readers: Sequence[Any],
+        writers: Sequence[Any],
+        others: Sequence[Any],
+        timeout: float | None = None,
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Wait until a socket can be read or written, and return which can, as select.select does.
+
+        Args:
+            readers: The sockets to read.
+            writers: The sockets to write.
+            others: Must be empty; kazoo waits for nothing else.
+            timeout: The longest wait, in seconds; None: no limit.
+
+        Returns:
+            (those of ``readers``, those of ``writers``, an empty list). A socket whose connection
+            is lost counts as one that can be read and written.
+
+        Raises:
+            ValueError: a socket is closed, or ``timeout`` is negative.
+            TypeError: ``timeout`` is no number.
+        """
+        if timeout is not None and timeout < 0:
+            raise ValueError("timeout must be non-negative")
+        events: dict[int, int] = {}
+        for sockets, event in ((readers, select.POLLIN), (writers, select.POLLOUT)):
+            for one in sockets:
+                number = one if isinstance(one, int) else one.fileno()
+                events[number] = events.get(number, 0) | event
+        poll = select.poll()
+        for number, event in events.items():
+            poll.register(number, event)  # a ValueError if it is closed
+        ready = dict(poll.poll(None if timeout is None else math.ceil(timeout * 1000)))
+        if any(event & select.POLLNVAL for event in ready.values()):
+            raise ValueError("a socket is closed")
+
+        def those(sockets: Sequence[Any], other: int) -> list[Any]:
+            numbers = ((one if isinstance(one, int) else one.fileno(), one) for one in sockets)
+            return [one for number, one in numbers if ready.get(number, 0) & ~other]
+
+        return those(readers, select.POLLOUT), those(writers, select.POLLIN), []
 
 
 class Client(KazooClient):  # type: ignore[misc]

@@ -286,7 +286,8 @@ class Session:
 
         From then on the session may read and write these jobs and those proved before. What it
         creates is closed to all sessions that do not know the last secret of ``known``. Requests of
-        other threads wait meanwhile.
+        other threads wait meanwhile. What this session has proved before is not proved again, also
+        not after a loss of the connection: kazoo does that.
 
         Args:
             *known: The identity of each job (or cluster).
@@ -296,14 +297,16 @@ class Session:
         """
         if not known:
             return
-        proofs = [partial(Client.prove, credential=access.credential) for access in known]
         with self._alone(time.monotonic() + self.request_timeout_s):
-            # ZooKeeper answers a proof before earlier requests, and kazoo takes that for the answer
-            # to the oldest one, which ends its thread. So all earlier requests are awaited, which
-            # are answered in order.
-            self.call("authenticate", exists("/"), repeat=True)
-            self._answers_to("authenticate", proofs, (), repeat=True)
-            self._identities.update(dict.fromkeys(known))
+            new = [access for access in known if access not in self._identities]
+            proofs = [partial(Client.prove, credential=access.credential) for access in new]
+            if proofs:
+                # ZooKeeper answers a proof before earlier requests, and kazoo takes that for the
+                # answer to the oldest one, which ends its thread. So all earlier requests are
+                # awaited, which are answered in order.
+                self.call("authenticate", exists("/"), repeat=True)
+                self._answers_to("authenticate", proofs, (), repeat=True)
+            self._identities.update(dict.fromkeys(new))
             self.access, self.client.default_acl = known[-1], known[-1].acl
 
     @contextmanager

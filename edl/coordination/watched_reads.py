@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import Callback
 
-from edl.coordination.kazoo_client import SignalSafeSocket
+from edl.coordination.kazoo_client import PollHandler, SignalSafeSocket
 from edl.coordination.multi_read import WatchedRead
 from edl.coordination.reads import Issue, Read
 
@@ -111,7 +110,7 @@ class Watch:
         self.reads.fired(self.read)
 
 
-class InOrder(SequentialThreadingHandler):  # type: ignore[misc]
+class InOrder(PollHandler):
     """kazoo's threads, except that a :class:`Watch` runs at once on the connection thread.
 
     So a cached answer that a change has made outdated is dropped before any later answer comes. A
