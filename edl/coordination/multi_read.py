@@ -88,7 +88,7 @@ def read_together(client: KazooClient, issues: Sequence[Issue]) -> Any:
         issues: Reads of which :func:`can_be_read_together` is true.
     """
     reads = [read for one in issues if (read := _read_of(one)) is not None]
-    parts = tuple((_CODES[one.method], _prefix_root(client.chroot, one.path)) for one in reads)
+    parts = tuple((_CODES[one.method], _full_path(client, one.path)) for one in reads)
     return _send(client, _ReadRequest(parts))
 
 
@@ -107,11 +107,16 @@ def watch_together(
         zxid: A transaction that was done before the reads.
     """
     watched = [
-        (one.read.method == CHILDREN, _prefix_root(client.chroot, one.read.path), one.watch)
+        (one.read.method == CHILDREN, _full_path(client, one.read.path), one.watch)
         for one, answer in zip(issues, answers, strict=True)
         if isinstance(one, WatchedRead) and not isinstance(answer, Exception)
     ]
     return _send(client, _WatchRequest(client, zxid, tuple(watched))) if watched else None
+
+
+def _full_path(client: KazooClient, path: str) -> str:
+    """Return ``path`` below the root of ``client``; without one it is ``path``, which is normal."""
+    return _prefix_root(client.chroot, path) if client.chroot else path
 
 
 def _send(client: KazooClient, request: Any) -> Any:
