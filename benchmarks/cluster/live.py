@@ -40,6 +40,7 @@ from edl.launch.parent import die_with_parent
 from edl.scheduler.host.run_processes import find_processes, host_mark
 
 MARK = "EDL_TEST_MARK"
+EDL = ("-m", "edl.cli.main")
 START_S = 180.0
 SHORT_S, PAUSE_S = 1.0, 0.2  # after so short a life, so long a pause before the next start
 END_S = 90.0  # for a host or a controller to end after SIGTERM
@@ -172,6 +173,7 @@ class LiveCluster:
         name: the name of the cluster.
         options: further options of `edl cluster start`.
         enter: words before each command, which run it elsewhere, as in a network namespace.
+        controller: the words after Python that run `edl` as a controller.
 
     Attributes:
         controllers: the controllers, in the order of their first start.
@@ -187,11 +189,13 @@ class LiveCluster:
         name: str = "lab",
         options: Sequence[str] = (),
         enter: Sequence[str] = (),
+        controller: Sequence[str] = EDL,
     ) -> None:
         self.directory, self.zookeeper, self.name = directory, zookeeper, name
         self.controllers: list[Supervised] = []
         self.hosts: dict[str, Supervised] = {}
         self._policy, self._options, self._enter = policy, options, enter
+        self._controller = controller
         self._mark = uuid.uuid4().hex
         own = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "EDL_"))}
         self._environment = own | {
@@ -215,16 +219,20 @@ class LiveCluster:
         """Start one more controller; return when it has connected, and the cluster exists."""
         number = len(self.controllers) + 1
         words = ("cluster", "start", "--name", self.name, "--policy", self._policy, *self._options)
-        one = self._start(f"controller-{number}", words, "controllers")
+        one = self._start(f"controller-{number}", [*self._controller, *words], "controllers")
         self.controllers.append(one)
         until(lambda: f"cluster {self.name} is" in one.output, "a controller", lambda: one.output)
         return one
 
-    def start_host(self, name: str, slots: int) -> Supervised:
-        """Start `edl host` for the host called ``name``; return when it offers its slots."""
-        words = ("-v", "host", "--cluster", self.name, "--host", name, "--slots", str(slots))
+    def start_host(self, name: str, slots: int, *options: str) -> Supervised:
+        """Start `edl host` for the host called ``name``; return when it offers its slots.
+
+        ``options`` are further ones of `edl host`.
+        """
+        named = ("--cluster", self.name, "--host", name, "--slots", str(slots))
+        words = ("-v", "host", *named, *options)
         own = {"EDL_SECRET_FILE": str(self._secret_file)}
-        self.hosts[name] = one = self._start(f"host-{name}", words, f"state-{name}", own)
+        self.hosts[name] = one = self._start(f"host-{name}", [*EDL, *words], f"state-{name}", own)
         until(lambda: f"host {name} offers" in one.output, f"host {name}", lambda: one.output)
         return one
 
@@ -287,8 +295,8 @@ class LiveCluster:
     def _start(
         self, stem: str, words: Sequence[str], state: str, own: Mapping[str, str] | None = None
     ) -> Supervised:
-        """Start a command of `edl` and keep it running."""
-        command = [*self._enter, sys.executable, "-m", "edl.cli.main", *words]
+        """Start Python with these words, and keep it running."""
+        command = [*self._enter, sys.executable, *words]
         environment = self._environment | {
             "XDG_STATE_HOME": str(self.directory / state),
             "XDG_CACHE_HOME": str(self.directory / "cache"),

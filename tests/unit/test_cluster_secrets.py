@@ -196,7 +196,7 @@ def test_they_go_when_the_run_has_ended_here(tmp_path: Path, agents: HostAgents)
     def left(entry: JobAssignment | None, *found: RunProcess) -> bool:
         where = files.write("j", "r1", {"hf": b"x"})
         former = files.write("k", "r9", {"hf": b"x"})  # of a former `edl host`
-        agents.remove_secrets(HostAssignment({} if entry is None else {"j": entry}), found)
+        agents.tidy(HostAssignment({} if entry is None else {"j": entry}), found)
         assert not former.exists()
         return where.exists()
 

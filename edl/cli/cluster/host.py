@@ -18,12 +18,14 @@ from edl.cli.common import (
 )
 from edl.client.cluster.connection import connected_cluster
 from edl.coordination.paths import check_name
+from edl.core.cluster.slot_limits import slot_limits
 from edl.core.host.devices import CUDA, entries
 from edl.core.host.offered_devices import offered_devices
 from edl.core.names import RULE, is_name
 from edl.errors import UsageError
 from edl.launch.address import check_own_name, own_address
 from edl.scheduler.host.job_users import job_users
+from edl.scheduler.host.slices import check_slices
 from edl.scheduler.host.start import HostSettings, keep_host
 
 
@@ -77,6 +79,34 @@ def host(
             show_default=False,
         ),
     ] = None,
+    memory_per_slot: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-per-slot",
+            metavar="SIZE",
+            help="Most memory of a job here for each of its slots, like 16G. What takes more is "
+            "killed. Needs root, and systemd. Default: no limit.",
+            show_default=False,
+        ),
+    ] = None,
+    cpus_per_slot: Annotated[
+        float | None,
+        typer.Option(
+            "--cpus-per-slot",
+            metavar="N",
+            help="Most processors of a job here for each of its slots, like 4 or 0.5; as above.",
+            show_default=False,
+        ),
+    ] = None,
+    tasks_per_slot: Annotated[
+        int | None,
+        typer.Option(
+            "--tasks-per-slot",
+            metavar="N",
+            help="Most processes and threads of a job here for each of its slots; as above.",
+            show_default=False,
+        ),
+    ] = None,
     host: Annotated[
         str | None,
         typer.Option(
@@ -126,10 +156,14 @@ def host(
     numbers = offered_devices(slots, devices, cuda)
     labels = _labels(label or ())
     users = job_users(user or ())
+    limits = slot_limits(memory_per_slot, cpus_per_slot, tasks_per_slot)
+    if not limits.is_empty:
+        check_slices()
     with connected_cluster(cluster, zookeeper) as store:
         hosts = store.nodes.session.hosts
         where = own_address(settings.address, settings.network_interface, hosts)
-        own = HostSettings(settings, where, numbers, labels, kind or "", users, lease or "")
+        offer = settings, where, numbers, labels, kind or ""
+        own = HostSettings(*offer, users=users, limits=limits, lease=lease or "")
         keep_host(store, own, line_writer())
 
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,10 +31,11 @@ from edl.core.host.exit_codes import AgentEnd, AgentResult, is_final
 from edl.core.host.exit_status import exit_status
 from edl.core.settings import variable
 from edl.errors import CoordinationError
-from edl.scheduler.host.job_users import NO_USERS, JobUsers
+from edl.scheduler.host.job_users import NO_USERS, JobUser, JobUsers
 from edl.scheduler.host.log_places import LogPlaces
 from edl.scheduler.host.run_processes import RUN_VARIABLE, agent_words, run_mark, start_of
 from edl.scheduler.host.secret_files import SECRETS_VARIABLE, SecretFiles
+from edl.scheduler.host.slices import Slices
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ class HostAgents:
         environment: the environment of this process, from which the agents inherit.
         secret_files: where the secrets are written for which their manifests ask.
         users: the users as whom the jobs run.
+        slices: limits what the processes of each run use; None: nothing is limited.
 
     Attributes:
         users: the users as whom the jobs run.
@@ -140,8 +142,10 @@ class HostAgents:
         environment: Mapping[str, str],
         secret_files: SecretFiles,
         users: JobUsers = NO_USERS,
+        slices: Slices | None = None,
     ) -> None:
         self.users = users
+        self._slices = slices
         self._options = options
         self._secret_files = secret_files
         self._places = places
@@ -178,20 +182,9 @@ class HostAgents:
                 os.fchown(reader, *owner)  # it opens the pipe again, by its path
             options = ("--host", self._options.host, "--slots", str(self._options.slots))
             words = (*agent_words(job, run), *options, "--quiet", "--json")
-            child = subprocess.Popen(
-                [sys.executable, "-m", "edl.cli.main", *words],
-                cwd="/",
-                env=self._environment_of(start, reader, directory),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=(reader,),
-                user=None if user is None else user.uid,
-                group=None if user is None else user.gid,
-                extra_groups=None if user is None else user.groups,
-                umask=-1 if user is None else 0o077,
-            )
+            environment = self._environment_of(start, reader, directory)
+            command = [sys.executable, "-m", "edl.cli.main", *words]
+            child = self._spawn((job, run), command, environment, user, log, reader)
         finally:
             os.close(log)
             os.close(reader)
@@ -200,6 +193,72 @@ class HostAgents:
         logger.info("agent %d of job %s, run %s, was started", child.pid, job, run)
         self._known[job] = _RunningAgent(run, time.monotonic(), child)
         self._watch(child.pid)
+
+    def _spawn(
+        self,
+        run: tuple[str, str],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        user: JobUser | None,
+        log: int,
+        secret: int,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own, in the slice of its run if there are limits.
+
+        Args:
+            run: the name of the job and the token of the run.
+            command: the command line.
+            environment: all environment variables of the process.
+            user: the user as whom it runs; None: the user of this process.
+            log: the descriptor of the file that gets its output.
+            secret: the descriptor that it inherits.
+
+        Raises:
+            OSError: the process cannot be started, or its limits cannot be set.
+            ValueError: the environment has a text that no process can have.
+        """
+        with contextlib.ExitStack() as stack:
+            inherited: tuple[int, ...] = (secret,)
+            own_user = user
+            if self._slices is not None:
+                launch = self._slices.launch(run, command, environment, user, self._environment)
+                start = stack.enter_context(launch)  # it becomes the user itself
+                marked = {**start.environment, RUN_VARIABLE: environment[RUN_VARIABLE]}
+                command, environment = start.words, marked
+                inherited, own_user = (secret, start.descriptor), None
+            return subprocess.Popen(
+                command,
+                cwd="/",
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=inherited,
+                user=None if own_user is None else own_user.uid,
+                group=None if own_user is None else own_user.gid,
+                extra_groups=None if own_user is None else own_user.groups,
+                umask=-1 if user is None else 0o077,
+            )
+
+    def limit(self, assigned: HostAssignment) -> None:
+        """Let the limits of each run that is assigned here be those of its slots.
+
+        An error is logged, and no agent of that run is started. Nothing is done without limits.
+        """
+        if self._slices is not None:
+            entries = {run: assigned.jobs[run[0]] for run in self._going_on(assigned)}
+            self._slices.limit({run: max(1, len(one.devices)) for run, one in entries.items()})
+
+    def _going_on(self, assigned: HostAssignment) -> set[tuple[str, str]]:
+        """Return the runs that are assigned here and not over, as (job, run)."""
+        runs = set()
+        for job, entry in assigned.jobs.items():
+            last = self._ended.get(job)
+            is_over = last is not None and last.run == entry.run and last.is_final
+            if not entry.ends and not is_over:
+                runs.add((job, entry.run))
+        return runs
 
     def failed_to_start(
         self, job: str, run: str, error: OSError | ValueError, now_s: float
@@ -270,8 +329,8 @@ class HostAgents:
         except OSError as error:
             logger.warning("old logs cannot be removed: %s", error)
 
-    def remove_secrets(self, assigned: HostAssignment, found: Iterable[RunProcess]) -> None:
-        """Remove the files with the secrets of runs that have ended on this host.
+    def tidy(self, assigned: HostAssignment, found: Iterable[RunProcess]) -> None:
+        """Remove the files with the secrets of runs that have ended on this host, and their limits.
 
         Those of runs that live here stay, and those of assigned runs that go on here.
 
@@ -279,13 +338,10 @@ class HostAgents:
             assigned: what is assigned to the host.
             found: the processes that live.
         """
-        runs = {one.of_run for one in found}
-        for job, entry in assigned.jobs.items():
-            last = self._ended.get(job)
-            is_over = last is not None and last.run == entry.run and last.is_final
-            if not entry.ends and not is_over:
-                runs.add((job, entry.run))
+        runs = {one.of_run for one in found} | self._going_on(assigned)
         self._secret_files.keep_only(runs)
+        if self._slices is not None:
+            self._slices.keep_only(runs)
 
     def _watch(self, pid: int) -> None:
         """Let ``on_exit`` be called, in a thread, when the process ``pid`` has ended."""

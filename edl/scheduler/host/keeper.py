@@ -135,7 +135,7 @@ class HostKeeper:
                 raise
             finally:
                 self._runs.close()
-                self._agents.remove_secrets(HostAssignment(), self._find(HostAssignment()))
+                self._agents.tidy(HostAssignment(), self._find(HostAssignment()))
         self._say(f"host {self._host} has left cluster {self._cluster}")
 
     # --- the loop
@@ -208,8 +208,9 @@ class HostKeeper:
         if self._has_left(assigned, found, now_s):
             self._registration.withdraw()
             return None
+        self._agents.limit(assigned)
         self._act(decision, starts, seen.terminated, now_s)
-        self._agents.remove_secrets(assigned, found)
+        self._agents.tidy(assigned, found)
         if decision.starts:
             self._agents.prune((job, entry.run) for job, entry in assigned.jobs.items())
         if decision.starts or decision.signals:

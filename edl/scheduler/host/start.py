@@ -11,6 +11,7 @@ from edl.coordination.cluster.format import own_version
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.session import Session
 from edl.core.cluster.records import HostOffer
+from edl.core.cluster.slot_limits import NO_LIMITS, SlotLimits
 from edl.errors import CoordinationError, UsageError
 from edl.scheduler.host.agents import AgentOptions, HostAgents
 from edl.scheduler.host.assigned_runs import AssignedRuns
@@ -22,6 +23,7 @@ from edl.scheduler.host.owner import HostLock
 from edl.scheduler.host.path_probe import PathProbe
 from edl.scheduler.host.run_processes import host_mark
 from edl.scheduler.host.secret_files import SecretFiles, secret_root
+from edl.scheduler.host.slices import Slices
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class HostSettings:
         labels: the labels of the host.
         kind: the kind of machine, for policies that tell fast from slow ones; may be empty.
         users: the users as whom the jobs run.
+        limits: the most that a job may use here, for each of its slots.
         lease: the lease under which another engine lends the host; empty: under none.
     """
 
@@ -44,6 +47,7 @@ class HostSettings:
     labels: Mapping[str, str]
     kind: str = ""
     users: JobUsers = field(default_factory=JobUsers)
+    limits: SlotLimits = NO_LIMITS
     lease: str = ""
 
 
@@ -90,6 +94,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         config.environment(),
         SecretFiles(secret_root(mark, config.state_dir())),
         own.users,
+        None if own.limits.is_empty else Slices(own.limits, mark),
     )
     server = LogServer(own.address, cluster, access.secret, places, partial(_secret_of, store))
     offer = HostOffer(
