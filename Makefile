@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak cluster-soak fleet-outages churn browser interleavings short-jobs elections gpu bench cluster-jobs cluster-api figures tables scenarios clean
+.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak cluster-soak fleet-outages churn browser interleavings short-jobs elections gpu bench cluster-jobs cluster-api cluster-scale figures tables scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -107,6 +107,9 @@ cluster-jobs: setup ## eight jobs on a live cluster, beside the simulator: docs/
 
 cluster-api: setup ## how soon the HTTP API of a cluster acknowledges jobs: docs/benchmarks/cluster-api.md; ARGS="--rate 200 --seconds 30"
 	$(PYTHON_BIN) -m benchmarks.cluster_api $(ARGS)
+
+cluster-scale: setup ## a thousand stand-in jobs on 200 stand-in hosts, and a day of 10,000: docs/benchmarks/cluster-scale.md; ARGS="--only steady"
+	$(PYTHON_BIN) -m benchmarks.cluster_scale $(ARGS)
 
 scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: docs/benchmarks/horovod-scenarios.md
 	$(PYTHON_BIN) -m benchmarks.scenarios $(ARGS)
