@@ -295,7 +295,7 @@ def test_an_array_keeps_its_type(tmp_path: Path, array: np.ndarray[Any, Any]) ->
         (DATES[0], r"numpy\.datetime64"),
         (DATES[0] - DATES[0], r"numpy\.timedelta64"),
     ],
-    ids=repr,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_type_that_would_be_lost_is_refused(value: Any, sentence: str) -> None:
     sentence = rf"state\['rows'\] is a {sentence}\S*, which a checkpoint cannot hold"
