@@ -3,9 +3,9 @@
 The imports are most of what a process costs a test. There are three ways:
 
 - :func:`run_to_end`: such a command that a test waits for;
-- :func:`start`: `edl run`, `edl join` and `edl agent`, and `edl cluster` and `edl host`. An agent
-  that is started in this way forks its workers, too, from a template that it is given
-  (:mod:`edl.launch.template`);
+- :func:`start`: `edl run`, `edl join` and `edl agent`, `edl cluster` and `edl host`, and verbs that
+  ask a job. An agent that is started in this way forks its workers, too, from a template that it is
+  given (:mod:`edl.launch.template`);
 - :class:`Python` and :func:`python`: a script or a piece of code, in place of
   :class:`subprocess.Popen` and :func:`subprocess.run`.
 
@@ -34,7 +34,9 @@ from edl.testing.job import start_process
 
 EDL = str(Path(sys.executable).parent / "edl")
 AGENTS = ("run", "join", "agent")
-VERBS = (*AGENTS, "cluster", "host")
+ASKING = ("borrow", "drain", "events", "logs", "migrate", "preempt", "profile", "reclaim")
+ASKING += ("scale", "status", "stop", "zookeeper")
+VERBS = (*AGENTS, *ASKING, "cluster", "host")
 EVERYBODY = [
     "edl.cli.run",
     "edl.cli.join",
@@ -211,12 +213,14 @@ def python(
 def _framework(words: Sequence[str], directory: Path, environment: Mapping[str, str]) -> str | None:
     """Return the name in IMPORTS of what a command imports; None: start it by ``exec``.
 
-    A test that says anything about templates (EDL_TEMPLATE, --no-template) gets what a user gets.
+    A test that says anything about templates (EDL_TEMPLATE, --no-template) gets the agents that a
+    user gets.
     """
     rest = _of_edl(words)
     same = all(environment.get(name) == os.environ.get(name) for name in ("PYTHONPATH", "PATH"))
     asked = "EDL_TEMPLATE" in environment or "--no-template" in rest
-    if _verb(rest) not in VERBS or asked or not same or not WANTED:
+    verb = _verb(rest)
+    if verb not in VERBS or (asked and verb in AGENTS) or not same or not WANTED:
         return None
     scripts = [Path(directory, word) for word in rest if word.endswith(".py")]
     text = "".join(path.read_text() for path in scripts if path.is_file())
