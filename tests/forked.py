@@ -1,8 +1,9 @@
 """Starts processes of tests by a fork of a process that has imported what they need.
 
-The imports are most of what a process costs a test. There are three ways:
+The imports are most of what a process costs a test. There are four ways:
 
 - :func:`run_to_end`: such a command that a test waits for;
+- :func:`start_in_terminal`: such a command in a terminal of its own;
 - :func:`start`: `edl run`, `edl join` and `edl agent`, `edl cluster` and `edl host`, and verbs that
   ask a job. An agent that is started in this way forks its workers, too, from a template that it is
   given (:mod:`edl.launch.template`);
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -24,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,6 +100,33 @@ def start(
         gives_template=is_agent,
     )  # fmt: skip
     return Forked(child.pid, words)
+
+
+def start_in_terminal(
+    words: Sequence[str], directory: Path, environment: Mapping[str, str], terminal: int
+) -> Started:
+    """Start `edl` with ``words`` as the first process of a terminal, which this process has open.
+
+    Nothing else is shown there.
+    """
+    if (framework := _framework([EDL, *words], directory, environment)) is None:
+        return subprocess.Popen(
+            [EDL, *words],
+            cwd=directory,
+            env=environment,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+    code = IN_TERMINAL.format(terminal=os.ttyname(terminal))
+    child = _base(framework).fork(
+        environment, Path(os.devnull), lambda pid: None,
+        [sys.executable, "-c", code, *words], directory,
+        gives_template=_verb(words) in AGENTS,
+    )  # fmt: skip
+    return Forked(child.pid, ["edl", *words])
 
 
 def run_to_end(
@@ -190,6 +220,14 @@ if {script!r}:
     del sys.argv[0]
     sys.path[0] = os.path.dirname({script!r})
     runpy.run_path({script!r}, run_name="__main__")
+"""
+IN_TERMINAL = """
+import os, sys
+for number in range(3):
+    os.dup2(os.open({terminal!r}, os.O_RDWR), number)
+sys.stdin, sys.stdout, sys.stderr = (open(n, "w" if n else "r", buffering=1) for n in range(3))
+from edl.cli.main import main
+main()
 """
 
 

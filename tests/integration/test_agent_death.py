@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pty
 import signal
-import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import forked
 import psutil
 import pytest
-from cli_shell import STANDIN, WAIT_S, Shell, shell, until
+from cli_shell import DIES_S, STANDIN, WAIT_S, Shell, shell, until
 from scenario import scenario
 
 from edl.launch.adoption import identity
@@ -159,16 +157,8 @@ class Terminal:
 
     def __init__(self, shell: Shell, *words: str) -> None:
         self.master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "edl.cli.main", *words],
-            cwd=shell.directory,
-            env={**shell.environment, "TERM": "xterm"},
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
+        environment = {**shell.environment, "TERM": "xterm"}
+        self.process = forked.start_in_terminal(words, shell.directory, environment, slave)
         os.close(slave)
         os.set_blocking(self.master, False)
         self.open = True
@@ -248,6 +238,7 @@ def test_a_killed_agent_leaves_a_job_that_can_be_stopped(shell: Shell) -> None:
         terminal.process.wait(WAIT_S)
     finally:
         terminal.close()
+    until(lambda: len(shell.processes()) <= 2, DIES_S)  # its template goes with it
     assert len(shell.processes()) == 2
     assert shell.edl("stop").returncode == 0
     assert shell.status()["state"] == "stopped"
