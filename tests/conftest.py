@@ -67,7 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     site = str(Path(__file__).parent / "site")
     os.environ["PYTHONPATH"] = f"{site}{os.pathsep}{path}" if path else site
     sys.path.append(site)
-    importlib.import_module("lazy_compiler")
+    for name in ("lazy_compiler", "kept_dataclasses"):
+        importlib.import_module(name)
 
 
 def pytest_collection_finish() -> None:

@@ -3,7 +3,7 @@
 With the first optimizer PyTorch imports ``torch._dynamo``, 836 modules and up to 2 s of processor
 time for each process, only to tell it what not to compile. This module is imported by pytest's own
 processes and by those that tests are forked from; any other name of ``torch._dynamo`` imports the
-real one.
+real one. What is started by ``exec`` has it, too (:mod:`sitecustomize`).
 """
 
 import importlib
