@@ -82,8 +82,14 @@ def test_workers_on_other_hosts_end_with_horovodrun(number: signal.Signals, tmp_
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         job.interrupt(number)
         job.until(lambda: not job.processes(), "end of all processes")
-        job.until(lambda: job.status()["state"] == "stopped", "end of the job in ZooKeeper")
-        assert re.search("horovodrun (has ended|ends)", job.status()["reason"])
+        facts: Status = {}
+
+        def stopped() -> bool:
+            facts.update(job.status())
+            return bool(facts["state"] == "stopped")
+
+        job.until(stopped, "end of the job in ZooKeeper")
+        assert re.search("horovodrun (has ended|ends)", facts["reason"])
 
 
 @pytest.mark.long
