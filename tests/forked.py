@@ -288,7 +288,8 @@ def _base(framework: str) -> Template:
     """Return the process that others are forked from; it ends with this one."""
     directory = Path(tempfile.mkdtemp())
     imports = directory / "imports"
-    modules = [*EVERYBODY, *IMPORTS[framework], "keeps_dataclasses", "shows_stacks", "short_end"]
+    modules = ["early_end", *EVERYBODY, *IMPORTS[framework]]
+    modules += ["keeps_dataclasses", "shows_stacks", "short_end"]
     imports.write_text(json.dumps({"modules": modules, "own": {}, "environment": {}}))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EDL_")}
     environment["TF_CPP_MIN_LOG_LEVEL"] = "2"  # TensorFlow's libraries read it when they are loaded

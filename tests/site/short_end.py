@@ -1,11 +1,11 @@
 """Shortens the end of processes that tests fork; imported last by those they are forked from.
 
 Python's own end is as ever in what is forked: exit handlers, destructors of the script, files, the
-exit code. What is left out are the destructors of the C++ libraries, which come after it, and that
-PyTorch takes back the operators it has registered: an eighth of a second of processor time in each
-process, nearly all of it to copy shared pages before they are freed. `edl run` and `edl join`,
-which users start without PyTorch and TensorFlow, and tests with them, leave out Python's end, too,
-after their exit handlers.
+exit code. What is left out are the modules that it was forked with (:mod:`early_end`), the
+destructors of the C++ libraries, which come after it, and that PyTorch takes back the operators it
+has registered: a fifth of a second of processor time in each process, nearly all of it to copy
+shared pages before they are freed. `edl run` and `edl join`, which users start without PyTorch and
+TensorFlow, and tests with them, leave out Python's end, too, after their exit handlers.
 """
 
 import atexit
@@ -15,6 +15,8 @@ import sys
 import threading
 import weakref
 from typing import Any, NoReturn
+
+import early_end
 
 import edl.cli
 
@@ -42,3 +44,4 @@ def _end(status: Any = None) -> NoReturn:
 
 
 sys.exit = _end
+early_end.keep()
