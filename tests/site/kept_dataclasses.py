@@ -1,7 +1,7 @@
 """Keeps the code that dataclasses generate, as Python keeps that of modules in `__pycache__`.
 
 ``@dataclass`` writes the methods of a class as text and compiles them: for the 180 dataclasses of a
-process that imports edl this is a third of its start. All texts, and what they were compiled to,
+process that imports edl this is a sixth of its start. All texts, and what they were compiled to,
 are in a file beside the compiled modules. A process that tests are forked from adds to it what it
 has compiled (:mod:`keeps_dataclasses`), and those that are started by ``exec`` read it.
 """
