@@ -15,7 +15,7 @@ from edl.core.cluster.state import EXACT, Node, StepTimeError
 from edl.simulator.resize import parse_resize_cost
 
 RULE = EdlPolicy(patience=1000.0)  # nobody is due
-PRICES = "a slot-second of its work is worth"
+PRICES = "; price"
 
 
 def short(second_s: float = 0.5, **changes):
@@ -56,8 +56,8 @@ def test_a_heavy_job_counts_as_several() -> None:
     decision = decide(RULE, [short(), long(weight=4.0)], nodes(1))
     assert sizes(decision) == {"long": 1}
     assert decision.reasons == {
-        "short": f"waits: 100 s are left on its fewest slots, {PRICES} 1.49",
-        "long": f"has 1 slot: 300 s are left, {PRICES} 1.60",
+        "short": f"waits: about 1 min 40 s to go on its fewest slots{PRICES} 1.49",
+        "long": f"has 1 slot: about 5 min to go{PRICES} 1.60",
     }
 
 
@@ -114,7 +114,7 @@ def test_who_is_due_goes_first_and_keeps_its_minimum() -> None:
     waits = {"long": [50.0, 75.0, False], "short": [15.0, None, False]}
     assert decision.state == {"at_s": 100.0, "waits": waits, "readings": {}}
     assert sizes(decision) == {"long": 1}
-    assert decision.reasons["long"].endswith(", due for 25 s")
+    assert decision.reasons["long"].endswith("; 25 s past its fair wait")
     # At 120 s both are due. The deadlines are 75 + 300 / 4 and 115 + 100 / 4 s; nearly done, that
     # of long is 75 + 1 / 4 s.
     nearly_done = [long(left=1), short(arrival_s=90.0)]

@@ -67,6 +67,7 @@ from edl.core.cluster.jsa_program import Values, best_sizes
 from edl.core.cluster.node_pools import NodePool, node_pools, parse_speeds, reserve, slowest_pool
 from edl.core.cluster.slot_values import SlotValues, curve
 from edl.core.cluster.state import Allocation, ClusterState, slot_count
+from edl.core.duration import duration_in_words
 from edl.core.settings import setting
 
 TINY = 1e-9  # slot-seconds; no job is shorter
@@ -135,7 +136,8 @@ class EdlPolicy:
             slots = slot_count(placements.get(name, ()))
             reasons[name] = one.reason(slots, candidate.price)
             if name in first:
-                reasons[name] += f", due for {cluster.now_s - (waits[name].due_s or 0.0):.0f} s"
+                due_s = cluster.now_s - (waits[name].due_s or 0.0)
+                reasons[name] += f"; {duration_in_words(due_s)} past its fair wait"
             if slots and one.batches[slots] != one.job.batch:
                 batches[name] = one.batches[slots]
         state = {

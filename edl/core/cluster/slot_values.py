@@ -20,6 +20,7 @@ from edl.core.cluster.jsa_program import Values
 from edl.core.cluster.placing import compact
 from edl.core.cluster.smoothing import Means, averaged, smoothed
 from edl.core.cluster.state import ClusterJob
+from edl.core.duration import duration_in_words
 from edl.core.plural import counted
 
 
@@ -83,16 +84,18 @@ class SlotValues:
             slots: how many slots the job gets; 0: it waits.
             price: the worth of a slot-second of its work.
         """
-        worth = f"a slot-second of its work is worth {price:.2f}"
         if not self.least:
             needs = counted(self.job.min_slots, "slot")
             return f"waits: it needs {needs}, and there are fewer"
         if not slots:
-            return f"waits: {self.left_s[self.least]:.0f} s are left on its fewest slots, {worth}"
+            left = duration_in_words(float(self.left_s[self.least]))
+            return f"waits: about {left} to go on its fewest slots; price {price:.2f}"
         has = f"has {counted(slots, 'slot')}"
         if len(set(self.job.batches)) > 1:
             has += f" and a batch of {self.batches[slots]}"
-        return f"{has}: {self.left_s[slots]:.0f} s are left, {worth}"
+        return (
+            f"{has}: about {duration_in_words(float(self.left_s[slots]))} to go; price {price:.2f}"
+        )
 
 
 def curve(
