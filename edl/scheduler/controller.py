@@ -33,7 +33,7 @@ from edl.coordination.fenced_session import FencedSession
 from edl.coordination.session import Session
 from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.held_slots import HeldSlots
-from edl.core.cluster.lease_records import LeaseLimits
+from edl.core.cluster.lease_records import LeaseLimits, left_borrowed
 from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
 from edl.core.cluster.orders import CreateRun, Order
 from edl.core.cluster.plan import ClusterPlan, plan
@@ -142,6 +142,18 @@ class Controller:
                 time.sleep(min(REST_S, time.monotonic() - began_s))
                 self._wakeup.wait(wait_s)
             self._resign(election)
+            self._tell_borrowed(store)
+
+    def _tell_borrowed(self, store: ClusterStore) -> None:
+        """Say which hosts stay borrowed, if no other controller lives that could give them back."""
+        if self._lender is None:
+            return
+        try:
+            said = left_borrowed(store.leader.leases()[0])
+            if said and not store.leader.controllers():
+                self._say(said)
+        except CoordinationError as error:
+            logger.info("it is not known which hosts are borrowed: %s", error)
 
     def _collect_garbage(self) -> None:
         """Collect garbage now and then, if Python does not do so by itself.

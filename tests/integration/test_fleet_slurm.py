@@ -127,7 +127,8 @@ def processes_of(state: str) -> list[psutil.Process]:
 
 def test_a_host_comes_for_a_job_and_goes_when_it_is_idle(shell: Shell) -> None:
     with lab_of(shell) as lab:
-        controller = lab.start("--host-slots", "2", "--max-hosts", "2", "--idle", "3")
+        options = ("--host-slots", "2", "--max-hosts", "2", "--idle", "3")
+        controller = lab.start(*options)
         assert lab.queue() == []
         end = shell.directory / "end"
         lab.submit("j", "--until", str(end))
@@ -140,6 +141,11 @@ def test_a_host_comes_for_a_job_and_goes_when_it_is_idle(shell: Shell) -> None:
         lab.submit("k", "--until", str(end))
         lab.until(lambda: lab.shown("k")["state"] == "running", "the other job does not run")
         assert len(lab.queue()) == 2
+        lab.until(lambda: len(lab.hosts()) == 2, "the second host does not come")
+        controller.signal(signal.SIGTERM)
+        assert controller.wait() == 0
+        assert "slurm still lends 2 hosts (n1" in controller.output
+        controller = lab.start(*options)
         end.touch()
         lab.until(lambda: not lab.queue(), "the hosts are not given back")
         lab.until(lambda: not lab.hosts(), "a host still offers slots")
@@ -149,6 +155,7 @@ def test_a_host_comes_for_a_job_and_goes_when_it_is_idle(shell: Shell) -> None:
         assert [lab.shown(job)["runs"] for job in ("j", "k")] == [1, 1]
         controller.signal(signal.SIGTERM)
         assert controller.wait() == 0
+        assert "still lends" not in controller.output
 
 
 def test_slurm_lends_another_node_than_the_drained_one(shell: Shell) -> None:

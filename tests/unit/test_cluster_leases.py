@@ -19,6 +19,7 @@ from edl.core.cluster.lease_records import (
     LeaseState,
     LeaseTable,
     Shape,
+    left_borrowed,
 )
 from edl.core.cluster.leases import (
     LastOffer,
@@ -838,3 +839,20 @@ def test_what_people_read() -> None:
     view = with_leases(ClusterView(loan.view.jobs, ()), loan.table)
     [*_, (_, why)] = find_active_jobs(view, DeviceTable((), loan.now_s))[1].items()
     assert why == f"waits: it needs 1 slot, and the cluster has 0; {lease_summary(loan.table)}"
+
+
+def test_whoever_ends_the_last_controller_is_told_what_stays_borrowed() -> None:
+    leases = {"l1": LeaseRecord(2, 0.0, host="n1")}
+    assert left_borrowed(LeaseTable("slurm", leases=leases)) == (
+        "slurm still lends 1 host (n1), and jobs train on; nobody gives it back until a controller "
+        "runs again"
+    )
+    leases |= {"l2": LeaseRecord(2, 0.0)}
+    assert left_borrowed(LeaseTable("slurm", leases=leases)).startswith(
+        "slurm still lends 2 hosts (n1), and"
+    )
+    assert "gives them back" in left_borrowed(LeaseTable("slurm", leases=leases))
+    leases = {"l3": LeaseRecord(2, 0.0), "l4": LeaseRecord(2, 0.0, back_s=1.0)}
+    assert left_borrowed(LeaseTable("ray", leases=leases)).startswith("ray still lends 1 host, and")
+    del leases["l3"]
+    assert left_borrowed(LeaseTable("ray", leases=leases)) == ""

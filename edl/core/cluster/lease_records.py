@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from edl.core.plural import counted
 from edl.core.record import Record
+from edl.errors import some
 
 
 class LeaseState(StrEnum):
@@ -178,3 +180,20 @@ class LeaseTable(Record):
     why: str = ""
     wanted: int = 0
     missing: Mapping[str, MissingPath] = field(default_factory=dict)
+
+
+def left_borrowed(table: LeaseTable) -> str:
+    """Return that the engine lends the hosts of ``table`` on, a sentence; "" if it lends none.
+
+    It is for the user who ends the last controller of a cluster, which alone gives hosts back. What
+    is being given back already does not count.
+    """
+    lent = [one for one in table.leases.values() if not one.back_s and not one.is_over]
+    if not lent:
+        return ""
+    hosts = sorted({one.host for one in lent} - {""})
+    which = f" ({some(hosts)})" if hosts else ""
+    return (
+        f"{table.engine} still lends {counted(len(lent), 'host')}{which}, and jobs train on; "
+        f"nobody gives {'it' if len(lent) == 1 else 'them'} back until a controller runs again"
+    )
