@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             place = Path(scratch) / "steady"
             place.mkdir()
             found = steady(place, args.jobs, args.kills, args.policy, args.rest, say)
+            print(page_text(found, None), flush=True)
         if args.only != "steady":
             place = Path(scratch) / "day"
             place.mkdir()

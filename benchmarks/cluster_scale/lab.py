@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.cluster.live import LiveCluster, Supervised, until
 from benchmarks.cluster_scale.observed import Turn
@@ -110,21 +109,28 @@ class ScaleLab:
         found = [Turn(**json.loads(line)) for line in lines if line.endswith("}")]
         return [one for one in found if since_s <= one.at_s <= end_s]
 
-    def until_quiet(self, quiet_s: float = 3.0) -> None:
-        """Wait until no run was created and no device was given or taken for some seconds."""
-        book = self.standins.book
-        seen: list[Any] = []
-        since_s = [time.monotonic()]
+    def until_quiet(self, quiet_s: float = 3.0, within_s: float = LIMIT_S) -> bool:
+        """Wait until no run was created and no device was given or taken for some seconds.
 
-        def is_quiet() -> bool:
+        Args:
+            quiet_s: for so long.
+            within_s: the longest wait, in seconds.
+
+        Returns:
+            False if that did not come true in time: a policy may change its mind again and again.
+        """
+        book, since_s, seen = self.standins.book, time.monotonic(), (-1, -1, -1)
+        deadline_s = since_s + within_s
+        while time.monotonic() < deadline_s:
             self.standins.check()
-            now = [book.runs.total(), book.resizes.total(), self.standins.runs.training()]
+            training = self.standins.runs.training()
+            now = (book.runs.total(), book.resizes.total(), training)
             if now != seen:
-                seen[:] = now
-                since_s[0] = time.monotonic()
-            return time.monotonic() - since_s[0] >= quiet_s
-
-        until(is_quiet, "rest", timeout_s=LIMIT_S, pause_s=0.2)
+                seen, since_s = now, time.monotonic()
+            if time.monotonic() - since_s >= quiet_s:
+                return True
+            time.sleep(0.2)
+        return False
 
 
 @contextmanager

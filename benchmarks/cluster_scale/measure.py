@@ -21,6 +21,7 @@ KNOWN_S = 1.0  # for a controller to ask the port of the one before it
 PROBES = 10  # jobs that are submitted under each policy
 PROBE_S = 2.0  # for which each trains
 BETWEEN_S = 1.5  # their submissions
+AFTER_S = 30.0  # the longest time until the jobs have their slots under a policy
 DRAIN_SPEED = 50.0  # of all jobs, after the last submission of a day
 DRAIN_S = 900.0
 
@@ -263,7 +264,7 @@ def _under(lab: ScaleLab, policy: str) -> PolicyTurns:
         job = small(f"{policy.replace('_', '-')}-{number}", PROBE_S)
         names.append(job.name)
         lab.submit(job)
-    lab.until_quiet()
+    lab.until_quiet(within_s=AFTER_S)
     turns = [one for one in lab.turns(since_s) if one.policy == policy]
     found = PolicyTurns(
         len(turns),
