@@ -62,7 +62,8 @@ class Loop:
             try:
                 action()
             except Exception as error:
-                logger.exception("a stand-in failed")
+                if not self.errors:
+                    logger.exception("a stand-in failed")
                 self.errors.append(error)
 
     def _next(self) -> Action | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ from edl.errors import CoordinationError, UnknownJob
 AGENT_S = 0.2  # from the start of an agent to its record
 START_S = 1.0  # from the last agent of a run to its first step, as with forked workers
 SWITCH_S = 0.2  # from a change of devices to a step in the new ring
+AGAIN_S = 0.05  # before a look that follows a write which was refused
 SESSION_JOBS = 60  # jobs of a session; each has to be proved, and slows down its requests
 NOISE = 0.03  # the standard deviation of a measured throughput, as a part of it
 LOOPBACK = "127.0.0.1"
@@ -252,14 +253,23 @@ class StandInRun:
             self._stop(record.state)
             return
         self._assigned = Assigned.from_json(content(paths.assigned, assigned))
-        try:
-            self._register()
-        except UnknownJob:
-            return
-        except CoordinationError:
-            self._loop.after(0.05, self._look)  # its devices were changed meanwhile
+        if not self._has_put(self._register):
             return
         self._loop.after(SWITCH_S if self._ring else START_S, self._switch)
+
+    def _has_put(self, puts: Callable[[], None]) -> bool:
+        """Return whether ``puts`` has written records of agents; look again if it could not.
+
+        It cannot if the devices of the run were changed meanwhile, or if it is over.
+        """
+        try:
+            puts()
+        except UnknownJob:
+            return False
+        except CoordinationError:
+            self._loop.after(AGAIN_S, self._look)
+            return False
+        return True
 
     def _register(self) -> None:
         """Write the records of the agents: new ones, and those that get more devices."""
@@ -291,6 +301,10 @@ class StandInRun:
         if wanted != self._ring:
             self.count()
             self._begin(wanted)
+        self._has_put(partial(self._give_back, wanted))
+
+    def _give_back(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
+        """Let each agent have only the devices that are ``wanted``; one without any leaves."""
         for name, host in list(self._agents.items()):
             if name not in self._registered:
                 continue
