@@ -301,6 +301,7 @@ def a_day(
         played = _play(lab, submissions, strikes_s, say)
         day_s = time.monotonic() - began_s
         turns = lab.turns(since_s)
+        say(f"the longest turn: {max(turns, key=lambda one: one.turn_s)}")
         lab.standins.hasten(DRAIN_SPEED)
         until(
             lambda: len(book.ended_s) == jobs and not lab.unended(),
