@@ -5,6 +5,8 @@ The events are sequential nodes, so ZooKeeper gives them their order, not the cl
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -162,11 +164,16 @@ class EventLogNodes(Generic[E]):
         paths = self._nodes.paths
         return first_of(paths.events, self._nodes.read(self._counter)[0])
 
-    def trim(self, keep: int) -> int:
+    def trim(self, keep: int, within_s: float = math.inf) -> int:
         """Remove all events from the log except the newest ``keep``; return how many were removed.
 
         It is 0 if there are no more, or no such job or cluster. The other events keep their
         numbers.
+
+        Args:
+            keep: How many events to keep.
+            within_s: After so many seconds no further request is sent; the oldest events are
+                removed by then. At least some are removed.
 
         Raises:
             CoordinationError: ZooKeeper is away; some of them may have been removed.
@@ -175,10 +182,12 @@ class EventLogNodes(Generic[E]):
         names = session.read_all("trim events", [children(paths.events)])[0] or ()
         numbers = sorted(map(sequence, names))
         doomed = [paths.event(number) for number in numbers[: max(0, len(numbers) - keep)]]
-        for start in range(0, len(doomed), _AT_ONCE):
-            part = doomed[start : start + _AT_ONCE]
+        deadline_s, removed = time.monotonic() + within_s, 0
+        while removed < len(doomed) and (not removed or time.monotonic() < deadline_s):
+            part = doomed[removed : removed + _AT_ONCE]
             session.read_all("trim events", [delete_node(path) for path in part])
-        return len(doomed)
+            removed += len(part)
+        return removed
 
 
 class EventNodes(EventLogNodes[Event]):

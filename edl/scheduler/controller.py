@@ -66,6 +66,7 @@ FOLLOW_S = 0.25  # the same of a controller that does not lead: so soon it notic
 REST_S = 0.5  # the longest rest after a turn, which else is as long as the turn took
 AGAIN_S = 0.5  # between two tries while ZooKeeper is away
 ORDERS_S = 1.0  # of one turn, to carry out orders: something else may be urgent meanwhile
+BUSY_S = 10.0  # between two removals of ended jobs while each turn has something else to do
 HOUSEKEEPING_S = 60.0  # between two removals of what is old, and of garbage
 
 Say = Callable[[str], None]
@@ -328,6 +329,7 @@ class ControllerTerm:
         self._policies = policies
         self._leases: LeaseKeeper | None = None
         self._refused: dict[str, str] = {}  # job -> why its last order was refused
+        self._removed_s = time.monotonic()  # when ended jobs were removed last
         self._tidied_s = 0.0  # by the monotonic clock
 
     def begin(self, about: ControllerRecord) -> None:
@@ -364,7 +366,7 @@ class ControllerTerm:
         tell_s = min(tell_s, self._tenants.serve(read.snapshot.hosts, found, lives, now_s))
         if self._leases is not None:
             self._leases.turn(with_assignments(read.view, found), now_s)
-        if not found.acts:
+        if not found.acts or time.monotonic() - self._removed_s >= BUSY_S:
             self._tidy(read)
         look_s = AGAIN_S if read.unread else LOOK_S
         return max(0.0, min(look_s, tell_s, found.next_s - self._now_s()))
@@ -469,13 +471,14 @@ class ControllerTerm:
 
         An ended job is not kept if a user has deleted it, or many jobs have ended after it.
 
-        The interval is ``HOUSEKEEPING_S`` seconds. ``read`` has the jobs and hosts.
+        The interval is ``HOUSEKEEPING_S`` seconds. If there are very many events, the next call
+        goes on. ``read`` has the jobs and hosts.
         """
+        self._removed_s = time.monotonic()
         doomed = jobs_to_remove(read.snapshot.jobs)
         self._remover.remove(doomed, read.secrets, read.unread)
-        if time.monotonic() - self._tidied_s >= HOUSEKEEPING_S:
+        if time.monotonic() - self._tidied_s >= HOUSEKEEPING_S and self._writer.trim_events():
             self._tidied_s = time.monotonic()
-            self._writer.trim_events()
             for host in hosts_to_remove(read.snapshot.hosts, self._now_s()):
                 self._writer.remove_host(host)
 

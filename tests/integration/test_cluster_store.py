@@ -718,12 +718,20 @@ class TestLeader:
         ]
         assert kinds(store) == ["submitted", "removed"]
 
-    def test_only_the_newest_events_stay(self, store: ClusterStore) -> None:
+    def test_only_the_newest_events_stay(
+        self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         writer = lead(store)
         for number in range(10):
             store.events.add(store.events.new(ClusterEventKind.STATE, f"{number}"))
-        assert writer.trim_events(keep=4, spare=6) == 0
-        assert writer.trim_events(keep=4, spare=5) == 6
+        assert writer.trim_events(keep=4, spare=6)
+        assert [number for number, _ in store.events.read()] == list(range(10))
+        monkeypatch.setattr("edl.coordination.events._AT_ONCE", 2)
+        monkeypatch.setattr("edl.coordination.cluster.writer._TRIM_S", 0.0)
+        assert not writer.trim_events(keep=4, spare=5), "a call has a limited time"
+        assert [number for number, _ in store.events.read()] == list(range(2, 10))
+        monkeypatch.undo()
+        assert writer.trim_events(keep=4, spare=3)
         assert [event.reason for _, event in store.events.read(7)] == ["8", "9"]
         assert [number for number, _ in store.events.read()] == [6, 7, 8, 9]
 

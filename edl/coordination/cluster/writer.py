@@ -34,6 +34,7 @@ ENDED_KEPT = 500  # ended jobs, the newest, that stay in the records
 EVENTS_KEPT = 10_000
 GONE_KEPT_S = 86_400.0  # a host that offers nothing stays so long in the records
 MOST_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
+_TRIM_S = 1.0  # of the leader's turn
 _EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them is not for nothing
 
 
@@ -315,23 +316,27 @@ class ClusterWriter:
         event = self._event(f"host {host.name} was removed; it offers nothing", host=host.name)
         return self.commit([*writes, _deletion(path), event])
 
-    def trim_events(self, keep: int = EVENTS_KEPT, spare: int = _EVENTS_SPARE) -> int:
-        """Remove the oldest events if there are many more than ``keep``; return their number.
+    def trim_events(self, keep: int = EVENTS_KEPT, spare: int = _EVENTS_SPARE) -> bool:
+        """Remove the oldest events if there are many more than ``keep``, for about a second.
 
         This is done in several requests, without a check of the term.
 
         Args:
             keep: How many events to keep, the newest.
-            spare: Nothing is done, and 0 returned, unless there are more than ``keep + spare``
+            spare: Nothing is done, and True returned, unless there are more than ``keep + spare``
                 events: to list all events takes time.
+
+        Returns:
+            False if there are still many more, so that it is to be called again; else True.
 
         Raises:
             CoordinationError: ZooKeeper is away.
         """
         stat = self._nodes.read(exists(self.paths.events))[0]
         if stat is None or stat.numChildren <= keep + spare:
-            return 0
-        return self._store.events.trim(keep)
+            return True
+        many: int = stat.numChildren - keep
+        return self._store.events.trim(keep, within_s=_TRIM_S) >= many
 
     def _event(self, reason: str, job: str = "", host: str = "") -> Write:
         """Return the write of an event that says that records were removed.
