@@ -286,3 +286,11 @@ def test_it_counts_with_what_a_change_costs_where_it_runs() -> None:
     assert policy_named("edl", resize_s=cost.resize_s) == replace(EdlPolicy(), resize_s=0.2)
     assert policy_named("edl") == EdlPolicy()
     assert policy_named("max_min", resize_s=0.2) == policy_named("max_min")
+
+
+def test_a_time_that_is_not_known_is_said_to_be_so() -> None:
+    known = curve(short(), 0, 1, 1)
+    assert known.reason(1, 1.0) == "has 1 slot: about 1 min 40 s to go; price 1.00"
+    endless = replace(known, left_s=np.full_like(known.left_s, np.inf))
+    assert endless.reason(1, 1.0) == "has 1 slot: an unknown time to go; price 1.00"
+    assert endless.reason(0, 1.0).startswith("waits: an unknown time to go")

@@ -88,14 +88,19 @@ class SlotValues:
             needs = counted(self.job.min_slots, "slot")
             return f"waits: it needs {needs}, and there are fewer"
         if not slots:
-            left = duration_in_words(float(self.left_s[self.least]))
-            return f"waits: about {left} to go on its fewest slots; price {price:.2f}"
+            left = self._left_in_words(self.least)
+            return f"waits: {left} to go on its fewest slots; price {price:.2f}"
         has = f"has {counted(slots, 'slot')}"
         if len(set(self.job.batches)) > 1:
             has += f" and a batch of {self.batches[slots]}"
-        return (
-            f"{has}: about {duration_in_words(float(self.left_s[slots]))} to go; price {price:.2f}"
-        )
+        return f"{has}: {self._left_in_words(slots)} to go; price {price:.2f}"
+
+    def _left_in_words(self, slots: int) -> str:
+        """Return the time until the job's end on ``slots`` slots, as in "about 5 min"."""
+        left_s = float(self.left_s[slots])
+        if not math.isfinite(left_s):
+            return "an unknown time"
+        return f"about {duration_in_words(left_s)}"
 
 
 def curve(
