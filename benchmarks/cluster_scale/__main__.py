@@ -21,6 +21,9 @@ from benchmarks.cluster_scale.report import (
 )
 from benchmarks.jobs import ROOT
 from edl.core.cluster.policies import POLICIES
+from edl.scheduler.controller import LOOK_S
+
+LEAST_REST_S = 2 * LOOK_S
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_scale", description=__doc__)
 parser.add_argument("--only", choices=["steady", "day"], help="a part of it, which is only printed")
@@ -36,6 +39,10 @@ parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks", he
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
+    if args.rest < LEAST_REST_S:
+        parser.error(
+            f"--rest is too short for a turn of the leader; give {LEAST_REST_S:g} s or more"
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # all ends with us
     found: Steady | None = None
     played: Day | None = None

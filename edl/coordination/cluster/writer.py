@@ -317,7 +317,7 @@ class ClusterWriter:
         return self.commit([*writes, _deletion(path), event])
 
     def trim_events(self, keep: int = EVENTS_KEPT, spare: int = _EVENTS_SPARE) -> bool:
-        """Remove the oldest events if there are many more than ``keep``, for about a second.
+        """Remove events, the oldest first, until ``keep`` are left or a second has passed.
 
         This is done in several requests, without a check of the term.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class UserCommand(NamedTuple):
-    """What to run, and as whom.
+    """A command, with its environment and the user as whom it runs.
 
     Attributes:
         words: the command line; the first word is the path of the program.

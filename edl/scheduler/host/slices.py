@@ -40,7 +40,7 @@ _PASSED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")  # of the environment of
 
 
 class StartCommand(NamedTuple):
-    """What to start in place of a command, so that it runs in a slice.
+    """A command that puts itself into a slice, and then becomes the command that it was made for.
 
     Attributes:
         words: the command line.
@@ -151,7 +151,12 @@ class Slices:
 
 
 def check_slices() -> None:
-    """Raise a UsageError unless this process can limit jobs: it must be root, under systemd."""
+    """Check that this process can make slices.
+
+    Raises:
+        UsageError: it is not root, or systemd has not started this machine, or its commands are
+            missing.
+    """
     tools = [name for name in ("systemd-run", "systemctl") if shutil.which(name) is None]
     if os.geteuid() != 0:
         why = "`edl host` to run as root"
@@ -170,7 +175,10 @@ def _digest(text: str) -> str:
 
 
 def _remove(name: str) -> None:
-    """Remove a slice and its limits, with all that lives in it."""
+    """Kill all processes in the slice called ``name``, and remove it and its limits.
+
+    What systemd refuses is only logged.
+    """
     for verb in ("stop", "revert"):
         if why := _systemctl(verb, name):
             logger.info("systemctl %s %s: %s", verb, name, why)
