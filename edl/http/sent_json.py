@@ -19,8 +19,14 @@ def decoded_json(body: bytes, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(body, type=kind)
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise UsageError(f"the byte 0x{byte:02x} is not UTF-8; send JSON in UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(_wrong_byte(body) or str(error)) from None
+
+
+def _wrong_byte(body: bytes) -> str:
+    """Say which byte of ``body`` is not UTF-8; an empty text when all are."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"the byte 0x{body[error.start]:02x} is not UTF-8; send JSON in UTF-8"
+    return ""
