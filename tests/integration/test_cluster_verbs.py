@@ -82,9 +82,9 @@ class Leader:
 
     def __init__(self, session: Session) -> None:
         self.store = ClusterStore(open_cluster(session, LAB), by="the leader")
-        election = self.store.leader.election("one", {"address": "here"})
-        election.enter()
-        leadership = election.leads()
+        self.election = self.store.leader.election("one", {"address": "here"})
+        self.election.enter()
+        leadership = self.election.leads()
         assert leadership is not None
         self.writer = ClusterWriter(self.store, leadership)
 
@@ -396,6 +396,23 @@ class TestReading:
         code, _, error = edl("list", "--state", "idle")
         assert code == 2
         assert error.startswith("there is no state 'idle'; use one of queued, starting, ")
+
+    def test_without_a_controller_it_says_so(
+        self, session: Session, leader: Leader, lab: Cluster, edl: Verb
+    ) -> None:
+        lab.submit("job.yaml")
+        assert lab.has_controller()
+        assert "no controller of cluster lab" not in edl("list")[1]
+        leader.election.leave()
+        assert not lab.has_controller()
+        assert edl("list")[1].splitlines()[-1] == (
+            "no controller of cluster lab runs: jobs train on, none starts or changes, and the "
+            "reasons are of before; start one with `edl cluster start`"
+        )
+        another = Leader(session)
+        another.live("digits", LifeEvent.DELETE)
+        another.election.leave()
+        assert "no controller of cluster lab" not in edl("list")[1], "nothing waits for one"
 
     def test_all_of_one_job(self, leader: Leader, lab: Cluster, host: str, edl: Verb) -> None:
         lab.submit(DIGITS)

@@ -566,7 +566,9 @@ def test_the_verbs(
             0,
             "job ann.digits is submitted to cluster lab\n",
         )
-        assert "ann.digits" in edl("list", *as_ann)[1]
+        _, out = edl("list", *as_ann)
+        assert "ann.digits" in out
+        assert "no controller of cluster lab" not in out, "a tenant cannot know"
         assert "queue research" in edl("show", "digits", *as_ann)[1]
         assert edl("halt", "digits", *as_ann)[0] == 0
         assert edl("priority", "digits", "5", *as_ann)[0] == 0

@@ -145,6 +145,15 @@ class Cluster(SessionClient[ClusterStore]):
             if queue in (None, job.queue) and state in (None, str(job.state), job.outcome)
         )
 
+    def has_controller(self) -> bool | None:
+        """Return whether a controller of the cluster runs; to a tenant None: it cannot know.
+
+        Without one, jobs train on as they are, nothing starts or changes, and the reasons of jobs
+        are those of the last plan.
+        """
+        with self._store() as store:
+            return None if isinstance(store, TenantStore) else bool(store.leader.controllers())
+
     def show(self, job: str) -> ClusterJobDetails:
         """Return all that is known of the job named ``job``.
 
