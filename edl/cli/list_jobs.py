@@ -123,7 +123,8 @@ def _show_of_cluster(cluster: Cluster, queue: str | None, state: str | None, as_
     from edl.cli.cluster.table import job_table, newest_ended  # PyYAML
 
     with cluster:
-        jobs, name, controller = cluster.list(queue, state), cluster.name, cluster.has_controller()
+        jobs, name = cluster.list(queue, state), cluster.name
+        has_controller = None if as_json else cluster.has_controller()
     if as_json:
         for job in jobs:
             typer.echo(json.dumps(job.to_json()))
@@ -138,8 +139,8 @@ def _show_of_cluster(cluster: Cluster, queue: str | None, state: str | None, as_
         typer.echo(line.rstrip())
     if more:
         typer.echo(hidden_jobs_note(more, "edl list --state ended"))
-    if controller is False and not all(job.is_over for job in jobs):
+    if has_controller is False and not all(job.is_over for job in jobs):
         typer.echo(
             f"no controller of cluster {name} runs: jobs train on, none starts or changes, and the "
-            "reasons are of before; start one with `edl cluster start`"
+            f"reasons are of before; start one with `edl cluster start --name {name}`"
         )

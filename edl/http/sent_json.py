@@ -24,7 +24,7 @@ def decoded_json(body: bytes, kind: type[T]) -> T:
 
 
 def _wrong_byte(body: bytes) -> str:
-    """Say which byte of ``body`` is not UTF-8; an empty text when all are."""
+    """Return a sentence with the first byte of ``body`` that is not UTF-8; empty if all are."""
     try:
         body.decode()
     except UnicodeDecodeError as error:

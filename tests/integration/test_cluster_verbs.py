@@ -407,7 +407,7 @@ class TestReading:
         assert not lab.has_controller()
         assert edl("list")[1].splitlines()[-1] == (
             "no controller of cluster lab runs: jobs train on, none starts or changes, and the "
-            "reasons are of before; start one with `edl cluster start`"
+            "reasons are of before; start one with `edl cluster start --name lab`"
         )
         another = Leader(session)
         another.live("digits", LifeEvent.DELETE)

@@ -146,10 +146,13 @@ class Cluster(SessionClient[ClusterStore]):
         )
 
     def has_controller(self) -> bool | None:
-        """Return whether a controller of the cluster runs; to a tenant None: it cannot know.
+        """Look in ZooKeeper whether a controller of the cluster runs.
 
         Without one, jobs train on as they are, nothing starts or changes, and the reasons of jobs
         are those of the last plan.
+
+        Returns:
+            True or False; None if this client is a tenant's, which may not read the controllers.
         """
         with self._store() as store:
             return None if isinstance(store, TenantStore) else bool(store.leader.controllers())

@@ -96,7 +96,10 @@ class SlotValues:
         return f"{has}: {self._left_in_words(slots)} to go; price {price:.2f}"
 
     def _left_in_words(self, slots: int) -> str:
-        """Return the time until the job's end on ``slots`` slots, as in "about 5 min"."""
+        """Return how long the job has to train on ``slots`` slots, as words for a reason.
+
+        They are like "about 5 min", or "an unknown time" if no finite time is known.
+        """
         left_s = float(self.left_s[slots])
         if not math.isfinite(left_s):
             return "an unknown time"

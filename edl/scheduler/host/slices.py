@@ -40,7 +40,9 @@ _PASSED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")  # of the environment of
 
 
 class StartCommand(NamedTuple):
-    """A command that puts itself into a slice, and then becomes the command that it was made for.
+    """A command by which another command runs with the limits of a run's systemd slice.
+
+    Its process puts itself into the slice and then executes the other command (``exec``).
 
     Attributes:
         words: the command line.
@@ -151,7 +153,7 @@ class Slices:
 
 
 def check_slices() -> None:
-    """Check that this process can make slices.
+    """Check that this process can limit the runs of jobs by systemd slices.
 
     Raises:
         UsageError: it is not root, or systemd has not started this machine, or its commands are
