@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak cluster-soak fleet-outages churn browser interleavings short-jobs elections gpu bench cluster-jobs cluster-api cluster-scale figures tables scenarios clean
+.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak without-patch cluster-soak fleet-outages churn browser interleavings short-jobs elections gpu bench bench-quick cluster-jobs cluster-api cluster-scale figures tables scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -68,6 +68,9 @@ chaos: setup-tests ## kills, stops and cuts at chosen and at seeded random momen
 soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5 --framework tensorflow-fit"
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/soak.py $(ARGS)
 
+without-patch: setup-tests ## counting, some chaos and five minutes of soak on a Horovod that lacks a patch of edl; ARGS="shared-memory"
+	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/without_patch.py $(ARGS)
+
 cluster-soak: setup-tests ## half an hour of users and kills on a live cluster; ARGS="--minutes 5 --seed 2 --fleet slurm"
 	PYTHONPATH=.:tests/integration $(PYTHON_BIN) tests/chaos/cluster_soak.py $(ARGS)
 
@@ -95,6 +98,9 @@ elections: setup ## forty deaths of a leader that is the only old worker; ARGS="
 
 bench: setup ## edl beside stock Horovod (and torchrun), on this machine, in one run; ARGS="--only goodput"
 	$(PYTHON_BIN) -m benchmarks $(ARGS)
+
+bench-quick: setup ## the same for changes of the workers and a step, once, beside torchrun and torchft; 3 minutes; needs root
+	@$(PYTHON_BIN) -m benchmarks --quick
 
 figures: setup ## what edl's learning-rate rules do to small trainings, drawn; ARGS="--seeds 5 --only knee"
 	OMP_NUM_THREADS=1 $(PYTHON_BIN) -m benchmarks.adapting $(ARGS)

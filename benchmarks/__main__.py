@@ -39,6 +39,9 @@ from benchmarks.jobs import (
     StockJob,
     TwoHostsStockJob,
 )
+from benchmarks.peers import page as peers_page
+from benchmarks.peers.jobs import GoodputTorchftJob
+from benchmarks.peers.run import PeersRun
 from benchmarks.preemption import live as preemption
 from benchmarks.preemption import page as preemption_page
 from benchmarks.tensorflow import MODES
@@ -53,7 +56,8 @@ CHANGED_SYSTEM: System = (report.CHANGED, ChangedImportJob, "stock")
 BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "thousand", "policy"]
+PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "peers", "thousand"]
+PARTS += ["policy"]
 # Only when asked for: one downloads, two take long, two are apart.
 APART = ["installing", "cluster-recovery", "exact", "dashboard", "preemption"]
 parser.add_argument("--only", choices=PARTS + APART, help="a part of it")
@@ -65,6 +69,7 @@ parser.add_argument("--block", type=int, default=40, help="steps in a block")
 parser.add_argument("--minutes", type=float, default=20.0, help="of goodput, for each system")
 parser.add_argument("--every", type=float, default=60.0, help="seconds between its failures")
 parser.add_argument("--seed", type=int, default=1, help="of its victims")
+parser.add_argument("--quick", action="store_true", help="peers only: once, and few steps; print")
 parser.add_argument("--no-control", action="store_true", help="leave out plain beside plain")
 parser.add_argument("--no-stock-crash", action="store_true", help="leave out stock's crashes")
 parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
@@ -72,6 +77,8 @@ parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
 
 def main() -> int:
     args = parser.parse_args()
+    if args.quick:
+        args.only, args.framework = "peers", "torch"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs end with us
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as scratch:
         bench = Bench(Path(scratch))
@@ -82,7 +89,10 @@ def main() -> int:
             return 1
         finally:
             bench.close()
-    write(args.out, results)
+    if args.quick:  # once and short: not what a page says
+        print(peers_page.page(results["peers"], results["machine"]))
+    else:
+        write(args.out, results)
     return 0
 
 
@@ -108,6 +118,10 @@ class Bench:
             results["horovod"] = self.horovod(args)
         if args.only in (None, "goodput") and args.framework != "tensorflow":
             results["goodput"] = self.goodputs(args.minutes, args.every, args.seed)
+        if args.only in (None, "peers") and args.framework != "tensorflow":
+            peers = PeersRun(self._job, self._scratch, say, quick=args.quick)
+            found = results.get("goodput", {}).get("systems", {})
+            results["peers"] = peers.run(args.repetitions, args.rounds, args.block, found)
         frameworks = (args.framework,) if args.framework else ("torch", "tensorflow")
         if args.only in (None, "starting"):
             results["starting"] = {each: self.starts(each) for each in frameworks}
@@ -141,10 +155,11 @@ class Bench:
     def goodputs(self, minutes: float, every_s: float, seed: int) -> dict[str, Any]:
         """Each system after the other, with failures at the same seconds."""
         found: dict[str, goodput.Goodput] = {}
-        systems: tuple[tuple[str, type[goodput.AnyGoodputJob], str], ...] = (
+        systems: tuple[tuple[str, type[goodput.StruckJob], str], ...] = (
             (report.EDL, goodput.GoodputEdlJob, "edl"),
             (report.STOCK, goodput.GoodputStockJob, "stock"),
             ("torchrun", goodput.TorchrunJob, "torchrun"),
+            ("torchft", GoodputTorchftJob, "torchft"),
         )
         for name, kind, script in systems:
             job = self._job(kind, {"EDL_BACKOFF_MAX_S": "1"})
@@ -331,6 +346,7 @@ PAGES: Mapping[str, tuple[str, Callable[[Any, str], str]]] = {
     "exact": ("exact.md", exact.page),
     "policy": ("policy.md", step_time.policy_page),
     "dashboard": ("dashboard.md", dashboard_cost.page),
+    "peers": ("peers.md", peers_page.page),
     "preemption": ("preemption.md", preemption_page.page),
     "thousand": ("thousand.md", _thousand_page),
 }

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import psutil
 
 from benchmarks import parts
-from benchmarks.jobs import SECOND_HOST, EdlJob, Job, Steps, StockJob
+from benchmarks.jobs import SECOND_HOST, EdlJob, Job, Steps, StockJob, host_of
 
 WORKERS = 3
 WARM = 40  # steps of each worker in the full ring before a fault
@@ -72,7 +72,7 @@ def stock(job: StockJob, module: str) -> Crash:
         job.start(module, WORKERS)
         _warm(job, after=None)
         pids = job.steps().keys()
-        victim = next(p for p in pids if _host_of(p) == SECOND_HOST)
+        victim = next(p for p in pids if host_of(p) == SECOND_HOST)
         killed_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         return crash(_survivors(job, victim, killed_s), killed_s)
@@ -87,19 +87,16 @@ def edl(job: EdlJob, module: str, faults: Sequence[str]) -> Iterator[tuple[str, 
         job.start(module, WORKERS)
         for fault in faults:
             _warm(job, struck_s)
-            (status,) = job.printed("status")
-            pids = {member["id"]: member["pid"] for member in status["members"]}
-            leader = status["leader"]
-            victim = pids[leader if fault == LEADER else next(w for w in pids if w != leader)]
+            members = job.members()
+            victim = members.leader if fault == LEADER else members.others[0]
             _warm(job, time.monotonic(), BASELINE)  # the question has cost the machine something
             struck_s = time.monotonic()
             stops = fault in (SUSPENDED, FROZEN)
             os.kill(victim, signal.SIGSTOP if stops else signal.SIGKILL)
             survivors = _survivors(job, victim, struck_s)
-            before = status["generation"]
             slowest_parts = parts.slowest(
                 job.printed("events"),
-                lambda switch, before=before: switch["generation"] > before,
+                lambda switch, before=members.generation: switch["generation"] > before,
                 parts.REPAIR,
             )
             yield fault, crash(survivors, struck_s, slowest_parts)
@@ -163,7 +160,3 @@ def _survivors(job: Job, victim: int, struck_s: float) -> list[Steps]:
 def _back(steps: Steps, struck_s: float) -> npt.NDArray[np.intp]:
     """Return the indices of a survivor's steps after the fault in a ring without the victim."""
     return np.flatnonzero((steps.time_s > struck_s) & (steps.size < WORKERS))
-
-
-def _host_of(pid: int) -> str:
-    return psutil.Process(pid).environ().get("HOROVOD_HOSTNAME", "")

@@ -25,18 +25,28 @@ still while it completes no useful step for more than a second.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import signal
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import psutil
 
 from benchmarks.crash import WORKERS
-from benchmarks.jobs import BIN, SECOND_HOST, BenchmarkError, EdlJob, Job, Steps, TwoHostsStockJob
+from benchmarks.jobs import (
+    BIN,
+    SECOND_HOST,
+    BenchmarkError,
+    EdlJob,
+    Job,
+    Steps,
+    TwoHostsStockJob,
+    host_of,
+    kill,
+)
 from benchmarks.script import BATCH_SIZE
 
 PACE_S = 60.0  # without a failure, to know the pace
@@ -61,7 +71,22 @@ class Goodput:
         return self.useful / self.pace if self.pace else 0.0
 
 
-class GoodputEdlJob(EdlJob):
+class StruckJob(Job):
+    """A job of which processes are killed."""
+
+    victims: ClassVar[tuple[str, ...]]  # who is killed, in turn
+
+    @abstractmethod
+    def strike(self, victim: str, chance: random.Random) -> None:
+        """Kill, with -9, one process of the kind ``victim``, which ``chance`` chooses.
+
+        Raises:
+            BenchmarkError: the job cannot be asked for its processes.
+            IndexError: no such process is there.
+        """
+
+
+class GoodputEdlJob(StruckJob, EdlJob):
     """An edl job whose agent may be killed: it is in another tree of processes then."""
 
     victims = (WORKER, LEADER, AGENT)
@@ -73,14 +98,11 @@ class GoodputEdlJob(EdlJob):
             self._process.wait(10)
             self.launch([str(BIN / "edl"), "join", "--job", self.name])
             return
-        (status,) = self.printed("status")
-        pids = {member["id"]: member["pid"] for member in status["members"]}
-        leader = status["leader"]
-        others = [worker for worker in pids if worker != leader]
-        if victim == LEADER and leader in pids:
-            kill(pids[leader])
-        elif others:
-            kill(pids[chance.choice(sorted(others))])
+        members = self.members()
+        if victim == LEADER:
+            kill(members.leader)
+        elif members.others:
+            kill(chance.choice(members.others))
 
     def stop(self) -> None:
         super().stop()
@@ -92,7 +114,7 @@ class GoodputEdlJob(EdlJob):
         psutil.wait_procs(left, timeout=10)
 
 
-class GoodputStockJob(TwoHostsStockJob):
+class GoodputStockJob(StruckJob, TwoHostsStockJob):
     """Stock Horovod Elastic, whose host of a dead worker may be used again soon."""
 
     victims = (WORKER,)
@@ -102,11 +124,11 @@ class GoodputStockJob(TwoHostsStockJob):
         return [command[0], "--blacklist-cooldown-range", "1", "2", *command[1:]]
 
     def strike(self, victim: str, chance: random.Random) -> None:
-        on_second = [p for p in _training(self) if _host_of(p) == SECOND_HOST]
-        kill(chance.choice(on_second or _training(self)))
+        on_second = [p for p in training(self) if host_of(p) == SECOND_HOST]
+        kill(chance.choice(on_second or training(self)))
 
 
-class TorchrunJob(Job):
+class TorchrunJob(StruckJob):
     """torchrun on one host, which starts all workers again after a failure."""
 
     kind = "torchrun"
@@ -123,13 +145,10 @@ class TorchrunJob(Job):
         return {**super().environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
     def strike(self, victim: str, chance: random.Random) -> None:
-        kill(chance.choice(_training(self)))
+        kill(chance.choice(training(self)))
 
 
-AnyGoodputJob = GoodputEdlJob | GoodputStockJob | TorchrunJob
-
-
-def measure(job: AnyGoodputJob, module: str, minutes: float, every_s: float, seed: int) -> Goodput:
+def measure(job: StruckJob, module: str, minutes: float, every_s: float, seed: int) -> Goodput:
     """Train, strike every ``every_s`` seconds for so many minutes, and count."""
     chance = random.Random(seed)
     failures: list[str] = []
@@ -230,12 +249,7 @@ def markdown(found: Mapping[str, Goodput], minutes: float, every_s: float, seed:
     return "\n".join([*lines, "", how, ""])
 
 
-def kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _training(job: Job) -> list[int]:
+def training(job: Job) -> list[int]:
     """Return the process ids of the workers that have trained and live."""
     return sorted(pid for pid in job.steps() if psutil.pid_exists(pid))
 
@@ -245,13 +259,6 @@ def _in_full_ring(job: Job) -> int:
         (int(np.sum(log.size == WORKERS)) for log in job.steps().values()),
         default=0,
     )
-
-
-def _host_of(pid: int) -> str:
-    try:
-        return psutil.Process(pid).environ().get("HOROVOD_HOSTNAME", "")
-    except psutil.Error:
-        return ""
 
 
 def _has(process: psutil.Process, mark: str) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -116,8 +117,7 @@ class Job:
         """
         deadline = time.monotonic() + timeout_s
         while not condition():
-            assert self._process is not None
-            ended = self._process.poll()
+            ended = self.ended
             if ended is not None or time.monotonic() > deadline:
                 why = f"in {timeout_s:g} s" if ended is None else f"before it ended with {ended}"
                 raise BenchmarkError(f"{self.kind}: no {what} {why}\n{self.output()[-3000:]}")
@@ -158,6 +158,20 @@ def end_family(process: subprocess.Popen[bytes]) -> None:
             one.kill()
     psutil.wait_procs(family, timeout=10)
     process.wait(10)
+
+
+def kill(pid: int) -> None:
+    """Kill a process with -9, if it is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def host_of(worker: int) -> str:
+    """Return the host's name that Horovod gave a worker, by process id; empty if it has ended."""
+    try:
+        return psutil.Process(worker).environ().get("HOROVOD_HOSTNAME", "")
+    except psutil.Error:
+        return ""
 
 
 class StockJob(Job):
@@ -204,6 +218,15 @@ class PlainJob(Job):
         return [str(BIN / "horovodrun"), "-np", str(size), *script]
 
 
+@dataclass(frozen=True)
+class Members:
+    """Workers of an edl job, by process id: the one that leads, the others; and their ring."""
+
+    leader: int
+    others: list[int]
+    generation: int
+
+
 class EdlJob(Job):
     """edl, started with `edl run`; its settings name the benchmark's own ZooKeeper."""
 
@@ -237,6 +260,19 @@ class EdlJob(Job):
         if done.returncode:
             raise BenchmarkError(f"edl {verb} ended with {done.returncode}: {done.stderr}")
         return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def members(self) -> Members:
+        """Return who is in the ring.
+
+        Raises:
+            BenchmarkError: no worker leads at the moment.
+        """
+        (status,) = self.printed("status")
+        pids = {member["id"]: member["pid"] for member in status["members"]}
+        if status["leader"] not in pids:
+            raise BenchmarkError(f"no worker of {self.name} leads")
+        leader = pids.pop(status["leader"])
+        return Members(leader, sorted(pids.values()), status["generation"])
 
     def resize(self, size: int) -> None:
         """Asks from a process of its own, whose start-up is no part of what is measured."""

@@ -48,8 +48,19 @@ def compare(
     rounds: int,
     block: int,
     arguments: tuple[str, ...] = (),
+    workers: int = WORKERS,
 ) -> Comparison:
-    """Let two (job, module) train in turns, with the same arguments; B's steps beside A's."""
+    """Let two jobs train in turns, and compare B's steps with A's.
+
+    Args:
+        a: the job A, not started, and the module that it trains.
+        b: the job B, and its module.
+        turns: a directory that does not exist, in which they take turns.
+        rounds: the number of pairs of blocks.
+        block: the number of steps in a block.
+        arguments: those of both modules.
+        workers: the number of workers of each job.
+    """
     turns.mkdir(parents=True)
     jobs = {"a": a[0], "b": b[0]}
     medians: dict[str, list[float]] = {"a": [], "b": []}
@@ -59,17 +70,17 @@ def compare(
         for name, (job, module) in {"a": a, "b": b}.items():
             turn = ["--turns", str(turns), "--name", name]
             turn += ["--warm", str(WARM), "--block", str(block)]
-            job.start(module, WORKERS, *turn, *arguments)
-            wait_for_block(job, turns, name, 0)
+            job.start(module, workers, *turn, *arguments)
+            wait_for_block(job, turns, name, 0, workers)
         for turn in range(rounds):
             for name in "ab" if turn % 2 == 0 else "ba":
                 before, began_s = {each: cpu_s(job) for each, job in jobs.items()}, time.monotonic()
                 (turns / f"{name}.{turn}.go").touch()
-                wait_for_block(jobs[name], turns, name, turn + 1)
+                wait_for_block(jobs[name], turns, name, turn + 1, workers)
                 used = {each: cpu_s(job) - before[each] for each, job in jobs.items()}
                 waiting = "b" if name == "a" else "a"
-                idle[waiting].append(used[waiting] / (time.monotonic() - began_s) / WORKERS)
-                busy[name].append(used[name] / block / WORKERS)
+                idle[waiting].append(used[waiting] / (time.monotonic() - began_s) / workers)
+                busy[name].append(used[name] / block / workers)
                 medians[name].append(block_median(jobs[name], turn, block))
     finally:
         for job in jobs.values():
@@ -125,10 +136,10 @@ def confidence(ratios: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def wait_for_block(job: Job, turns: Path, name: str, turn: int) -> None:
+def wait_for_block(job: Job, turns: Path, name: str, turn: int, workers: int = WORKERS) -> None:
     """Until all workers of the job have trained the block before ``turn`` and wait again."""
     job.wait(
-        lambda: len(list(turns.glob(f"{name}.{turn}.*.done"))) == WORKERS,
+        lambda: len(list(turns.glob(f"{name}.{turn}.*.done"))) == workers,
         f"end of block {turn}",
     )
 

@@ -4,12 +4,12 @@ import torch.nn.functional as F
 
 import edl.torch as edl
 from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
-from benchmarks.torch.workload import Synthetic, build_model, build_sgd
+from benchmarks.torch.workload import MODELS, Synthetic, build_model, build_sgd
 
-progress, _ = arguments()
+progress, size = arguments(MODELS)
 edl.init()
 loader = edl.DataLoader(Synthetic(), batch_size=BATCH_SIZE, shuffle=True, seed=0)
-model = build_model()
+model = build_model(size)
 optimizer = edl.Optimizer(build_sgd(model), model)
 
 for _epoch in loader.epochs(EPOCHS):

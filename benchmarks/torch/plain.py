@@ -6,14 +6,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
-from benchmarks.torch.workload import Synthetic, build_model, build_sgd
+from benchmarks.torch.workload import MODELS, Synthetic, build_model, build_sgd
 
-progress, _ = arguments()
+progress, size = arguments(MODELS)
 hvd.init()
 dataset = Synthetic()
 sampler = DistributedSampler(dataset, hvd.size(), hvd.rank(), shuffle=True, seed=0)
 loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
-model = build_model()
+model = build_model(size)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 optimizer = hvd.DistributedOptimizer(build_sgd(model), named_parameters=model.named_parameters())
 

@@ -11,14 +11,14 @@ from torch.utils.data import DataLoader
 
 from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
 from benchmarks.torch.stock_intervals import CHECK_EVERY, COMMIT_EVERY
-from benchmarks.torch.workload import Synthetic, build_model, build_sgd
+from benchmarks.torch.workload import MODELS, Synthetic, build_model, build_sgd
 
-progress, _ = arguments()
+progress, size = arguments(MODELS)
 hvd.init()
 dataset = Synthetic()
 sampler = hvd.elastic.ElasticSampler(dataset, shuffle=True, seed=0)
 loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
-model = build_model()
+model = build_model(size)
 optimizer = hvd.DistributedOptimizer(build_sgd(model), named_parameters=model.named_parameters())
 
 

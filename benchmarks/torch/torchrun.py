@@ -17,19 +17,19 @@ from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
 from benchmarks.torch.stock_intervals import COMMIT_EVERY
-from benchmarks.torch.workload import Synthetic, build_model, build_sgd
+from benchmarks.torch.workload import MODELS, Synthetic, build_model, build_sgd
 
 SNAPSHOT = Path("snapshot.pt")
 # Workers that are started again may meet addresses of those before them in torchrun's store, and
 # wait for nobody, for 30 minutes unless one says otherwise.
-TIMEOUT = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=float(os.environ.get("TIMEOUT_S", "30")))
 
-progress, _ = arguments()
+progress, size = arguments(MODELS)
 dist.init_process_group("gloo", timeout=TIMEOUT)
 dataset = Synthetic()
 sampler = DistributedSampler(dataset, shuffle=True, seed=0)
 loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
-model = build_model()
+model = build_model(size)
 optimizer = build_sgd(model)
 step = first_epoch = skipped = 0
 if SNAPSHOT.exists():
@@ -37,7 +37,7 @@ if SNAPSHOT.exists():
     model.load_state_dict(snapshot["model"])
     optimizer.load_state_dict(snapshot["optimizer"])
     step, first_epoch, skipped = snapshot["step"], snapshot["epoch"], snapshot["batches"]
-parallel = DistributedDataParallel(model)
+parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 for epoch in range(first_epoch, EPOCHS):
     sampler.set_epoch(epoch)

@@ -1,4 +1,7 @@
-"""MLP 256-2048-2048-10 (4.7 M parameters, so 19 MB of gradients a step), SGD with momentum 0.9."""
+"""An MLP with two hidden layers, by default 256-2048-2048-10, and SGD with momentum 0.9.
+
+The default has 4.7 million parameters, so 19 MB of gradients a step.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from benchmarks.script import CLASSES, FEATURES, POOL, SAMPLES
+
+# The widths of the hidden layers, by millions of parameters.
+WIDTHS = {"4.7M": (2048, 2048), "0.1M": (256, 128), "50M": (6912, 6912)}
+MODELS = tuple(WIDTHS)  # the first is the default
 
 
 class Synthetic(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -29,11 +36,13 @@ class Synthetic(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.features[index % len(self.labels)], self.labels[index % len(self.labels)]
 
 
-def build_model() -> nn.Module:
+def build_model(name: str = MODELS[0]) -> nn.Module:
+    """Return the model of that name in ``WIDTHS``, with the same weights in every process."""
     torch.manual_seed(0)
+    first, second = WIDTHS[name]
     return nn.Sequential(
-        nn.Linear(FEATURES, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(),
-        nn.Linear(2048, CLASSES),
+        nn.Linear(FEATURES, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(),
+        nn.Linear(second, CLASSES),
     )  # fmt: skip
 
 
