@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,6 +59,7 @@ SCRIPTS = Path(__file__).parent / "integration" / "scripts"
 RUNS = "EDL_TEST_SCRIPT"  # names the one of SCRIPTS that chaos/scripts run
 READY_S = 120.0
 WANTED = os.environ.get("EDL_FORKED") != "0"
+_FORKS = threading.Lock()
 _FRAMEWORKS: dict[str, str] = {}  # by name of a job, of the script that `edl run` has started last
 
 
@@ -95,10 +97,7 @@ def start(
     is_agent = _verb(_of_edl(words)) in AGENTS
     if words[0] == EDL:
         words = [sys.executable, *words]
-    child = _base(framework).fork(
-        environment, output, lambda pid: None, words, directory,
-        gives_template=is_agent,
-    )  # fmt: skip
+    child = _fork(framework, words, directory, environment, output, gives_template=is_agent)
     return Forked(child.pid, words)
 
 
@@ -121,11 +120,11 @@ def start_in_terminal(
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
     code = IN_TERMINAL.format(terminal=os.ttyname(terminal))
-    child = _base(framework).fork(
-        environment, Path(os.devnull), lambda pid: None,
-        [sys.executable, "-c", code, *words], directory,
-        gives_template=_verb(words) in AGENTS,
-    )  # fmt: skip
+    command = [sys.executable, "-c", code, *words]
+    is_agent = _verb(words) in AGENTS
+    child = _fork(
+        framework, command, directory, environment, Path(os.devnull), gives_template=is_agent
+    )
     return Forked(child.pid, ["edl", *words])
 
 
@@ -144,10 +143,9 @@ def run_to_end(
         err.touch()
         begins = BEGINS.format(there={2: str(err)}, script="")
         code = f"{begins}\nfrom edl.cli.main import main\nmain()"
-        child = _base(framework).fork(
-            environment, out, lambda pid: None, [sys.executable, "-c", code, *words], directory,
-            gives_template=_verb(words) in AGENTS,
-        )  # fmt: skip
+        command = [sys.executable, "-c", code, *words]
+        is_agent = _verb(words) in AGENTS
+        child = _fork(framework, command, directory, environment, out, gives_template=is_agent)
         process = Forked(child.pid, ["edl", *words])
         try:
             ended = process.wait(timeout_s)
@@ -191,7 +189,7 @@ class Python(subprocess.Popen[str]):
         command = [sys.executable, "-c", begins + (words[1] if words[0] == "-c" else ""), *rest]
         log = Path(f"/proc/self/fd/{sys.stdout.fileno() if stdout == -1 else stdout}")
         assert os.readlink(there[2]) != os.readlink(log), "its stderr would seem to be open at once"
-        child = _base(self._framework).fork(environment, log, lambda pid: None, command, cwd)
+        child = _fork(self._framework, command, cwd, environment, log)
         self.pid = child.pid
         self._child_created = True
         self._wait_until_open(there)
@@ -281,6 +279,26 @@ def _of_edl(words: Sequence[str]) -> Sequence[str]:
 def _verb(words: Sequence[str]) -> str:
     """Return the first word of a command of edl that is no option; empty: there is none."""
     return next((word for word in words if not word.startswith("-")), "")
+
+
+def _fork(
+    framework: str,
+    command: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str],
+    output: Path,
+    *,
+    gives_template: bool = False,
+) -> Child:
+    """Start a process by a fork of the template of a framework; the arguments are Template.fork's.
+
+    Threads of a test take turns: while one of them forks, this process adopts orphans, and the end
+    of another one's fork would end that too soon.
+    """
+    with _FORKS:
+        return _base(framework).fork(
+            environment, output, lambda pid: None, command, directory, gives_template
+        )
 
 
 @functools.cache
