@@ -69,7 +69,7 @@ soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5 --fr
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/soak.py $(ARGS)
 
 without-patch: setup-tests ## counting, some chaos and five minutes of soak on a Horovod that lacks a patch of edl; ARGS="shared-memory"
-	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/without_patch.py $(ARGS)
+	$(PYTHON_BIN) tests/chaos/without_patch.py $(ARGS)
 
 cluster-soak: setup-tests ## half an hour of users and kills on a live cluster; ARGS="--minutes 5 --seed 2 --fleet slurm"
 	PYTHONPATH=.:tests/integration $(PYTHON_BIN) tests/chaos/cluster_soak.py $(ARGS)
@@ -99,7 +99,7 @@ elections: setup ## forty deaths of a leader that is the only old worker; ARGS="
 bench: setup ## edl beside stock Horovod (and torchrun), on this machine, in one run; ARGS="--only goodput"
 	$(PYTHON_BIN) -m benchmarks $(ARGS)
 
-bench-quick: setup ## the same for changes of the workers and a step, once, beside torchrun and torchft; 3 minutes; needs root
+bench-quick: setup ## the same for changes of the workers and a step, once, beside Horovod Elastic, torchrun and torchft; prints; needs root
 	@$(PYTHON_BIN) -m benchmarks --quick
 
 figures: setup ## what edl's learning-rate rules do to small trainings, drawn; ARGS="--seeds 5 --only knee"

@@ -104,11 +104,11 @@ def measure(
         job.start(module, 3)
         _warm(job, 3, time.monotonic())
         told(KILL, strike(job, job.victim(), signal.SIGKILL, patience_s, replaced=True))
-        if outcomes[KILL].until_s is None:
-            told(COORDINATOR, Outcome(None, why="not reached"))
-        else:
-            _warm(job, 3, time.monotonic())
-            told(COORDINATOR, strike(job, job.coordinator_pid(), signal.SIGKILL, patience_s))
+    job = make()
+    with _stopping(job):
+        job.start(module, 3)
+        _warm(job, 3, time.monotonic())
+        told(COORDINATOR, strike(job, job.coordinator_pid(), signal.SIGKILL, patience_s))
     return Session(start_s, step_s, step_of_3_s, outcomes)
 
 

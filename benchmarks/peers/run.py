@@ -133,7 +133,13 @@ class PeersRun:
         return one
 
     def _rings(self) -> dict[int, float]:
-        return steps.ring_times(self._make(EdlJob, {"EDL_BACKOFF_MAX_S": "1"}), self._say)
+        """Return the seconds to build a ring, by ranks; empty if that failed, which is said."""
+        job = self._make(EdlJob, {"EDL_BACKOFF_MAX_S": "1"})
+        try:
+            return steps.ring_times(job, self._say)
+        except BenchmarkError as error:
+            self._failure("rings of edl", error)
+            return {}
 
     def _failure(self, name: str, error: BenchmarkError) -> str:
         self._say(f"{name}: {error}")

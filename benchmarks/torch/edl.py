@@ -6,10 +6,10 @@ import edl.torch as edl
 from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
 from benchmarks.torch.workload import MODELS, Synthetic, build_model, build_sgd
 
-progress, size = arguments(MODELS)
+progress, name = arguments(MODELS)
 edl.init()
 loader = edl.DataLoader(Synthetic(), batch_size=BATCH_SIZE, shuffle=True, seed=0)
-model = build_model(size)
+model = build_model(name)
 optimizer = edl.Optimizer(build_sgd(model), model)
 
 for _epoch in loader.epochs(EPOCHS):

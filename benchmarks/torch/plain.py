@@ -8,12 +8,12 @@ from torch.utils.data.distributed import DistributedSampler
 from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
 from benchmarks.torch.workload import MODELS, Synthetic, build_model, build_sgd
 
-progress, size = arguments(MODELS)
+progress, name = arguments(MODELS)
 hvd.init()
 dataset = Synthetic()
 sampler = DistributedSampler(dataset, hvd.size(), hvd.rank(), shuffle=True, seed=0)
 loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
-model = build_model(size)
+model = build_model(name)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 optimizer = hvd.DistributedOptimizer(build_sgd(model), named_parameters=model.named_parameters())
 

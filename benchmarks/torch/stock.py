@@ -13,12 +13,12 @@ from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
 from benchmarks.torch.stock_intervals import CHECK_EVERY, COMMIT_EVERY
 from benchmarks.torch.workload import MODELS, Synthetic, build_model, build_sgd
 
-progress, size = arguments(MODELS)
+progress, name = arguments(MODELS)
 hvd.init()
 dataset = Synthetic()
 sampler = hvd.elastic.ElasticSampler(dataset, shuffle=True, seed=0)
 loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
-model = build_model(size)
+model = build_model(name)
 optimizer = hvd.DistributedOptimizer(build_sgd(model), named_parameters=model.named_parameters())
 
 

@@ -6,6 +6,7 @@ noticed soon; with torchft's own, of 60 s, the others would wait that long.
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
@@ -24,15 +25,15 @@ REPLICA = int(os.environ["REPLICA"])  # the number of this replica group
 REPLICAS = 16  # at most
 TIMEOUT = timedelta(seconds=float(os.environ["TIMEOUT_S"]))
 
-progress, size = arguments(MODELS)
+progress, name = arguments(MODELS)
 dataset = Synthetic()
 sampler = DistributedSampler(dataset, REPLICA, REPLICAS, group_rank=0, num_replicas=1, seed=0)
 loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
-model = build_model(size)
+model = build_model(name)
 sgd = build_sgd(model)
 
 
-def load(state: dict) -> None:  # type: ignore[type-arg]
+def load(state: dict[str, Any]) -> None:
     model.load_state_dict(state["model"])
     sgd.load_state_dict(state["optimizer"])
 

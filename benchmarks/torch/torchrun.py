@@ -24,12 +24,12 @@ SNAPSHOT = Path("snapshot.pt")
 # wait for nobody, for 30 minutes unless one says otherwise.
 TIMEOUT = timedelta(seconds=float(os.environ.get("TIMEOUT_S", "30")))
 
-progress, size = arguments(MODELS)
+progress, name = arguments(MODELS)
 dist.init_process_group("gloo", timeout=TIMEOUT)
 dataset = Synthetic()
 sampler = DistributedSampler(dataset, shuffle=True, seed=0)
 loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
-model = build_model(size)
+model = build_model(name)
 optimizer = build_sgd(model)
 step = first_epoch = skipped = 0
 if SNAPSHOT.exists():

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import edl
 from edl import config
 from edl.install.horovod_patches import FOLDER, patches
 
@@ -47,13 +48,13 @@ def build(name: str, scratch: Path) -> tuple[Path, list[str]]:
         RuntimeError: the build failed; the text has what it printed.
     """
     copy = scratch / "edl-without"
-    shutil.copytree(ROOT / "edl", copy / "edl")
-    folder = copy / FOLDER.relative_to(ROOT)
+    shutil.copytree(Path(edl.__file__).parent, copy / "edl")
+    folder = copy / "edl" / FOLDER.relative_to(Path(edl.__file__).parent)
     files = {patch.name: folder / patch.path.name for patch in patches()}
     without = [name]
     files[name].unlink()
-    environment = _environment({"PYTHONPATH": str(copy)})
-    command = [sys.executable, "-m", "edl", "build-horovod", "--no-install"]
+    environment = config.environment() | {"PYTHONPATH": str(copy)}
+    command = [sys.executable, "-m", "edl.cli.main", "build-horovod", "--no-install"]
     while True:
         done = subprocess.run(
             command, cwd=scratch, env=environment, capture_output=True, text=True, timeout=BUILD_S
@@ -68,7 +69,7 @@ def build(name: str, scratch: Path) -> tuple[Path, list[str]]:
         without.append(next(each for each, path in files.items() if path.name == found["file"]))
     site = scratch / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
-    subprocess.run([*pip, done.stdout.split()[-1]], check=True, timeout=BUILD_S)
+    subprocess.run([*pip, done.stdout.splitlines()[-1]], check=True, timeout=BUILD_S)
     return site, without
 
 
@@ -81,15 +82,11 @@ def run(site: Path, tests: Sequence[str], minutes: float) -> int:
     if minutes:
         commands.append(["tests/chaos/soak.py", "--minutes", f"{minutes:g}"])
     path = os.pathsep.join([str(site), str(ROOT / "tests" / "integration")])
-    environment = _environment({"PYTHONPATH": path})
+    environment = config.environment() | {"PYTHONPATH": path}
     return sum(
         subprocess.run([sys.executable, *each], cwd=ROOT, env=environment).returncode != 0
         for each in commands
     )
-
-
-def _environment(more: dict[str, str]) -> dict[str, str]:
-    return config.environment() | more
 
 
 def main() -> int:
