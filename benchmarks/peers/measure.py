@@ -10,6 +10,7 @@ many workers as trained it complete it once more.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -29,6 +30,7 @@ SETTLED = 20  # new steps after it
 START_S = 120.0
 JOIN, LEAVE, KILL = "a worker joins, 2 to 3", "a worker leaves, 3 to 2", "a worker is killed (-9)"
 COORDINATOR, FREEZE = "the coordinator is killed (-9)", "a worker freezes (SIGSTOP)"
+STRIKES = {FREEZE: signal.SIGSTOP, KILL: signal.SIGKILL, COORDINATOR: signal.SIGKILL}
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Session:
 
     Attributes:
         start_s: from the start of the launcher to the first step of both workers.
-        step_s: the median step of two workers; of three before a kill: ``step_of_3_s``.
-        outcomes: by event.
+        step_s: the median step of two workers; of three: ``step_of_3_s``, NaN if none joined.
+        outcomes: by event, of those that were looked at.
     """
 
     start_s: float
@@ -80,36 +82,73 @@ def measure(
         BenchmarkError: a job has not started, or does not train with all its workers.
     """
     outcomes: dict[str, Outcome] = {}
+    job = make()
+    with _stopping(job):
+        start_s, step_s = _start(job, module, WARM)
+        for event, size in ((JOIN, 3), (LEAVE, 2)):
+            outcomes[event] = resize(job, size)
+            say(f"{job.kind}, {event}: {outcomes[event]}")
+    for event in STRIKES:
+        job = make()
+        with _stopping(job):
+            job.start(module, 3)
+            step_of_3_s = _warm(job, 3, time.monotonic())
+            outcomes[event] = strike(job, event, patience_s)
+            say(f"{job.kind}, {event}: {outcomes[event]}")
+    return Session(start_s, step_s, step_of_3_s, outcomes)
 
-    def told(event: str, outcome: Outcome) -> None:
+
+def measure_quickly(
+    job: PeerJob,
+    module: str,
+    patience_s: float,
+    say: Callable[[str], None],
+    strikes: Sequence[str],
+) -> Session:
+    """Run some events once, all on one job.
+
+    Args:
+        job: not started.
+        module: the training script.
+        patience_s: how long the job may stand still after a kill or a freeze.
+        say: is told of each outcome.
+        strikes: events of ``STRIKES``, after a join and a leave; those after one that the job does
+            not survive are left out.
+
+    Raises:
+        BenchmarkError: the job has not started, or does not train with all its workers.
+    """
+    outcomes: dict[str, Outcome] = {}
+
+    def told(event: str, outcome: Outcome) -> bool:
         outcomes[event] = outcome
         say(f"{job.kind}, {event}: {outcome}")
+        return outcome.gap_s is not None
 
-    job = make()
     with _stopping(job):
-        began_s = time.monotonic()
-        job.start(module, 2)
-        _until(job, lambda logs: _steps_in(logs, 2, began_s) >= 1, "first steps", START_S)
-        start_s = max(log.time_s[0] for log in job.steps().values()) - began_s
-        step_s = _warm(job, 2, began_s)
-        told(JOIN, resize(job, 3))
-        told(LEAVE, resize(job, 2))
-    job = make()
-    with _stopping(job):
-        job.start(module, 3)
-        step_of_3_s = _warm(job, 3, time.monotonic())
-        told(FREEZE, strike(job, job.victim(), signal.SIGSTOP, patience_s))
-    job = make()
-    with _stopping(job):
-        job.start(module, 3)
-        _warm(job, 3, time.monotonic())
-        told(KILL, strike(job, job.victim(), signal.SIGKILL, patience_s, replaced=True))
-    job = make()
-    with _stopping(job):
-        job.start(module, 3)
-        _warm(job, 3, time.monotonic())
-        told(COORDINATOR, strike(job, job.coordinator_pid(), signal.SIGKILL, patience_s))
+        start_s, step_s = _start(job, module, SETTLED)
+        asked_s = time.monotonic()
+        step_of_3_s = math.nan
+        if told(JOIN, resize(job, 3)):
+            step_of_3_s = _warm(job, 3, asked_s, SETTLED)
+            if told(LEAVE, resize(job, 2)):
+                all(told(event, strike(job, event, patience_s, 2)) for event in strikes)
     return Session(start_s, step_s, step_of_3_s, outcomes)
+
+
+def _start(job: PeerJob, module: str, steps: int) -> tuple[float, float]:
+    """Start a job of two workers; return the seconds to its first step, and its median step.
+
+    Args:
+        job: not started.
+        module: the training script.
+        steps: how many steps of both workers the median is of.
+    """
+    began_s = time.monotonic()
+    job.start(module, 2)
+    _until(job, lambda logs: _steps_in(logs, 2, began_s) >= 1, "first steps")
+    start_s = max(log.time_s[0] for log in job.steps().values()) - began_s
+    return start_s, _warm(job, 2, began_s, steps)
 
 
 @contextmanager
@@ -147,23 +186,21 @@ def resize(job: PeerJob, size: int) -> Outcome:
     return Outcome(gap, first_s - asked_s, redone)
 
 
-def strike(
-    job: PeerJob, pid: int, sent: signal.Signals, patience_s: float, *, replaced: bool = False
-) -> Outcome:
-    """Send a signal to a process of a job of three, and wait until the job trains on.
+def strike(job: PeerJob, event: str, patience_s: float, size: int = 3) -> Outcome:
+    """Send a signal to a process of a job, and wait until the job trains on.
 
     Args:
-        job: trains with three workers.
-        pid: the process.
-        sent: the signal.
-        patience_s: how long the job may stand still.
-        replaced: whether to wait as long for the replacement of a worker.
+        job: trains.
+        event: which of ``STRIKES``.
+        patience_s: how long the job may stand still, and how long to wait for a replacement.
+        size: the number of its workers.
     """
-    _warm(job, 3, time.monotonic(), QUIET)  # to find the process has cost the machine something
+    pid = job.coordinator_pid() if event == COORDINATOR else job.victim()
+    _warm(job, size, time.monotonic(), QUIET)  # to find the process has cost the machine something
     before = job.steps()
     redone_before = goodput.redone(list(before.values()))
     struck_s = time.monotonic()
-    os.kill(pid, sent)
+    os.kill(pid, STRIKES[event])
     highest = max(int(log.step.max()) for log in job.steps().values())
 
     def goes_on(logs: Sequence[Steps]) -> bool:
@@ -177,7 +214,7 @@ def strike(
     logs = list(job.steps().values())
     gap = gap_s(logs, struck_s, time.monotonic())
     until_s, why = None, ""
-    if replaced:
+    if event == KILL:
         try:
             _until(job, lambda _: bool(_newcomers(job, before)), "replacement", patience_s)
             until_s = min(float(log.time_s[0]) for log in _newcomers(job, before)) - struck_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isnan
 from statistics import median
 
 from benchmarks.goodput import Goodput
@@ -108,18 +109,19 @@ def _changes(found: Peers) -> Section:
 
 def _cells(sessions: Sequence[Session]) -> list[str]:
     def of(event: str) -> list[Outcome]:
-        return [one.outcomes[event] for one in sessions]
+        return [one.outcomes[event] for one in sessions if event in one.outcomes]
 
     steps = [median(one.step_s for one in sessions), median(one.step_of_3_s for one in sessions)]
+    kills = of(KILL)
     return [
         spread([one.start_s for one in sessions]),
-        ", ".join(f"{1e3 * step:.0f} ms" for step in steps),
+        ", ".join(f"{1e3 * step:.0f} ms" for step in steps if not isnan(step)),
         _gaps(of(JOIN)),
         _untils(of(JOIN)),
         _gaps(of(LEAVE)),
-        _gaps(of(KILL)),
-        _untils(of(KILL)),
-        str(sum(one.redone for one in of(KILL))),
+        _gaps(kills),
+        _untils(kills),
+        str(sum(one.redone for one in kills)) if kills else "",
         _gaps(of(COORDINATOR)),
         _gaps(of(FREEZE)),
     ]
@@ -133,8 +135,7 @@ def _goals(found: Mapping[str, Sequence[Session] | str]) -> list[str]:
 
     def beyond(event: str, step: Callable[[Session], float]) -> float:
         """Return the greatest gap of an event, less a step of the ring that it leads to."""
-        gaps = [(one.outcomes[event].gap_s or float("inf")) - step(one) for one in edl]
-        return max(gaps)
+        return max(_gap_s(one, event) - step(one) for one in edl)
 
     def goal(text: str, reached: bool) -> str:
         return f"{text}: {'yes' if reached else '**no**'}"
@@ -143,12 +144,12 @@ def _goals(found: Mapping[str, Sequence[Session] | str]) -> list[str]:
     leave = beyond(LEAVE, lambda one: one.step_s)
     kill = beyond(KILL, lambda one: one.step_s)
     leader = beyond(COORDINATOR, lambda one: one.step_s)
-    frozen = max(one.outcomes[FREEZE].gap_s or float("inf") for one in edl)
+    frozen = max(_gap_s(one, FREEZE) for one in edl)
+    redone = sum(one.outcomes[KILL].redone for one in edl if KILL in one.outcomes)
     whole = ""
     if not isinstance(torchft := found.get(TORCHFT, ""), str):
         mine, theirs = (
-            median(one.outcomes[JOIN].until_s or float("inf") for one in each)
-            for each in (edl, torchft)
+            median(one.outcomes[JOIN].until_s or inf for one in each) for each in (edl, torchft)
         )
         whole = goal("at most torchft's", mine <= theirs)
     return [
@@ -159,10 +160,16 @@ def _goals(found: Mapping[str, Sequence[Session] | str]) -> list[str]:
         goal("a step and 0.02", leave <= 0.02),
         goal("a step and 0.15", kill <= 0.15),
         "",
-        goal("0", sum(one.outcomes[KILL].redone for one in edl) == 0),
+        goal("0", redone == 0),
         goal("a step and 0.2", leader <= 0.2),
         goal("1.5", frozen <= 1.5),
     ]
+
+
+def _gap_s(session: Session, event: str) -> float:
+    """Return the gap of an event in seconds; infinity if the job did not train on."""
+    outcome = session.outcomes.get(event)
+    return inf if outcome is None or outcome.gap_s is None else outcome.gap_s
 
 
 def _gaps(outcomes: Sequence[Outcome]) -> str:

@@ -46,6 +46,7 @@ STEPPING: Mapping[str, tuple[type[Job], str]] = {  # those that train in turns
 }
 PATIENCE_S = 60.0
 QUICK_PATIENCE_S = 12.0
+QUICK_STRIKES = (measure.KILL, measure.COORDINATOR, measure.FREEZE)  # peers: only the first
 
 
 class PeersRun:
@@ -107,17 +108,19 @@ class PeersRun:
         for _ in range(repetitions):
             for name, (kind, script) in SYSTEMS.items():
                 try:
-                    one = measure.measure(
-                        lambda kind=kind: self._make(kind, {}),
-                        f"benchmarks.torch.{script}",
-                        self._patience_s,
-                        self._say,
-                    )
+                    one = self._session(name, kind, f"benchmarks.torch.{script}")
                 except BenchmarkError as error:
                     failed[name] = self._failure(name, error)
                 else:
                     found[name].append(one)
         return {name: found[name] or failed[name] for name in SYSTEMS}
+
+    def _session(self, name: str, kind: type[PeerJob], module: str) -> Session:
+        if self._quick:
+            job = self._make(kind, {})
+            strikes = QUICK_STRIKES if name == report.EDL else QUICK_STRIKES[:1]
+            return measure.measure_quickly(job, module, self._patience_s, self._say, strikes)
+        return measure.measure(lambda: self._make(kind, {}), module, self._patience_s, self._say)
 
     def _compare(self, pair: Pair, rounds: int, block: int) -> Comparison | str:
         def make(system: str, settings: Mapping[str, str]) -> tuple[Job, str]:

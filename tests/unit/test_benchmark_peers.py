@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,14 @@ def test_a_job_that_ends_is_said_and_what_does_not_run_has_its_error() -> None:
     assert kills[2:4] == ["the job ends", ""]
     assert row(found, "start")[3] == "does not run: needs root"
     assert row(found, "edl | 50M")[3] == "no step"
+
+
+def test_what_a_quick_run_leaves_out_is_an_empty_cell_and_reaches_no_goal() -> None:
+    left = Session(2.0, 0.04, math.nan, {JOIN: Outcome(None, why="not within 120 s")})
+    found = text(left)
+    assert row(found, f"{KILL}: gap")[1] == ""
+    assert row(found, f"{KILL}: gap")[-1] == "a step and 0.15: **no**"
+    assert row(found, "a step of two")[1] == "40 ms"
 
 
 def test_steps_and_rings_have_their_goals() -> None:
