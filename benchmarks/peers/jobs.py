@@ -174,11 +174,11 @@ class TorchftPeer(LaunchedOneByOne):
 
     def start(self, module: str, size: int, *arguments: str) -> None:
         super().start(module, 0, *arguments)
-        program = "from torchft._torchft import lighthouse_main; lighthouse_main()"
+        program = torchft_folder() / "bin" / "torchft_lighthouse"
         limits = ["--min_replicas", "1", "--quorum_tick_ms", "20"]
         limits += ["--join_timeout_ms", "500", "--heartbeat_timeout_ms", "1000"]
         bind = ["--bind", self.lighthouse_address]
-        command = [sys.executable, "-c", program, *limits, *bind]
+        command = [sys.executable, str(program), *limits, *bind]
         self._lighthouse = self.inside(command, "output-lighthouse")
         self.resize(size)
 
@@ -193,7 +193,6 @@ class TorchftPeer(LaunchedOneByOne):
         return own | {
             "PYTHONPATH": f"{own['PYTHONPATH']}{os.pathsep}{torchft_folder()}",
             "TORCHFT_LIGHTHOUSE": f"http://{self.lighthouse_address}",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
 
     def coordinator_pid(self) -> int:

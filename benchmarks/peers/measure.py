@@ -84,7 +84,7 @@ def measure(
     outcomes: dict[str, Outcome] = {}
     job = make()
     with _stopping(job):
-        start_s, step_s = _start(job, module, WARM)
+        start_s, step_s = _start(job, module)
         for event, size in ((JOIN, 3), (LEAVE, 2)):
             outcomes[event] = resize(job, size)
             say(f"{job.kind}, {event}: {outcomes[event]}")
@@ -126,7 +126,7 @@ def measure_quickly(
         return outcome.gap_s is not None
 
     with _stopping(job):
-        start_s, step_s = _start(job, module, SETTLED)
+        start_s, step_s = _start(job, module)
         asked_s = time.monotonic()
         step_of_3_s = math.nan
         if told(JOIN, resize(job, 3)):
@@ -136,19 +136,18 @@ def measure_quickly(
     return Session(start_s, step_s, step_of_3_s, outcomes)
 
 
-def _start(job: PeerJob, module: str, steps: int) -> tuple[float, float]:
+def _start(job: PeerJob, module: str) -> tuple[float, float]:
     """Start a job of two workers; return the seconds to its first step, and its median step.
 
     Args:
         job: not started.
         module: the training script.
-        steps: how many steps of both workers the median is of.
     """
     began_s = time.monotonic()
     job.start(module, 2)
     _until(job, lambda logs: _steps_in(logs, 2, began_s) >= 1, "first steps")
     start_s = max(log.time_s[0] for log in job.steps().values()) - began_s
-    return start_s, _warm(job, 2, began_s, steps)
+    return start_s, _warm(job, 2, began_s)
 
 
 @contextmanager
