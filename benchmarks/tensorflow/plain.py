@@ -43,7 +43,7 @@ class Told(tf.keras.callbacks.Callback):
 
 
 def sampler() -> tf.data.Dataset:
-    whole = tf.data.Dataset.from_tensor_slices(synthetic()).sampler(hvd.size(), hvd.rank())
+    whole = tf.data.Dataset.from_tensor_slices(synthetic()).shard(hvd.size(), hvd.rank())
     batches = whole.shuffle(SAMPLES // hvd.size(), seed=0).repeat().batch(BATCH_SIZE)
     return batches.prefetch(2)
 
