@@ -12,6 +12,7 @@ from benchmarks import parts, step_time
 from benchmarks.jobs import EdlJob, Job
 from benchmarks.step_time import Comparison
 from benchmarks.torch.workload import MODELS
+from edl.framework.freed_memory import KEPT_AT_THE_END, KEPT_BLOCK
 
 EDL, PLAIN, TORCHFT = "edl", "plain Horovod", "torchft"
 RING_SIZES = {2: 0.03, 4: 0.06, 8: 0.15, 16: 0.4}  # ranks, and the goal in seconds
@@ -30,6 +31,7 @@ class Pair:
         goal: what the ratio to DDP's step is to be at most; None: no goal.
         settings: environment variables of the system's job.
         label: what is said of it on the page.
+        ddp_settings: environment variables of DDP's job.
     """
 
     system: str
@@ -38,14 +40,22 @@ class Pair:
     goal: float | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
+    ddp_settings: Mapping[str, str] = field(default_factory=dict)
 
 
+# What edl sets in its workers (edl.framework.freed_memory).
+KEEPS_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(KEPT_BLOCK),
+    "MALLOC_TRIM_THRESHOLD_": str(KEPT_AT_THE_END),
+}
 WITHOUT_MEMORY = {"HOROVOD_SHM_ALLREDUCE": "0"}
 PAIRS = (
     Pair(EDL, goal=0.8),
+    Pair(EDL, label="DDP keeps freed memory, too", ddp_settings=KEEPS_MEMORY),
     Pair(EDL, goal=1.0, settings=WITHOUT_MEMORY, label="without shared memory"),
     Pair(EDL, "0.1M", goal=1.0),
     Pair(EDL, "50M", goal=1.0),
+    Pair(EDL, "50M", label="DDP keeps freed memory, too", ddp_settings=KEEPS_MEMORY),
     Pair(EDL, workers=4, goal=1.0),
     Pair(PLAIN),
     Pair(TORCHFT),
@@ -69,7 +79,7 @@ def compare(
         block: the number of steps in a block.
     """
     return step_time.compare(
-        make("DDP", {}),
+        make("DDP", pair.ddp_settings),
         make(pair.system, pair.settings),
         turns,
         rounds,

@@ -29,6 +29,7 @@ from edl.data.stream import refuse_in_stream
 from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers, UsageError
 from edl.framework import ending, first_step
 from edl.framework.forks import end_forks_by_sigterm, free_all_forks
+from edl.framework.freed_memory import keep_freed_memory
 from edl.framework.hidden_error import hidden_in
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.framework.tracing import trace_worker
@@ -93,6 +94,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
     worker = _worker_of(settings_now, binding())
     if settings_now.job is not None:
         free_all_forks()
+        keep_freed_memory(config.environment())
         speak_in_sentences()
         offer_stacks(settings_now.stacks, settings_now.stack_signal)
         _leave_on_sigterm(worker)
