@@ -104,7 +104,6 @@ class TorchReplica(FrameworkReplica):
     """
 
     framework = "torch"
-    arrays = TorchArrays()
     misfits = (*FrameworkReplica.misfits, RuntimeError)
 
     def __init__(
@@ -114,6 +113,7 @@ class TorchReplica(FrameworkReplica):
         last_step: LastStep | None = None,
     ) -> None:
         super().__init__(type(optimizer).__name__)
+        self.arrays = TorchArrays()
         self._scalers = Scalers()
         self._schedulers = Schedulers()
         self._schedulers.add(optimizer)

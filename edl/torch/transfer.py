@@ -22,6 +22,26 @@ class TorchArrays:
     It implements :class:`edl.framework.state.Arrays`.
     """
 
+    def __init__(self) -> None:
+        self._reserved: dict[int, list[torch.Tensor]] = {}  # buffers in CPU memory, by their size
+
+    def reserve(self, sent: list[Reference]) -> None:
+        """Allocate memory for the tensors of a state, which :meth:`broadcast` then receives into.
+
+        The first write to new memory takes longer than a transfer through shared memory, and while
+        a newcomer receives the state, all workers wait. What the broadcast does not use is freed
+        then. Tensors on other devices than the CPU are left out.
+
+        Args:
+            sent: references to the tensors that are expected.
+        """
+        self._reserved.clear()
+        for piece in transfers(sent):
+            if piece[0].device == "cpu":
+                size = sum(reference.size for reference in piece)
+                flat = torch.empty(size, dtype=torch.uint8).zero_()
+                self._reserved.setdefault(size, []).append(flat)
+
     def refer(self, value: Any, index: int) -> tuple[torch.Tensor, Reference] | None:
         """Return the tensor to send for ``value``, and its placeholder in the sent state.
 
@@ -88,13 +108,14 @@ class TorchArrays:
                 parts = [_as_bytes(arrays[reference.index]) for reference in piece]
                 flat = parts[0] if len(parts) == 1 else torch.cat(parts)
             elif keep:
-                flat = torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
+                flat = self._kept_buffer(size, kind)
             else:
                 if kind not in scratch or len(scratch[kind]) < size:
                     scratch[kind] = torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
                 flat = scratch[kind][:size]
             buffers.append(flat)
             handles.append(broadcast_start(flat, root, f"edl.state.{number}"))
+        self._reserved.clear()
         failures: list[CollectiveFailed] = []
         for handle in handles:  # all of them, so that Horovod lets go of all buffers
             try:
@@ -115,6 +136,12 @@ class TorchArrays:
                 )
                 start = stop
         return received
+
+    def _kept_buffer(self, size: int, kind: str) -> torch.Tensor:
+        """Return memory for so many bytes on a type of device, reserved or new."""
+        if kind == "cpu" and self._reserved.get(size):
+            return self._reserved[size].pop()
+        return torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
 
 
 exchange = functools.partial(state.exchange_state, TorchArrays())

@@ -176,6 +176,8 @@ class Switching:
         """
         assert self.warming_up
         self._warmed_up = True
+        if self.replica is not None:
+            self.replica.expect_state()
         self._coordinator.campaign()
         ready = self._now_s()
         self._ring.close()

@@ -1,0 +1,62 @@
+"""What a worker receives of a PyTorch state, and in what memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edl.framework.state import describe, fill, references
+from edl.torch import transfer
+from edl.torch.transfer import TorchArrays
+
+STATE = {
+    "weights": torch.arange(400_000.0),
+    "bias": torch.arange(7),
+    "empty": torch.empty(0, 3),
+    "flag": torch.tensor([True]),
+    "rate": 0.1,
+}
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Return the bytes that the next broadcasts bring, in their order, to one that receives."""
+    pieces: list[torch.Tensor] = []
+
+    def broadcast_start(flat: torch.Tensor, root: int, name: str) -> int:
+        del root, name
+        flat.copy_(pieces.pop(0))
+        return 0
+
+    monkeypatch.setattr(transfer, "broadcast_start", broadcast_start)
+    monkeypatch.setattr(transfer, "finish", lambda handle: None)
+    return pieces
+
+
+def bytes_of(state: dict[str, torch.Tensor], arrays: TorchArrays) -> list[torch.Tensor]:
+    """Return what the sender of a state puts into its broadcasts."""
+    taken: list[torch.Tensor] = []
+    described = references(describe(state, taken, arrays.refer))
+    groups = transfer.transfers(described)
+    return [
+        torch.cat([taken[one.index].reshape(-1).view(torch.uint8) for one in g]) for g in groups
+    ]
+
+
+@pytest.mark.parametrize("expected", ["nothing", "the same", "another shape"])
+def test_a_state_is_received_whatever_was_expected(expected: str, sent: list[torch.Tensor]) -> None:
+    arrays = TorchArrays()
+    description = describe(STATE, [], arrays.refer)
+    sent += bytes_of(STATE, arrays)
+    reserved: set[int] = set()
+    if expected != "nothing":
+        more = {"weights": torch.zeros(500_000)} if expected == "another shape" else {}
+        arrays.reserve(references(describe({**STATE, **more}, [], arrays.refer)))
+        reserved = {flat.data_ptr() for each in arrays._reserved.values() for flat in each}
+    found = arrays.broadcast(references(description), None, root=0, keep=True)
+    state = fill(description, found, arrays.empty)
+    assert state["rate"] == 0.1
+    for name in ("weights", "bias", "empty", "flag"):
+        assert torch.equal(state[name], STATE[name]), name
+    assert (state["weights"].data_ptr() in reserved) is (expected == "the same")
+    assert not arrays._reserved, "what was not used is freed"
