@@ -103,9 +103,10 @@ def ring_times(job: EdlJob, say: Callable[[str], None]) -> dict[int, float]:
     found: dict[int, list[float]] = {size: [] for size in RING_SIZES}
     try:
         job.start("benchmarks.torch.edl", 1, "--mode", "0.1M")
+        job.wait(lambda: bool(job.steps()), "first steps", RING_S)
         for _ in range(RING_TIMES):
             for size in RING_SIZES:
-                before = job.members().generation if job.steps() else 0
+                before = job.members().generation
                 asked_s = time.monotonic()
                 job.resize(size)
                 job.wait(
@@ -119,15 +120,31 @@ def ring_times(job: EdlJob, say: Callable[[str], None]) -> dict[int, float]:
                     f"steps of {size} workers",
                     RING_S,
                 )
-                slowest = parts.slowest(
-                    job.printed("events"),
-                    lambda switch, before=before, size=size: (
-                        switch["generation"] > before and switch["world_size"] == size
+                slowest: dict[str, float] = {}
+                job.wait(
+                    lambda size=size, before=before, slowest=slowest: (
+                        slowest.update(_slowest(job, before, size)) or bool(slowest)
                     ),
-                    ("init",),
+                    f"switch to {size} workers in the events",
+                    RING_S,
                 )
                 found[size].append(slowest["init"])
                 say(f"ring of {size}: {slowest['init']:.3f} s")
     finally:
         job.stop()
     return {size: median(times) for size, times in found.items()}
+
+
+def _slowest(job: EdlJob, before: int, size: int) -> dict[str, float]:
+    """Return ``init`` of the switch to ``size`` workers; empty while the events do not have it.
+
+    Args:
+        job: the job.
+        before: the number of the generation before the request.
+        size: the number of workers.
+    """
+    return parts.slowest(
+        job.printed("events"),
+        lambda switch: switch["generation"] > before and switch["world_size"] == size,
+        ("init",),
+    )
