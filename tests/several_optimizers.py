@@ -54,9 +54,6 @@ class Models:
     def __init__(self, count: int, samples: int) -> None:
         self.all = [CountingModel(samples) for _ in range(count)]
 
-    def expect_state(self) -> None:
-        """Do nothing: the models are small."""
-
     def end_batch(self, step: int, epoch: int) -> None:
         """Do nothing: the models have no tracked objects that follow the end of a batch."""
 

@@ -174,9 +174,6 @@ class State(ABC):
 
     # --- called by the wrapper and by edl.worker.switching ---
 
-    def expect_state(self) -> None:  # noqa: B027 - the same for all frameworks
-        """Do nothing: what the attributes of the other workers are like is not known here."""
-
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Send the attributes if this worker is rank ``root``; else receive all of them, or none.
 

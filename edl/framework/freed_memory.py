@@ -1,9 +1,9 @@
 """Keep memory that was freed for the next step, in place of giving it back to the kernel.
 
 A step allocates gradients and frees them, the same sizes each time. The C library (glibc) gives
-large blocks back when they are freed, and the kernel has to fill the next step's pages with zeros:
-an eighth of the step of an MLP with 19 MB of gradients, and a quarter with 200 MB
-(docs/benchmarks/README.md).
+large blocks back when they are freed, and the kernel has to fill the next step's pages with zeros.
+That is 6 % of the step of an MLP with 19 MB of gradients, and a quarter with 200 MB
+(docs/benchmarks/README.md, "Freed memory").
 """
 
 from __future__ import annotations
@@ -12,20 +12,25 @@ import ctypes
 from collections.abc import Mapping
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3), malloc.h
+# The user's own settings of what glibc gives back.
+_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 KEPT_BLOCK = 256 << 20  # bytes: larger blocks are given back as soon as they are freed
 KEPT_AT_THE_END = 512 << 20  # bytes: free memory at the end of the heap beyond it is given back
 
 
 def keep_freed_memory(environment: Mapping[str, str]) -> bool:
-    """Let the C library keep blocks that are freed, of up to 256 MiB each; return whether it does.
+    """Let the C library keep blocks of up to 256 MiB that this process frees, for its next ones.
 
-    It stays as it is where the user has set how it allocates (environment variables ``MALLOC_...``,
-    ``GLIBC_TUNABLES``), and in C libraries other than glibc.
+    Nothing is changed where the user has set what glibc gives back (``MALLOC_TRIM_THRESHOLD_`` and
+    the like, ``GLIBC_TUNABLES`` with ``glibc.malloc``), and in C libraries other than glibc.
 
     Args:
         environment: the environment variables of this process.
+
+    Returns:
+        Whether it was changed.
     """
-    if any(name.startswith("MALLOC_") for name in environment) or (
+    if any(name in environment for name in _OWN) or (
         "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
     ):
         return False

@@ -426,19 +426,22 @@ def on_resize(callback: Callable[[int, int], None]) -> None:
     current_worker().on_resize(callback)
 
 
-def attach_replica(replica: FrameworkReplica) -> None:
+def attach_replica(
+    replica: FrameworkReplica, before_join: Callable[[], None] = lambda: None
+) -> None:
     """Let this worker send, receive and save the state in ``replica`` from now on.
 
     The objects that ``edl.track`` has collected before are added to it.
 
     Args:
         replica: the framework's access to the model and the optimizer of this process.
+        before_join: as in :meth:`edl.worker.worker.Worker.attach_replica`.
 
     Raises:
         UsageError: if this worker has a replica already, or a tracked object does not fit it.
     """
     global _replica
-    current_worker().attach_replica(replica)
+    current_worker().attach_replica(replica, before_join)
     current_worker().describe_model(replica.signature)
     replica.track(_tracked_early)
     _replica = replica

@@ -15,15 +15,7 @@ from edl.core.job.state_share import WHOLE_STATE, RankArray, StateArray, StateSh
 from edl.core.step.state_check import WHOLE, StateGroup
 from edl.errors import CheckpointError, UsageError
 from edl.framework.digest import ByteRange, StateArrays
-from edl.framework.state import (
-    Arrays,
-    Trackable,
-    describe,
-    exchange_state,
-    load_into,
-    map_leaves,
-    references,
-)
+from edl.framework.state import Arrays, Trackable, exchange_state, load_into, map_leaves
 from edl.framework.tracked_copies import TrackedCopies
 from edl.ring.ring import Ring
 from edl.worker.progress import Receive
@@ -247,11 +239,6 @@ class FrameworkReplica(ABC):
             self._copies.receive(state["between"] if receive is Receive.STEP else {})
         if keep and receive is Receive.RESYNC:
             self._copies.forget()
-
-    def expect_state(self) -> None:
-        """Prepare to receive the job's state, which has arrays like those of this worker's own."""
-        described = describe(self.state(), [], self.arrays.refer)
-        self.arrays.reserve(references(described))
 
     def end_batch(self, step: int, epoch: int) -> None:
         """Keep copies of the tracked objects at the end of a batch, after loading received copies.

@@ -79,13 +79,6 @@ class Arrays(Protocol[Array]):
     Each framework implements it once, for :func:`exchange_state`.
     """
 
-    def reserve(self, sent: list[Reference]) -> None:
-        """Prepare to receive arrays like these soon; :meth:`broadcast` may receive others.
-
-        Args:
-            sent: the references of the arrays, as a worker of this job sends them.
-        """
-
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
         """Return a pair, the array to send for ``value`` and a reference to it; None if no array.
 

@@ -28,9 +28,6 @@ class TensorFlowArrays:
     ``TensorFlowReplica.arrays`` is one.
     """
 
-    def reserve(self, sent: list[Reference]) -> None:
-        """Do nothing: TensorFlow itself allocates what it receives."""
-
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
         """Return ``value`` as a numpy array, and a reference that describes it, to send before it.
 

@@ -106,9 +106,6 @@ class CountingModel:
 
     # --- what edl asks of a framework's copy of the state
 
-    def expect_state(self) -> None:
-        """Do nothing: the model is small."""
-
     def end_batch(self, step: int, epoch: int) -> None:
         """Do nothing: the model has no objects that change at the end of a batch, as schedules do.
 

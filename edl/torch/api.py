@@ -287,7 +287,7 @@ def attach_optimizer(
     reduction = GradientReduction(optimizers, optimizer, model, last_step, passes_per_step)
     if is_first or _replica is None:
         replica = TorchReplica(model, optimizer, last_step)
-        process.attach_replica(replica)
+        process.attach_replica(replica, replica.expect_state)
         see_scalers(lambda scaler: _see_scaler(optimizers, replica, scaler))
         watch_losses(optimizers, optimizer)
         _loss_look = LossLook(worker)

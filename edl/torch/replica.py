@@ -18,7 +18,7 @@ from edl.core.plural import counted
 from edl.errors import UsageError
 from edl.framework.digest import ByteRange
 from edl.framework.replica import FrameworkReplica
-from edl.framework.state import Trackable, map_leaves
+from edl.framework.state import Trackable, describe, map_leaves, references
 from edl.torch.buffers import fitting, non_persistent, overwrite, without
 from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.computed_options import ComputedOptions
@@ -113,7 +113,7 @@ class TorchReplica(FrameworkReplica):
         last_step: LastStep | None = None,
     ) -> None:
         super().__init__(type(optimizer).__name__)
-        self.arrays = TorchArrays()
+        self.arrays: TorchArrays = TorchArrays()
         self._scalers = Scalers()
         self._schedulers = Schedulers()
         self._schedulers.add(optimizer)
@@ -208,6 +208,10 @@ class TorchReplica(FrameworkReplica):
             "skipped": [bool(each.last_step.skipped) for each in self._trained],
             "tracked": self.states_of_things(),
         }
+
+    def expect_state(self) -> None:
+        """Allocate memory for the job's state, taken to be as large as this worker's own."""
+        self.arrays.reserve(references(describe(self.state(), [], self.arrays.refer)))
 
     def compared(self) -> dict[str, Any]:
         """Return the subset of the state that must be equal on all workers, in nested dicts.

@@ -26,14 +26,15 @@ class TorchArrays:
         self._reserved: dict[int, list[torch.Tensor]] = {}  # buffers in CPU memory, by their size
 
     def reserve(self, sent: list[Reference]) -> None:
-        """Allocate memory for the tensors of a state, which :meth:`broadcast` then receives into.
+        """Allocate memory for the tensors of a state that the next :meth:`broadcast` is to bring.
 
         The first write to new memory takes longer than a transfer through shared memory, and while
-        a newcomer receives the state, all workers wait. What the broadcast does not use is freed
-        then. Tensors on other devices than the CPU are left out.
+        a newcomer receives the state, all workers wait. If the broadcast brings tensors of other
+        sizes, it allocates memory for them, and what was reserved is freed. Nothing is reserved for
+        tensors on other devices than the CPU.
 
         Args:
-            sent: references to the tensors that are expected.
+            sent: references to tensors of the expected sizes, in the order in which they are sent.
         """
         self._reserved.clear()
         for piece in transfers(sent):
@@ -138,7 +139,12 @@ class TorchArrays:
         return received
 
     def _kept_buffer(self, size: int, kind: str) -> torch.Tensor:
-        """Return memory for so many bytes on a type of device, reserved or new."""
+        """Return an uninitialised tensor of bytes; that of :meth:`reserve`, if it has one so large.
+
+        Args:
+            size: the number of bytes.
+            kind: the type of the device, such as "cpu" or "cuda".
+        """
         if kind == "cpu" and self._reserved.get(size):
             return self._reserved[size].pop()
         return torch.empty(size, dtype=torch.uint8, device=_own_device(kind))

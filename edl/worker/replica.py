@@ -16,12 +16,6 @@ from edl.worker.state_check import Compared
 class Shared(Protocol):
     """The interface to broadcast a state that is the same on all workers."""
 
-    def expect_state(self) -> None:
-        """Prepare to receive the state in :meth:`synchronise`, while the others still train.
-
-        A newcomer calls it before it waits for its first generation.
-        """
-
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Broadcast the state over ``ring``, from the rank ``root`` to all others, and wait for it.
 

@@ -70,6 +70,7 @@ class Switching:
         times: the durations of the phases of the last switch or repair.
         median_step_us: returns the median time of a step, in microseconds.
         on_switch: called with the old and the new number of workers after each switch or repair.
+        before_join: called once a newcomer is warm, before it waits for its first ring.
         on_enter: called in each new ring, before the state is exchanged.
         newcomer: waits for the first generation that has this worker as a member.
 
@@ -112,6 +113,7 @@ class Switching:
         self.times = SwitchTimes()
         self.median_step_us: Callable[[], int] = lambda: 0
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
+        self.before_join: Callable[[], None] = lambda: None
         self.on_enter: Callable[[], None] = lambda: None  # in each new ring, before the exchange
         self.newcomer = Newcomer(shared, ring, progress, coordinator, self.exit)
 
@@ -176,8 +178,7 @@ class Switching:
         """
         assert self.warming_up
         self._warmed_up = True
-        if self.replica is not None:
-            self.replica.expect_state()
+        self.before_join()
         self._coordinator.campaign()
         ready = self._now_s()
         self._ring.close()

@@ -417,8 +417,15 @@ class Worker:
         if self.finished:
             raise UsageError(OVER)
 
-    def attach_replica(self, replica: Replica) -> None:
-        """Declare ``replica``, the state that all workers share: model, optimizer, tracked objects.
+    def attach_replica(
+        self, replica: Replica, before_join: Callable[[], None] = lambda: None
+    ) -> None:
+        """Declare the state that all workers share: model, optimizer, tracked objects.
+
+        Args:
+            replica: the state.
+            before_join: called in a newcomer that is warm, before it waits for its first ring; it
+                may prepare to receive the state, while the other workers train.
 
         Raises:
             UsageError: a state was declared already.
@@ -427,6 +434,7 @@ class Worker:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
         self.replica = self._check.replica = replica
         self.checkpointing.replica = self._switching.replica = replica
+        self._switching.before_join = before_join
         if self.is_shared:
             self.loader.replica = replica
 
