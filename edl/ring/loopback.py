@@ -463,7 +463,7 @@ class LoopbackMember:
 
     # --- collectives
 
-    def allgather_start(self, row: Array, name: str) -> Any:
+    def allgather_start(self, row: Array, name: str, same_shape: bool = False) -> Any:
         """Contribute a copy of ``row`` (1 or more rows) to the allgather ``name``; return a handle.
 
         If the ring is broken or closed, this call or the waiting one raises CollectiveFailed.

@@ -27,7 +27,7 @@ class Collectives(Protocol):
     raises :class:`CollectiveFailed` when the ring is broken.
     """
 
-    def allgather_start(self, row: Table, name: str) -> Any:
+    def allgather_start(self, row: Table, name: str, same_shape: bool = False) -> Any:
         """Start to send the table ``row`` to all members, in the allgather named ``name``.
 
         All members call it with the same ``name``. Their tables may have different numbers of rows.
@@ -37,6 +37,8 @@ class Collectives(Protocol):
             row: an array of integers, whose first axis counts the rows. The other axes, if it
                 has more than one, are the same on all members.
             name: the name of the allgather.
+            same_shape: whether the tables of all members have the same shape, which some bindings
+                gather faster; the same on all members.
 
         Returns:
             A handle for :meth:`allgather_finish`.
@@ -255,7 +257,9 @@ class Ring:
         if self.alone:
             return record
         self.records += 1
-        return self._call(self._collectives.allgather_start, record.encode(), "edl.step_record")
+        return self._call(
+            self._collectives.allgather_start, record.encode(), "edl.step_record", True
+        )
 
     def finish_record(self, handle: Any) -> StepRecords:
         """Wait until the step records of all workers have arrived.

@@ -97,7 +97,7 @@ class TensorFlowCollectives:
         """Shut Horovod down, which ends the ring for all its members; :meth:`init` may follow."""
         hvd.shutdown()
 
-    def allgather_start(self, row: Table, name: str) -> Future[Table]:
+    def allgather_start(self, row: Table, name: str, same_shape: bool = False) -> Future[Table]:
         """Start to gather the tables of all workers; return a future of one table of all rows.
 
         The call does not wait. A thread of its own gathers, one allgather after the other in the
@@ -108,6 +108,7 @@ class TensorFlowCollectives:
             row: this worker's table, an int64 array whose first axis counts its rows (one row in a
                 step record).
             name: not used.
+            same_shape: not used.
         """
         if not self._beside.is_alive():
             self._beside.start()

@@ -1,6 +1,6 @@
 """Define the step record, which workers exchange once a step, and what they compute from it.
 
-Each worker contributes one row of int64 to a small allgather that starts when the batch is handed
+Each worker contributes one row of int64 to a small collective that starts when the batch is handed
 out and is awaited before the update is applied. All workers then hold the same table of shape
 ``(size, WIDTH)``, rows in rank order, and run the same functions on it, so they agree on the
 weights of the step, on the ledger and on when to switch, with no further message. What each step
