@@ -177,16 +177,6 @@ class StepReduction:
             self._driver.tell(OptimizerEvent(self.number, StepEvent.SEND))
             failpoints.reached("gradient")
 
-    @property
-    def sends(self) -> bool:
-        """Whether this worker takes part in the allreduces of this optimizer in the open step.
-
-        False if it is alone or warms up, if the gradients are reduced, if other workers have
-        completed the step, and with logical workers, whose sums are gathered in another way.
-        """
-        engine = self._engine
-        return self.exchanges and not (engine.completed_by_peers or engine.logical)
-
     # --- inside of the forward and backward passes
 
     @property

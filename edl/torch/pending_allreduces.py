@@ -40,7 +40,6 @@ class PendingAllreduces:
         self._worker = worker
         self._gradients: list[Gradient] = []
         self.is_void = False
-        self._presence: int | None = None  # the handle of the row that says who has which gradient
         self._failed: RingBroken | None = None  # from an early send; raised by the wait
 
     def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
@@ -92,33 +91,13 @@ class PendingAllreduces:
         """
         self.is_void = self.is_void or bool(self._gradients)
 
-    def start_presence(
-        self, gradients: list[Gradient], reduction: StepReduction, suffix: str
-    ) -> None:
-        """Start to agree with all workers which parameters have a gradient, without a wait.
-
-        :meth:`with_gradient` waits for the answer, or raises the RingBroken of this call.
-        """
-        if self._failed is not None:
-            return
-        step, samples = reduction.step.number, reduction.share.samples
-        mine = presence(samples, [each.is_local(step) for each in gradients], self.is_void)
-        # An average of float32, as gradients are, so that Horovod sends it with the last of them.
-        row = torch.tensor(mine, dtype=torch.float32, device="cpu")  # whatever the defaults
-        name = f"{PRESENT}{suffix}"
-        try:
-            self._presence = self._guard(average_start, row, torch.empty_like(row), name)
-        except RingBroken as error:
-            self._failed = error
-
     def with_gradient(
         self, gradients: list[Gradient], reduction: StepReduction, suffix: str
     ) -> tuple[list[Gradient], bool]:
         """Agree with all workers which parameters have a gradient on at least one worker.
 
-        All workers call it at the end of backward, and it waits for all of them. It sends this
-        worker's part unless :meth:`start_presence` has done so, with the same arguments. A gradient
-        of a worker without samples in the step does not count.
+        All workers call it at the end of backward, and it waits for all of them. A gradient of a
+        worker without samples in the step does not count.
 
         Args:
             gradients: the records of all parameters, in an order that is equal on all workers.
@@ -131,14 +110,15 @@ class PendingAllreduces:
             worker has sent void ones.
 
         Raises:
-            RingBroken: the ring is broken, or was when something was sent before.
+            RingBroken: the ring is broken, or was when :meth:`send_early` was called.
         """
-        if self._presence is None:
-            self.start_presence(gradients, reduction, suffix)
         if self._failed is not None:
             raise self._failed
-        assert self._presence is not None
-        handle, self._presence = self._presence, None
+        step, samples = reduction.step.number, reduction.share.samples
+        mine = presence(samples, [each.is_local(step) for each in gradients], self.is_void)
+        # An average of float32, as gradients are, so that Horovod sends it with the last of them.
+        row = torch.tensor(mine, dtype=torch.float32, device="cpu")  # whatever the defaults
+        handle = self._guard(average_start, row, torch.empty_like(row), f"{PRESENT}{suffix}")
         shares, is_void = present(self._wait(handle).tolist())
         found = [each for each, is_there in zip(gradients, shares, strict=True) if is_there]
         return found, is_void
@@ -165,15 +145,10 @@ class PendingAllreduces:
         self.is_void = False
 
     def forget(self) -> None:
-        """Drop all allreduces that were started, and release the tensors that they hold.
+        """Drop all allreduces of a ring that is gone, and release the tensors that they hold.
 
         It waits for Horovod to be done with each of them; their ``gradient.pending`` becomes None.
-        So the ring is gone, or the other workers drop the same ones.
         """
-        if self._presence is not None:
-            with contextlib.suppress(RingBroken):
-                self._wait(self._presence)
-            self._presence = None
         for gradient in self._gradients:
             assert gradient.pending is not None
             with contextlib.suppress(RingBroken):

@@ -132,8 +132,6 @@ class GradientReduction:
                 if gradient.computed != number:
                     gradient.refuse_leftover()
         self._logical.end_batch(self._gradients)
-        if self._reduction.sends:  # in the same message as the last gradients
-            self._pending.start_presence(self._gradients, self._reduction, self._suffix)
         self._reduction.reduce()
 
     # --- what the step's engine asks for: see edl.worker.step_driver.Reducer
@@ -178,7 +176,6 @@ class GradientReduction:
                 self._noise.show_reduced(averages)
             self._take_over(averages)
         elif step.changes_nothing:
-            self._pending.forget()  # no worker has samples, or the ring is gone
             superseded = step.state is StepState.SUPERSEDED
             # The others may have skipped the update, and the script here must decide the same.
             self._fill(torch.inf if superseded and self._last_step.skipped else 0.0)
@@ -453,7 +450,8 @@ class GradientReduction:
             gradient.refuse_leftover(since=1)  # one write: autograd's addition
         gradient.computed, gradient.computed_in = step.number, accumulation.passes
         self._optimizers.computed(self)
-        if accumulation.is_watched and accumulation.is_padding(gradient.part, gradient.name):
+        padding = accumulation.is_watched and accumulation.is_padding(gradient.part, gradient.name)
+        if padding:
             gradient.parameter.grad = None
             return
         local = gradient.parameter.grad
@@ -549,10 +547,12 @@ class GradientReduction:
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
         """Set the gradients to their averages; keep memory of local ones for the next averages.
 
-        ``averaged`` has pairs of a gradient's record and its average. A gradient of this worker
-        that is not among them, because no worker with samples has it, is set to None. With several
-        optimizers the local gradients stay until the step's end, and the memory of those of the
-        step before is used.
+        A gradient of this worker that is not in ``averaged``, because no worker with samples has
+        it, is set to None. With several optimizers the local gradients stay until the step's end,
+        and the memory of those of the step before is used.
+
+        Args:
+            averaged: pairs of a gradient's record and its average.
         """
         step, several = self._reduction.step.number, self._optimizers.several
         for gradient in self._gradients:

@@ -277,34 +277,11 @@ def test_a_batch_for_padding_counts_for_nothing(worker: Worker) -> None:
 
 def test_nobody_sends_where_nobody_has_samples(worker: Worker) -> None:
     job = Job(worker, "a", weight_decay=0.5)
-    worker.begin(samples=0, other_samples=0, present=ones(0))
+    worker.begin(samples=0, other_samples=0)
     job.a.backward()
-    assert (worker.sent, job.gradients()) == ([PRESENT], {"a": 0.0})
+    assert (worker.sent, job.gradients()) == ([], {"a": 0.0})
     job.step()
     assert job.a.item() == 1.0
-    worker.begin(present=ones(1), a=ones(8))  # not the answer of the step before
-    job.a.backward()
-    assert job.gradients() == {"a": 4.5}
-
-
-@pytest.mark.parametrize("breaks", [False, True])
-def test_presence_is_sent_before_the_records_are_awaited(breaks: bool, worker: Worker) -> None:
-    """So it travels with the last gradients. In a new ring all is sent again."""
-    job = Job(worker, "a", "b")
-    worker.begin(present=ones(0, 1), b=ones(8))
-    sent: list[list[str]] = []
-
-    def awaited() -> StepRecords:
-        sent.append([*worker.sent])
-        if breaks and len(sent) == 1:
-            raise RingBroken(1, "gone")
-        return worker.records()
-
-    worker.wait_for_records = awaited  # type: ignore[method-assign]
-    worker.breaks = [lambda: False] if breaks else []
-    (2 * job.a).backward()
-    assert sent[0] == ["edl.gradient.a", PRESENT]
-    assert job.gradients() == {"a": 1.0, "b": 4.0}
 
 
 def test_survivors_send_all_of_it_again(worker: Worker) -> None:
