@@ -1,4 +1,4 @@
-"""Keep memory that was freed for the next step, in place of giving it back to the kernel.
+"""Make the C library keep the memory that a step frees, so that the next step uses it again.
 
 A step allocates gradients and frees them, the same sizes each time. The C library (glibc) gives
 large blocks back when they are freed, and the kernel has to fill the next step's pages with zeros.
@@ -19,7 +19,7 @@ KEPT_AT_THE_END = 512 << 20  # bytes: free memory at the end of the heap beyond 
 
 
 def keep_freed_memory(environment: Mapping[str, str]) -> bool:
-    """Let the C library keep blocks of up to 256 MiB that this process frees, for its next ones.
+    """Make the C library keep freed blocks of up to 256 MiB for later allocations of this process.
 
     Nothing is changed where the user has set what glibc gives back (``MALLOC_TRIM_THRESHOLD_`` and
     the like, ``GLIBC_TUNABLES`` with ``glibc.malloc``), and in C libraries other than glibc.
@@ -28,7 +28,7 @@ def keep_freed_memory(environment: Mapping[str, str]) -> bool:
         environment: the environment variables of this process.
 
     Returns:
-        Whether it was changed.
+        Whether the C library was told so.
     """
     if any(name in environment for name in _OWN) or (
         "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")

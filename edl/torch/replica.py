@@ -210,7 +210,10 @@ class TorchReplica(FrameworkReplica):
         }
 
     def expect_state(self) -> None:
-        """Allocate memory for the job's state, taken to be as large as this worker's own."""
+        """Allocate the memory into which this newcomer will receive the job's state.
+
+        The tensors of the job are taken to have the sizes of this worker's own.
+        """
         self.arrays.reserve(references(describe(self.state(), [], self.arrays.refer)))
 
     def compared(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class TorchArrays:
         self._reserved: dict[int, list[torch.Tensor]] = {}  # buffers in CPU memory, by their size
 
     def reserve(self, sent: list[Reference]) -> None:
-        """Allocate memory for the tensors of a state that the next :meth:`broadcast` is to bring.
+        """Allocate the memory into which the next :meth:`broadcast` receives a state to be kept.
 
         The first write to new memory takes longer than a transfer through shared memory, and while
         a newcomer receives the state, all workers wait. If the broadcast brings tensors of other
@@ -139,7 +139,9 @@ class TorchArrays:
         return received
 
     def _kept_buffer(self, size: int, kind: str) -> torch.Tensor:
-        """Return an uninitialised tensor of bytes; that of :meth:`reserve`, if it has one so large.
+        """Return a flat uint8 tensor of any content, into which a part of a state is received.
+
+        It is one that :meth:`reserve` has allocated, if one of exactly this size is left.
 
         Args:
             size: the number of bytes.

@@ -420,10 +420,10 @@ class Worker:
     def attach_replica(
         self, replica: Replica, before_join: Callable[[], None] = lambda: None
     ) -> None:
-        """Declare the state that all workers share: model, optimizer, tracked objects.
+        """Set the state that all workers share: the model, the optimizer and tracked objects.
 
         Args:
-            replica: the state.
+            replica: the framework's access to the state in this process.
             before_join: called in a newcomer that is warm, before it waits for its first ring; it
                 may prepare to receive the state, while the other workers train.
 

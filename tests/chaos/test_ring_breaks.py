@@ -8,6 +8,10 @@ pytestmark = [pytest.mark.chaos]
 
 # Without failed-collective-ends-the-ring and event-errors-fail-the-pair a worker is told wrong
 # averages, or aborts, within 2 to 65 rings of three.
-@pytest.mark.parametrize(("workers", "runs"), [(2, 60), (3, 200), (4, 60)])
+# Where only a worker that waits looks at its connections, one of the first few rings goes on.
+@pytest.mark.parametrize(
+    ("workers", "runs"),
+    [(2, 60), pytest.param(3, 10, marks=pytest.mark.chaos_short), (3, 200), (4, 60)],
+)
 def test_a_broken_ring_is_an_error_and_no_more(workers: int, runs: int) -> None:
     break_rings(runs, workers)
