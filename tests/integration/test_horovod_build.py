@@ -348,3 +348,18 @@ def test_gloo_reduces_if_one_rank_does_not_want_shared_memory(
         workers.append(start_worker(rank, 2, settings, script=REDUCING_WORKER))
     for one in [outcome(each) for each in workers]:
         assert (one["shared"], one["wrong"]) == (False, [])
+
+
+def test_a_timeline_on_one_rank_only_breaks_the_ring_at_once(
+    workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store], tmp_path: Path
+) -> None:
+    """In shared memory nothing but the ranks' own check would see that their bits differ."""
+    store = at(serve(Store()))
+    for rank in (0, 1):
+        timeline = {"HOROVOD_TIMELINE": str(tmp_path / "timeline.json")} if rank == 0 else {}
+        settings, argv = store | timeline, ("allreduce", "8")
+        workers.append(start_worker(rank, 2, settings, *argv, gloo_timeout_s=LONG_GLOO_TIMEOUT_S))
+
+    for result in [outcome(one) for one in workers]:
+        assert result["raised"] == "HorovodInternalError"
+        assert float(str(result["elapsed_s"])) < LONG_GLOO_TIMEOUT_S / 2
