@@ -150,7 +150,8 @@ class TorchrunPeer(LaunchedOneByOne):
         python = [sys.executable, "-m", "torch.distributed.run"]
         size = ["--nnodes", f"1:{REPLICAS}", "--nproc-per-node", "1", "--max-restarts", "1000"]
         store = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:29400"]
-        job = ["--rdzv-id", "job", "--rdzv-conf", "last_call_timeout=1"]
+        rendezvous = f"last_call_timeout=1,is_host={int(number == 0)}"
+        job = ["--rdzv-id", "job", "--rdzv-conf", rendezvous]
         return [*python, *size, *store, *job, "--local-addr", "127.0.0.1"]
 
     def environment(self) -> dict[str, str]:

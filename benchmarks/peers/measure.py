@@ -27,6 +27,7 @@ from benchmarks.peers.jobs import PeerJob
 WARM = 60  # steps of each worker before an event ...
 QUIET = 20  # ... and at least between what finds the process to strike, and the signal
 SETTLED = 20  # new steps after it
+WATCHED_S = 10.0  # after the coordinator's death: workers may train on until they notice it
 START_S = 120.0
 JOIN, LEAVE, KILL = "a worker joins, 2 to 3", "a worker leaves, 3 to 2", "a worker is killed (-9)"
 COORDINATOR, FREEZE = "the coordinator is killed (-9)", "a worker freezes (SIGSTOP)"
@@ -202,13 +203,16 @@ def strike(job: PeerJob, event: str, patience_s: float, size: int = 3) -> Outcom
     redone_before = goodput.redone(list(before.values()))
     struck_s = time.monotonic()
     os.kill(pid, STRIKES[event])
-    highest = max(int(log.step.max()) for log in job.steps().values())
+    highest = 0
 
     def goes_on(logs: Sequence[Steps]) -> bool:
         new = {int(s) for log in logs for s in log.step[log.time_s > struck_s] if s > highest}
         return len(new) >= SETTLED
 
     try:
+        if event == COORDINATOR:
+            job.wait(lambda: time.monotonic() > struck_s + WATCHED_S, f"{WATCHED_S:g} s of steps")
+        highest = max(int(log.step.max()) for log in job.steps().values())
         _until(job, goes_on, f"{SETTLED} new steps", patience_s)
     except BenchmarkError:
         return _stands_still(job, patience_s)

@@ -16,6 +16,7 @@ from benchmarks.peers.measure import (
     JOIN,
     KILL,
     LEAVE,
+    WATCHED_S,
     Outcome,
     Session,
 )
@@ -102,7 +103,7 @@ def _changes(found: Peers) -> Section:
         "torchft throws away is not counted. A job that stands still for "
         f"{found.patience_s:g} s is not waited for any longer. The coordinator is "
         + ", ".join(f"{what} of {system}" for system, what in found.coordinators.items())
-        + "."
+        + f"; the gap is looked for in the {WATCHED_S:g} s after its death and in what follows."
     )
     return Section("When the workers change", how, ["", *systems, "goal of edl"], rows)
 

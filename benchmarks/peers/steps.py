@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import psutil
+
 from benchmarks import parts, step_time
 from benchmarks.jobs import EdlJob, Job
 from benchmarks.step_time import Comparison
@@ -92,9 +94,9 @@ def compare(
 def ring_times(job: EdlJob, say: Callable[[str], None]) -> dict[int, float]:
     """Return the seconds in which edl builds a ring, by its number of ranks.
 
-    Each is the median of ``RING_TIMES`` changes of a job to that size, of the old worker that stood
-    still longest: from the end of the old ring to the connected new one (``init`` in the event
-    log).
+    Each is the median of ``RING_TIMES`` changes of a job that grows to that size, of the old worker
+    that stood still longest: from the end of the old ring to the connected new one (``init`` in the
+    event log).
 
     Args:
         job: not started; it trains the smallest model.
@@ -104,22 +106,13 @@ def ring_times(job: EdlJob, say: Callable[[str], None]) -> dict[int, float]:
     try:
         job.start("benchmarks.torch.edl", 1, "--mode", "0.1M")
         job.wait(lambda: bool(job.steps()), "first steps", RING_S)
-        for _ in range(RING_TIMES):
+        for turn in range(RING_TIMES):
+            if turn > 0:  # from one worker again, when the others have ended and use no processor
+                _resize(job, 1)
+                job.wait(lambda: sum(map(psutil.pid_exists, job.steps())) == 1, "ends", RING_S)
             for size in RING_SIZES:
                 before = job.members().generation
-                asked_s = time.monotonic()
-                job.resize(size)
-                job.wait(
-                    lambda size=size, asked_s=asked_s: (
-                        sum(
-                            bool(((log.time_s > asked_s) & (log.size == size)).any())
-                            for log in job.steps().values()
-                        )
-                        == size
-                    ),
-                    f"steps of {size} workers",
-                    RING_S,
-                )
+                _resize(job, size)
                 slowest: dict[str, float] = {}
                 job.wait(
                     lambda size=size, before=before, slowest=slowest: (
@@ -133,6 +126,23 @@ def ring_times(job: EdlJob, say: Callable[[str], None]) -> dict[int, float]:
     finally:
         job.stop()
     return {size: median(times) for size, times in found.items()}
+
+
+def _resize(job: EdlJob, size: int) -> None:
+    """Ask for another size, and wait until as many workers have made a step in it."""
+    asked_s = time.monotonic()
+    job.resize(size)
+    job.wait(
+        lambda: (
+            sum(
+                bool(((log.time_s > asked_s) & (log.size == size)).any())
+                for log in job.steps().values()
+            )
+            == size
+        ),
+        f"steps of {size} workers",
+        RING_S,
+    )
 
 
 def _slowest(job: EdlJob, before: int, size: int) -> dict[str, float]:
