@@ -60,7 +60,7 @@ PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "peer
 PARTS += ["policy"]
 # Only when asked for: one downloads, two take long, two are apart.
 APART = ["installing", "cluster-recovery", "exact", "dashboard", "preemption"]
-parser.add_argument("--only", choices=PARTS + APART, help="a part of it")
+parser.add_argument("--only", choices=PARTS + APART, nargs="+", default=PARTS, help="parts of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes, crashes, preemptions")
 parser.add_argument("--times", type=int, default=10, help="of each kill of a cluster's part")
@@ -78,7 +78,7 @@ parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
 def main() -> int:
     args = parser.parse_args()
     if args.quick:
-        args.only, args.framework = "peers", "torch"
+        args.only, args.framework = ["peers"], "torch"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs end with us
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as scratch:
         bench = Bench(Path(scratch))
@@ -114,43 +114,43 @@ class Bench:
             results["torch"] = self.torch(args)
         if args.framework != "torch":
             results["tensorflow"] = self.tensorflow(args)
-        if args.only in (None, "horovod"):
+        if "horovod" in args.only:
             results["horovod"] = self.horovod(args)
-        if args.only in (None, "goodput") and args.framework != "tensorflow":
+        if "goodput" in args.only and args.framework != "tensorflow":
             results["goodput"] = self.goodputs(args.minutes, args.every, args.seed)
-        if args.only in (None, "peers") and args.framework != "tensorflow":
+        if "peers" in args.only and args.framework != "tensorflow":
             peers = PeersRun(self._job, self._scratch, say, quick=args.quick)
             found = results.get("goodput", {}).get("systems", {})
             results["peers"] = peers.run(args.repetitions, args.rounds, args.block, found)
         frameworks = (args.framework,) if args.framework else ("torch", "tensorflow")
-        if args.only in (None, "starting"):
+        if "starting" in args.only:
             results["starting"] = {each: self.starts(each) for each in frameworks}
-        if args.only in (None, "policy"):
+        if "policy" in args.only:
             results["policy"] = {
                 each: self.policy_cost(each, args.rounds, args.block) for each in frameworks
             }
         results |= self._apart(args)
-        if args.only in (None, "thousand") and args.framework is None:
+        if "thousand" in args.only and args.framework is None:
             results["thousand"] = {
                 name: measure(say) for name, (measure, _) in thousand.MEASUREMENTS.items()
             }
         return {name: found for name, found in results.items() if found}
 
     def _apart(self, args: argparse.Namespace) -> dict[str, Any]:
-        """Measure the part that runs only when it is asked for."""
-        if args.only == "installing":
-            return {"installing": installing.measure(self._scratch, say)}
-        if args.only == "exact":
-            return {"exact": exact.measure_all(self._job, self._scratch, args.rounds, say)}
-        if args.only == "cluster-recovery":
-            return {"recovery": recovery.measure(self._scratch, say, args.times)}
-        if args.only == "dashboard":
-            return {"dashboard": self.dashboard(args.rounds, args.block)}
-        if args.only == "preemption":
+        """Measure the parts that run only when they are asked for."""
+        found: dict[str, Any] = {}
+        if "installing" in args.only:
+            found["installing"] = installing.measure(self._scratch, say)
+        if "exact" in args.only:
+            found["exact"] = exact.measure_all(self._job, self._scratch, args.rounds, say)
+        if "cluster-recovery" in args.only:
+            found["recovery"] = recovery.measure(self._scratch, say, args.times)
+        if "dashboard" in args.only:
+            found["dashboard"] = self.dashboard(args.rounds, args.block)
+        if "preemption" in args.only:
             place = self._scratch / "preemption"
-            found = preemption.measure(self._job, place, args.repetitions, say)
-            return {"preemption": found}
-        return {}
+            found["preemption"] = preemption.measure(self._job, place, args.repetitions, say)
+        return found
 
     def goodputs(self, minutes: float, every_s: float, seed: int) -> dict[str, Any]:
         """Each system after the other, with failures at the same seconds."""
@@ -191,11 +191,11 @@ class Bench:
 
     def torch(self, args: argparse.Namespace) -> dict[str, Any]:
         results: dict[str, Any] = {}
-        if args.only in (None, "resize"):
+        if "resize" in args.only:
             results["resize"] = self.resizes("torch", args.repetitions, BOTH)
-        if args.only in (None, "crash"):
+        if "crash" in args.only:
             results["crash"] = self.crashes("torch", args.repetitions, not args.no_stock_crash)
-        if args.only in (None, "step-time"):
+        if "step-time" in args.only:
             shape = (args.rounds, args.block)
             results["step_time"] = {"": self.step_times("torch", EdlJob, *shape)}
             if not args.no_control:
@@ -204,12 +204,12 @@ class Bench:
 
     def tensorflow(self, args: argparse.Namespace) -> dict[str, Any]:
         results: dict[str, Any] = {}
-        if args.only in (None, "resize"):
+        if "resize" in args.only:
             results["resize"] = self.resizes("tensorflow", args.repetitions, BOTH)
-        if args.only in (None, "crash"):
+        if "crash" in args.only:
             beside_stock = not args.no_stock_crash
             results["crash"] = self.crashes("tensorflow", args.repetitions, beside_stock)
-        if args.only in (None, "step-time"):
+        if "step-time" in args.only:
             shape = (args.rounds, args.block // 2)  # its steps are twice as long
             results["step_time"] = {
                 mode: self.step_times("tensorflow", EdlJob, *shape, mode=mode) for mode in MODES
