@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -82,21 +82,36 @@ def measure(
     Raises:
         BenchmarkError: a job has not started, or does not train with all its workers.
     """
-    outcomes: dict[str, Outcome] = {}
     job = make()
     with _stopping(job):
-        start_s, step_s = _start(job, module)
-        for event, size in ((JOIN, 3), (LEAVE, 2)):
-            outcomes[event] = resize(job, size)
-            say(f"{job.kind}, {event}: {outcomes[event]}")
+        found = _resizes(job, module, say)
+    outcomes = dict(found.outcomes)
     for event in STRIKES:
         job = make()
         with _stopping(job):
             job.start(module, 3)
-            step_of_3_s = _warm(job, 3, time.monotonic())
+            _warm(job, 3, time.monotonic())
             outcomes[event] = strike(job, event, patience_s)
             say(f"{job.kind}, {event}: {outcomes[event]}")
-    return Session(start_s, step_s, step_of_3_s, outcomes)
+    return replace(found, outcomes=outcomes)
+
+
+def measure_resizes(
+    job: PeerJob, module: str, say: Callable[[str], None], *arguments: str
+) -> Session:
+    """Run one repetition of a join and a leave.
+
+    Args:
+        job: not started.
+        module: the training script.
+        say: is told of each outcome.
+        *arguments: of the script.
+
+    Raises:
+        BenchmarkError: the job has not started, or does not train with all its workers.
+    """
+    with _stopping(job):
+        return _resizes(job, module, say, *arguments)
 
 
 def measure_quickly(
@@ -119,35 +134,43 @@ def measure_quickly(
     Raises:
         BenchmarkError: the job has not started, or does not train with all its workers.
     """
-    outcomes: dict[str, Outcome] = {}
-
-    def told(event: str, outcome: Outcome) -> bool:
-        outcomes[event] = outcome
-        say(f"{job.kind}, {event}: {outcome}")
-        return outcome.gap_s is not None
-
     with _stopping(job):
-        start_s, step_s = _start(job, module)
+        found = _resizes(job, module, say)
+        outcomes = dict(found.outcomes)
+        for event in strikes:
+            if None in (one.gap_s for one in outcomes.values()):
+                break
+            outcomes[event] = strike(job, event, patience_s, 2)
+            say(f"{job.kind}, {event}: {outcomes[event]}")
+    return replace(found, outcomes=outcomes)
+
+
+def _resizes(job: PeerJob, module: str, say: Callable[[str], None], *arguments: str) -> Session:
+    """Start a job of two workers, let one join, and one leave if that one trains."""
+    start_s, step_s = _start(job, module, *arguments)
+    step_of_3_s = math.nan
+    outcomes: dict[str, Outcome] = {}
+    for event, size in ((JOIN, 3), (LEAVE, 2)):
         asked_s = time.monotonic()
-        step_of_3_s = math.nan
-        if told(JOIN, resize(job, 3)):
+        outcomes[event] = resize(job, size)
+        say(f"{job.kind}, {event}: {outcomes[event]}")
+        if outcomes[event].gap_s is None:
+            break
+        if event == JOIN:
             step_of_3_s = _warm(job, 3, asked_s, SETTLED)
-            if told(LEAVE, resize(job, 2)):
-                for event in strikes:
-                    if not told(event, strike(job, event, patience_s, 2)):
-                        break
     return Session(start_s, step_s, step_of_3_s, outcomes)
 
 
-def _start(job: PeerJob, module: str) -> tuple[float, float]:
+def _start(job: PeerJob, module: str, *arguments: str) -> tuple[float, float]:
     """Start a job of two workers; return the seconds to its first step, and its median step.
 
     Args:
         job: not started.
         module: the training script.
+        *arguments: of the script.
     """
     began_s = time.monotonic()
-    job.start(module, 2)
+    job.start(module, 2, *arguments)
     _until(job, lambda logs: _steps_in(logs, 2, began_s) >= 1, "first steps")
     start_s = max(log.time_s[0] for log in job.steps().values()) - began_s
     return start_s, _warm(job, 2, began_s)

@@ -20,7 +20,7 @@ from benchmarks.peers.measure import (
     Outcome,
     Session,
 )
-from benchmarks.peers.steps import EDL, RING_SIZES, TORCHFT, Pair
+from benchmarks.peers.steps import EDL, LARGE, RING_SIZES, TORCHFT, Pair
 from benchmarks.step_time import Comparison
 
 COMMAND = 'make bench ARGS="--only peers"'
@@ -34,6 +34,7 @@ class Peers:
         sessions: of each system, one for each repetition; or why there are none.
         pairs: the steps beside DDP's; a sentence where the comparison failed.
         rings: seconds to build a ring, by ranks.
+        large: a join and a leave with the large model, by system; a sentence where they failed.
         goodput: of each system; empty if it was not measured.
         coordinators: what is killed as the coordinator of each system.
         patience_s: how long a job may stand still before it counts as standing still for ever.
@@ -42,6 +43,7 @@ class Peers:
     sessions: Mapping[str, Sequence[Session] | str]
     pairs: Sequence[tuple[Pair, Comparison | str]]
     rings: Mapping[int, float]
+    large: Mapping[str, Session | str]
     goodput: Mapping[str, Goodput]
     coordinators: Mapping[str, str]
     patience_s: float
@@ -64,6 +66,8 @@ def page(found: Peers, machine: str) -> str:
     sections = [_changes(found), _steps(found)]
     if found.rings:
         sections.append(_rings(found.rings))
+    if found.large:
+        sections.append(_large(found.large))
     return markdown("edl beside what you would use instead", COMMAND, how, sections)
 
 
@@ -241,3 +245,26 @@ def _rings(found: Mapping[int, float]) -> Section:
         "size: the median of the old worker that waits longest. All ranks share two cores."
     )
     return Section("Building a ring", how, ["ranks", "s", "goal, s"], rows)
+
+
+def _large(found: Mapping[str, Session | str]) -> Section:
+    rows = []
+    for system, one in found.items():
+        row = [system]
+        if isinstance(one, str):
+            rows.append([system, one, *[""] * 5])
+            continue
+        for event, step_s in ((JOIN, one.step_of_3_s), (LEAVE, one.step_s)):
+            outcomes = [one.outcomes[event]] if event in one.outcomes else []
+            beyond_s = _gap_s(one, event) - step_s
+            row += [_gaps(outcomes), f"{step_s:.2f}", f"{beyond_s:.2f}" if outcomes else ""]
+            if system == EDL:
+                row[-1] += f" (goal 0.02: {'yes' if beyond_s <= 0.02 else '**no**'})"
+        rows.append(row)
+    how = (
+        "One join and one leave, in seconds. Under SGD with momentum the state of this model has "
+        "800 MB, of which a step changes every byte."
+    )
+    head = ["system", "a worker joins: gap", "a step of three", "beyond a step"]
+    head += ["a worker leaves: gap", "a step of two", "beyond a step"]
+    return Section(f"A model of {LARGE} parameters", how, head, rows)

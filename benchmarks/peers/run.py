@@ -19,7 +19,7 @@ from benchmarks.peers.jobs import (
 )
 from benchmarks.peers.measure import Session
 from benchmarks.peers.page import Peers
-from benchmarks.peers.steps import Pair
+from benchmarks.peers.steps import LARGE, Pair
 from benchmarks.step_time import Comparison
 
 AnyJob = TypeVar("AnyJob", bound=Job)
@@ -44,6 +44,7 @@ STEPPING: Mapping[str, tuple[type[Job], str]] = {  # those that train in turns
     steps.PLAIN: (PlainJob, "plain"),
     steps.TORCHFT: (TorchftPeer, "torchft"),
 }
+LARGE_SYSTEMS = (report.EDL, report.STOCK, "torchft")
 PATIENCE_S = 60.0
 QUICK_PATIENCE_S = 12.0
 QUICK_STRIKES = (measure.KILL, measure.COORDINATOR, measure.FREEZE)  # peers: only the first
@@ -92,6 +93,7 @@ class PeersRun:
                 for pair in (steps.PAIRS[:1] if self._quick else steps.PAIRS)
             ],
             {} if self._quick else self._rings(),
+            {} if self._quick else self._large(),
             goodput,
             {name: kind.coordinator for name, (kind, _) in SYSTEMS.items()},
             self._patience_s,
@@ -121,6 +123,18 @@ class PeersRun:
             strikes = QUICK_STRIKES if name == report.EDL else QUICK_STRIKES[:1]
             return measure.measure_quickly(job, module, self._patience_s, self._say, strikes)
         return measure.measure(lambda: self._make(kind, {}), module, self._patience_s, self._say)
+
+    def _large(self) -> dict[str, Session | str]:
+        """Let a worker join a job of each system with the large model, and one leave it."""
+        found: dict[str, Session | str] = {}
+        for name in LARGE_SYSTEMS:
+            kind, script = SYSTEMS[name]
+            job, module = self._make(kind, {}), f"benchmarks.torch.{script}"
+            try:
+                found[name] = measure.measure_resizes(job, module, self._say, "--mode", LARGE)
+            except BenchmarkError as error:
+                found[name] = self._failure(name, error)
+        return found
 
     def _compare(self, pair: Pair, rounds: int, block: int) -> Comparison | str:
         def make(system: str, settings: Mapping[str, str]) -> tuple[Job, str]:

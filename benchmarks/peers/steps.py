@@ -17,6 +17,7 @@ from benchmarks.torch.workload import MODELS
 from edl.framework.freed_memory import KEPT_AT_THE_END, KEPT_BLOCK
 
 EDL, PLAIN, TORCHFT = "edl", "plain Horovod", "torchft"
+LARGE = "100M"  # parameters of the model of which only joins and leaves are measured
 RING_SIZES = {2: 0.03, 4: 0.06, 8: 0.15, 16: 0.4}  # ranks, and the goal in seconds
 RING_TIMES = 3  # how often each size is reached
 RING_S = 300.0

@@ -12,7 +12,12 @@ from torch.utils.data import Dataset
 from benchmarks.script import CLASSES, FEATURES, POOL, SAMPLES
 
 # The widths of the hidden layers, by millions of parameters.
-WIDTHS = {"4.7M": (2048, 2048), "0.1M": (256, 128), "50M": (6912, 6912)}
+WIDTHS = {
+    "4.7M": (2048, 2048),
+    "0.1M": (256, 128),
+    "50M": (6912, 6912),
+    "100M": (9868, 9868),
+}
 MODELS = tuple(WIDTHS)  # the first is the default
 
 

@@ -41,10 +41,12 @@ def comparison(ratio: float) -> Comparison:
 def text(*edl: Session) -> str:
     ends = Outcome(None, why="the job ends")
     other = session(ends, Outcome(6.0, 7.0))
+    large = Session(5.0, 1.0, 1.2, {JOIN: Outcome(1.5), LEAVE: Outcome(1.01)})
     peers = Peers(
         {"edl": edl, "torchft": [other, other], "torchrun": "does not run: needs root"},
         [(Pair("edl", goal=0.8), comparison(0.79)), (Pair("edl", "50M", goal=1.0), "no step")],
         {2: 0.02, 4: 0.07, 8: 0.1, 16: 0.4},
+        {"edl": large, "torchft": "no"},
         {"edl": Goodput(100.0, 95.0, 0, (), 0.0)},
         {"edl": "the worker that leads"},
         60.0,
@@ -89,3 +91,10 @@ def test_steps_and_rings_have_their_goals() -> None:
     assert "0.79 (0.79 to 0.79) | 0.8: yes" in found
     assert row(found, "4 ")[-1] == "0.06: **no**"
     assert row(found, "[goodput")[1] == "95.0%"
+
+
+def test_a_join_and_a_leave_of_the_large_model_are_told_beyond_a_step() -> None:
+    _, large = text(session(Outcome(0.15, 0.4), Outcome(0.07, 1.0))).split("A model of 100M")
+    assert row(large, "edl")[1:4] == ["1.50", "1.20", "0.30 (goal 0.02: **no**)"]
+    assert row(large, "edl")[4:] == ["1.01", "1.00", "0.01 (goal 0.02: yes)"]
+    assert row(large, "torchft")[1] == "no"
