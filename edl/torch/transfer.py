@@ -15,6 +15,8 @@ from edl.framework.state import Reference, transfers
 from edl.ring.ring import CollectiveFailed
 from edl.torch.collectives import broadcast_start, finish
 
+COLLECTIVE_BYTES = 2**22  # what a worker receives and does not keep stays in the processor's cache
+
 
 class TorchArrays:
     """The PyTorch part of sending a state: describe, allocate and broadcast its tensors.
@@ -80,10 +82,10 @@ class TorchArrays:
         """Broadcast the tensors of a state from rank ``root``; all workers call it.
 
         The call returns when all broadcasts are complete; all of them are started at once. A large
-        tensor is sent as it is, without a copy on either side; several small ones are put into one
-        buffer and sent by one broadcast. A worker that does not keep the tensors receives
-        everything in one scratch buffer for each type of device, because touching new memory would
-        cost it more than the transfer.
+        tensor is sent as it is, without a copy on either side, in broadcasts of at most
+        ``COLLECTIVE_BYTES``; several small ones are put into one buffer. A worker that does not
+        keep the tensors receives all broadcasts in one scratch buffer for each type of device,
+        because touching new memory would cost it more than the transfer.
 
         Args:
             sent: references to all tensors of the state.
@@ -111,11 +113,11 @@ class TorchArrays:
             elif keep:
                 flat = self._kept_buffer(size, kind)
             else:
-                if kind not in scratch or len(scratch[kind]) < size:
-                    scratch[kind] = torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
-                flat = scratch[kind][:size]
+                if kind not in scratch:
+                    scratch[kind] = _bytes(COLLECTIVE_BYTES, kind)
+                flat = scratch[kind]
             buffers.append(flat)
-            handles.append(broadcast_start(flat, root, f"edl.state.{number}"))
+            handles += _start(flat, size, root, f"edl.state.{number}")
         self._reserved.clear()
         failures: list[CollectiveFailed] = []
         for handle in handles:  # all of them, so that Horovod lets go of all buffers
@@ -149,10 +151,28 @@ class TorchArrays:
         """
         if kind == "cpu" and self._reserved.get(size):
             return self._reserved[size].pop()
-        return torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
+        return _bytes(size, kind)
 
 
 exchange = functools.partial(state.exchange_state, TorchArrays())
+
+
+def _start(flat: torch.Tensor, size: int, root: int, name: str) -> list[int]:
+    """Start to broadcast so many bytes of ``flat``, or to receive them; return the handles.
+
+    If ``flat`` is shorter than that, each broadcast overwrites what the one before has brought.
+    """
+    handles = []
+    for start in range(0, size, COLLECTIVE_BYTES):
+        begin = start if size <= len(flat) else 0
+        part = flat[begin : begin + min(COLLECTIVE_BYTES, size - start)]
+        handles.append(broadcast_start(part, root, f"{name}.{start}"))
+    return handles
+
+
+def _bytes(size: int, kind: str) -> torch.Tensor:
+    """Return a flat uint8 tensor of any content, of ``size`` bytes on a device of that type."""
+    return torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -34,7 +36,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 
 def bytes_of(state: dict[str, torch.Tensor], arrays: TorchArrays) -> list[torch.Tensor]:
-    """Return what the sender of a state puts into its broadcasts."""
+    """Return what the sender of a state puts into its broadcasts, each of its whole group."""
     taken: list[torch.Tensor] = []
     described = references(describe(state, taken, arrays.refer))
     groups = transfer.transfers(described)
@@ -60,3 +62,32 @@ def test_a_state_is_received_whatever_was_expected(expected: str, sent: list[tor
         assert torch.equal(state[name], STATE[name]), name
     assert (state["weights"].data_ptr() in reserved) is (expected == "the same")
     assert not arrays._reserved, "what was not used is freed"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_large_tensor_comes_in_broadcasts_of_a_limited_size(
+    keep: bool, sent: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that has the state receives all of them in memory of that size."""
+    monkeypatch.setattr(transfer, "COLLECTIVE_BYTES", 500_000)
+    allocated: list[int] = []
+    empty = torch.empty
+
+    def counted(*size: int, **more: Any) -> torch.Tensor:
+        tensor = empty(*size, **more)
+        allocated.append(tensor.numel())
+        return tensor
+
+    arrays = TorchArrays()
+    description = describe(STATE, [], arrays.refer)
+    for group in bytes_of(STATE, arrays):
+        sent += group.split(500_000)
+    assert len(sent) == 5, "1.6 MB of weights, and one group of small tensors"
+    monkeypatch.setattr(torch, "empty", counted)
+    found = arrays.broadcast(references(description), None, root=0, keep=keep)
+    assert not sent
+    if keep:
+        state = fill(description, found, arrays.empty)
+        assert all(torch.equal(state[name], STATE[name]) for name in ("weights", "bias", "flag"))
+    else:
+        assert (found, allocated) == ({}, [500_000])
