@@ -114,10 +114,10 @@ class TorchArrays:
                 flat = self._kept_buffer(size, kind)
             else:
                 if kind not in scratch:
-                    scratch[kind] = _bytes(COLLECTIVE_BYTES, kind)
+                    scratch[kind] = _new_buffer(COLLECTIVE_BYTES, kind)
                 flat = scratch[kind]
             buffers.append(flat)
-            handles += _start(flat, size, root, f"edl.state.{number}")
+            handles += _start_broadcasts(flat, size, root, f"edl.state.{number}")
         self._reserved.clear()
         failures: list[CollectiveFailed] = []
         for handle in handles:  # all of them, so that Horovod lets go of all buffers
@@ -151,16 +151,28 @@ class TorchArrays:
         """
         if kind == "cpu" and self._reserved.get(size):
             return self._reserved[size].pop()
-        return _bytes(size, kind)
+        return _new_buffer(size, kind)
 
 
 exchange = functools.partial(state.exchange_state, TorchArrays())
 
 
-def _start(flat: torch.Tensor, size: int, root: int, name: str) -> list[int]:
-    """Start to broadcast so many bytes of ``flat``, or to receive them; return the handles.
+def _start_broadcasts(flat: torch.Tensor, size: int, root: int, name: str) -> list[int]:
+    """Start the broadcasts of one flat buffer, of at most ``COLLECTIVE_BYTES`` each.
 
-    If ``flat`` is shorter than that, each broadcast overwrites what the one before has brought.
+    Args:
+        flat: a flat uint8 tensor: on the sender the bytes to send, on the others the memory that
+            receives them. If it is shorter than ``size``, as a scratch buffer of
+            ``COLLECTIVE_BYTES`` is, each broadcast overwrites what the one before has brought.
+        size: the number of bytes that the sender sends, the same on all workers.
+        root: the rank of the sender.
+        name: the beginning of the names of these collectives, the same on all workers.
+
+    Returns:
+        A handle of each broadcast, for :func:`edl.torch.collectives.finish`.
+
+    Raises:
+        CollectiveFailed: the ring is broken.
     """
     handles = []
     for start in range(0, size, COLLECTIVE_BYTES):
@@ -170,7 +182,7 @@ def _start(flat: torch.Tensor, size: int, root: int, name: str) -> list[int]:
     return handles
 
 
-def _bytes(size: int, kind: str) -> torch.Tensor:
+def _new_buffer(size: int, kind: str) -> torch.Tensor:
     """Return a flat uint8 tensor of any content, of ``size`` bytes on a device of that type."""
     return torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
 
