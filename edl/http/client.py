@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -297,16 +297,17 @@ def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
     return len(told)
 
 
-def _at_once(calls: Iterable[Callable[[], None]]) -> None:
-    """Run ``calls`` at the same time, each in a thread of its own; return when all have ended.
+def _at_once(calls: Sequence[Callable[[], None]]) -> None:
+    """Run ``calls`` at the same time; return when all have ended.
 
-    The caller runs those for which no thread can be started: at the limit of a user's or
-    container's processes, or, with Python 3.12.0 and 3.12.1, after the end of the main thread.
+    The caller runs the last one itself, and each other one has a thread of its own. The caller also
+    runs those for which no thread can be started: at the limit of a user's or container's
+    processes, or, with Python 3.12.0 and 3.12.1, after the end of the main thread.
     """
     # No ThreadPoolExecutor: it refuses work as soon as the main thread has ended, and until this
     # process has left the job its daemon may still have to lead.
-    threads, left = [], []
-    for call in calls:
+    threads, left = [], [*calls[-1:]]
+    for call in calls[:-1]:
         thread = threading.Thread(target=call, name="edl-ask", daemon=True)
         try:
             thread.start()
