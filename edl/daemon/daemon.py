@@ -35,14 +35,7 @@ from edl.core.job.ending import JobEnd
 from edl.core.job.script_end import waits_for_ended
 from edl.core.job.signature import ScriptOfJob
 from edl.core.job_spec import JobSettings
-from edl.core.records import (
-    Generation,
-    JobState,
-    Leader,
-    Member,
-    RingFailure,
-    Stage,
-)
+from edl.core.records import Generation, JobState, Leader, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
 from edl.daemon.candidate import Candidate
 from edl.daemon.ending import JobEndEndpoint
@@ -486,7 +479,8 @@ class Daemon:
         if generation is not None and generation.number > self._newest:
             self._announce(generation)
         self._shared.job_is(job.state, job.reason)
-        self._config = replace(self._config, sizes=job.sizes)  # as edl-discover may say later
+        if job.sizes != self._config.sizes:  # as edl-discover may say later
+            self._config = replace(self._config, sizes=job.sizes)
         self._break_ring_of(self._shared.evicted)
         self._elect(member, job.state, generation, evicted)
 
