@@ -29,6 +29,8 @@ from benchmarks.step_time import (
     block_median,
     confidence,
     cpu_s,
+    prepare_block,
+    train_block,
     wait_for_block,
 )
 
@@ -157,6 +159,7 @@ def measure(job: EdlJob, module: str, turns: Path, rounds: int, block: int) -> P
     busy: dict[str, list[float]] = {"a": [], "b": []}
     served: list[float] = []
     try:
+        prepare_block(turns, NAME, 0)
         taking = ["--turns", str(turns), "--name", NAME, "--warm", str(WARM), "--block", str(block)]
         job.start(module, WORKERS, *taking)
         wait_for_block(job, turns, NAME, 0)
@@ -165,8 +168,7 @@ def measure(job: EdlJob, module: str, turns: Path, rounds: int, block: int) -> P
                 way = "abba"[turn % 4]
                 page.go_on() if way == "b" else page.stop()
                 before, served_s, began_s = cpu_s(job), page.cpu_s, time.monotonic()
-                (turns / f"{NAME}.{turn}.go").touch()
-                wait_for_block(job, turns, NAME, turn + 1)
+                train_block(job, turns, NAME, turn)
                 busy[way].append((cpu_s(job) - before) / block / WORKERS)
                 medians[way].append(block_median(job, turn, block))
                 if way == "b":

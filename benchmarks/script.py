@@ -32,7 +32,8 @@ class Turns:
     """Lets two jobs train in turns, block by block, so that both meet the same machine.
 
     The first ``warm`` steps are free; after them and after every ``block`` steps a worker says
-    that it is done and sleeps until the conductor (step_time.py) names its job again.
+    that it is done and sleeps until the conductor (step_time.py) opens the named pipe of its next
+    turn, so its own threads are all that uses a processor meanwhile.
     """
 
     def __init__(self, directory: Path, name: str, warm: int, block: int) -> None:
@@ -43,9 +44,8 @@ class Turns:
         if step < self._warm or rest:
             return
         (self._directory / f"{self._name}.{turn}.{os.getpid()}.done").touch()
-        ticket = self._directory / f"{self._name}.{turn}.go"
-        while not ticket.exists():
-            time.sleep(0.005)
+        with (self._directory / f"{self._name}.{turn}.go").open("rb"):  # once it has a writer
+            pass
 
 
 class Progress:

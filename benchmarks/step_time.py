@@ -8,6 +8,7 @@ the result. The first steps of a block are dropped: they meet the other job's da
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,9 +66,10 @@ def compare(
     jobs = {"a": a[0], "b": b[0]}
     medians: dict[str, list[float]] = {"a": [], "b": []}
     busy: dict[str, list[float]] = {"a": [], "b": []}
-    idle: dict[str, list[float]] = {"a": [], "b": []}
+    idle, idle_s = {"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.0}
     try:
         for name, (job, module) in {"a": a, "b": b}.items():
+            prepare_block(turns, name, 0)
             turn = ["--turns", str(turns), "--name", name]
             turn += ["--warm", str(WARM), "--block", str(block)]
             job.start(module, workers, *turn, *arguments)
@@ -75,11 +77,11 @@ def compare(
         for turn in range(rounds):
             for name in "ab" if turn % 2 == 0 else "ba":
                 before, began_s = {each: cpu_s(job) for each, job in jobs.items()}, time.monotonic()
-                (turns / f"{name}.{turn}.go").touch()
-                wait_for_block(jobs[name], turns, name, turn + 1, workers)
+                train_block(jobs[name], turns, name, turn, workers)
                 used = {each: cpu_s(job) - before[each] for each, job in jobs.items()}
                 waiting = "b" if name == "a" else "a"
-                idle[waiting].append(used[waiting] / (time.monotonic() - began_s) / workers)
+                idle[waiting] += used[waiting] / workers
+                idle_s[waiting] += time.monotonic() - began_s
                 busy[name].append(used[name] / block / workers)
                 medians[name].append(block_median(jobs[name], turn, block))
     finally:
@@ -96,8 +98,8 @@ def compare(
         high=high,
         a_cpu_s=float(np.median(busy["a"])),
         b_cpu_s=float(np.median(busy["b"])),
-        a_idle=float(np.median(idle["a"])),
-        b_idle=float(np.median(idle["b"])),
+        a_idle=idle["a"] / idle_s["a"],
+        b_idle=idle["b"] / idle_s["b"],
     )
 
 
@@ -134,6 +136,22 @@ def confidence(ratios: npt.NDArray[np.float64]) -> tuple[float, float]:
     draws = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
     low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
     return float(low), float(high)
+
+
+def prepare_block(turns: Path, name: str, turn: int) -> None:
+    """Make the named pipe that the workers of a job open before they train the block ``turn``."""
+    os.mkfifo(turns / f"{name}.{turn}.go")
+
+
+def train_block(job: Job, turns: Path, name: str, turn: int, workers: int = WORKERS) -> None:
+    """Let the workers of a job train the block ``turn``, and return when all wait again."""
+    prepare_block(turns, name, turn + 1)
+    # For both, so that the conductor does not wait for the first reader.
+    pipe = os.open(turns / f"{name}.{turn}.go", os.O_RDWR)
+    try:
+        wait_for_block(job, turns, name, turn + 1, workers)
+    finally:
+        os.close(pipe)
 
 
 def wait_for_block(job: Job, turns: Path, name: str, turn: int, workers: int = WORKERS) -> None:

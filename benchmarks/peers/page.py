@@ -212,6 +212,9 @@ def _steps(found: Peers) -> Section:
             continue
         goal = "" if pair.goal is None else f"{pair.goal:g}: "
         reached = "" if pair.goal is None else ("yes" if one.ratio <= pair.goal else "**no**")
+        waits = ""
+        if pair.system == EDL:
+            waits = " (goal 1%: yes)" if one.b_idle < 0.01 else " (goal 1%: **no**)"
         rows.append(
             [
                 *what,
@@ -221,7 +224,7 @@ def _steps(found: Peers) -> Section:
                 goal + reached,
                 f"{1e3 * one.b_cpu_s:.1f}",
                 f"{1e3 * one.a_cpu_s:.1f}",
-                f"{one.b_idle:.1%}",
+                f"{one.b_idle:.1%}" + waits,
             ]
         )
     how = (
@@ -257,7 +260,9 @@ def _large(found: Mapping[str, Session | str]) -> Section:
         for event, step_s in ((JOIN, one.step_of_3_s), (LEAVE, one.step_s)):
             outcomes = [one.outcomes[event]] if event in one.outcomes else []
             beyond_s = _gap_s(one, event) - step_s
-            row += [_gaps(outcomes), f"{step_s:.2f}", f"{beyond_s:.2f}" if outcomes else ""]
+            known = bool(outcomes) and outcomes[0].gap_s is not None
+            row += [_gaps(outcomes), "" if isnan(step_s) else f"{step_s:.2f}"]
+            row.append(f"{beyond_s:.2f}" if known else "")
             if system == EDL:
                 row[-1] += f" (goal 0.02: {'yes' if beyond_s <= 0.02 else '**no**'})"
         rows.append(row)
