@@ -12,7 +12,7 @@ from edl.core.step.batch import Batch
 from edl.errors import DataError, UsageError
 from edl.framework.first_batch import FirstBatch
 from edl.framework.forks import holding_sigterm
-from edl.torch.loader_process import forks
+from edl.torch.loader_process import forks, make_directory_of_sockets
 from edl.torch.padding import PaddingData
 from edl.torch.seeding import Items
 from edl.worker.worker import Worker
@@ -147,6 +147,8 @@ class LoaderBatchSource:
         if not self._keeps_processes and self._opened_in != self._worker.loader.epoch:
             self._end_processes()
         self._opened_in = self._worker.loader.epoch
+        if self._loader.num_workers > 0:
+            make_directory_of_sockets()
         if not forks(self._loader):
             return iter(self._loader)
         with holding_sigterm():  # until LoaderProcessInit blocks it

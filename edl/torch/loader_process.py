@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import threading
@@ -28,6 +29,16 @@ def forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
     """
     context = loader.multiprocessing_context or multiprocessing
     return loader.num_workers > 0 and context.get_start_method() == "fork"
+
+
+def make_directory_of_sockets() -> None:
+    """Make the directory in which the processes of PyTorch's loader put their sockets.
+
+    It belongs to this process, which removes it at its end. Each loader process would otherwise
+    make one of its own (``pymp-*`` in the directory for temporary files), and leave it there,
+    because it is ended by a signal. Call it before the processes start; later calls do nothing.
+    """
+    multiprocessing.util.get_temp_dir()
 
 
 class LoaderProcessInit:

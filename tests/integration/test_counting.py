@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from itertools import groupby
 from pathlib import Path
 
@@ -45,9 +46,18 @@ def test_each_sample_counts_once_an_epoch(
     if template:
         patience["EDL_TEMPLATE"] = "1"
     slow = Throttle(0.2, 120, 3.0)
-    with started(
-        tmp_path, zk_hosts, *script, *size, **limits, environment=patience, throttled=slow
-    ) as job:
+    with (
+        tempfile.TemporaryDirectory(prefix="edl-") as temporary,  # short: it has sockets
+        started(
+            tmp_path,
+            zk_hosts,
+            *script,
+            *size,
+            **limits,
+            environment={**patience, "TMPDIR": temporary},
+            throttled=slow,
+        ) as job,
+    ):
         now = job.wait_for_step(1)
         if template:
             log = tmp_path / "state/edl/jobs" / job.name / "logs/template.output"
@@ -63,6 +73,7 @@ def test_each_sample_counts_once_an_epoch(
         job.wait_for_step(now["step"] + moments.randrange(20))
         job.hurry()
         assert job.end() == 0, job.describe("it failed")
+        assert not list(Path(temporary).glob("pymp-*"))  # of the loaders' processes
         story = job.describe("the counts are wrong")
 
     reports = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
