@@ -231,7 +231,7 @@ def _steps(found: Peers) -> Section:
         "Each system beside PyTorch's DDP on Gloo (`gradient_as_bucket_view=True`): both jobs run "
         "at the same time and train in turns, a block of steps each. The ratio is the median of "
         "neighbouring blocks, with its 95 % interval; *waiting* is the part of a core that a "
-        "worker uses while the other job has its turn."
+        "worker uses while the other job has its turn, the mean of its workers."
     )
     head = ["system", "parameters", "workers", "step, ms", "DDP's, ms", "ratio", "goal, at most"]
     head += ["processor time a step, ms", "DDP's, ms", "waiting"]
