@@ -11,7 +11,6 @@ used, and :func:`refuse_draws` in a graph that came from elsewhere.
 from __future__ import annotations
 
 import functools
-import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
@@ -28,7 +27,7 @@ from edl.errors import UsageError
 from edl.framework.process import current_worker, is_initialized
 from edl.framework.random_numbers import RandomNumbers
 from edl.tensorflow.probe import drawing_kinds, kinds_of
-from edl.tensorflow.random_numbers import is_seed
+from edl.tensorflow.random_numbers import is_seed, set_global_seed
 from edl.tensorflow.source import Load
 from edl.tensorflow.variables import CREATED, plain
 from edl.worker.worker import Worker
@@ -89,12 +88,12 @@ class LogicalSeeder:
         if self._shared is None:
             with tf.init_scope():
                 self._shared = global_seed_generator()
-        number, now = seed % 2**31, context.context()
+        number = seed % 2**31
         if number in _drawn:  # operations with this seed are kept, and have a state
             tf.random.set_seed(number)
             _drawn.discard(number)
-        else:  # the same, but all graphs stay ready to run
-            now._seed, now._rng = number, random.Random(number)
+        else:
+            set_global_seed(number)
         with context.eager_mode():
             states = list(self._states())
             self._seeded = {id(state) for _, state in states}

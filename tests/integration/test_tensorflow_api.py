@@ -1297,6 +1297,11 @@ def begins(**worker):  # as another worker would, with the state of this one
     return drops(model), float(tf.random.uniform(()))
 several = [begins(), begins(rank=2), begins(id=3, step=9, generation=2)]
 assert len({each[0] for each in several}) == len({each[1] for each in several}) == 3, several
+@tf.function
+def traced(): return tf.random.uniform(())
+first, seeder = float(traced()), Seeder(lambda: ())
+seeder(7); third = float(traced())  # were its kernels dropped, it would draw the first number again
+tf.random.set_seed(7); assert third != first == float(traced()), (first, third)
 one = SimpleNamespace(id=1, rank=1, generation=1, warming_up=False, same_random=False, logical=0)
 def mapped(worker):
     tf.random.set_seed(5)
