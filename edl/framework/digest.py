@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.core.step.state_check import Extent, StateGroup, extents
+from edl.core.step.state_check import Extent, StateGroup, coarser, extents
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 PLAIN_BYTES = 8  # what a number or a text counts for, whatever it is
@@ -73,12 +73,17 @@ class StateArrays:
         state: a function without arguments that returns the present state: a dict of values and of
             further containers.
         size_of: a function of a value that returns its size in bytes if it is an array, else None.
+        most_groups: a function without arguments that returns into how many groups the state may be
+            cut at present; None: into any number.
     """
 
     def __init__(
-        self, state: Callable[[], dict[str, Any]], size_of: Callable[[Any], int | None]
+        self,
+        state: Callable[[], dict[str, Any]],
+        size_of: Callable[[Any], int | None],
+        most_groups: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._state, self._size_of = state, size_of
+        self._state, self._size_of, self._most_groups = state, size_of, most_groups
         self._places: list[tuple[str, Any, Any]] = []  # name, container, key
         self._sizes: list[int | None] = []
         self._ends: list[int] = []
@@ -96,8 +101,14 @@ class StateArrays:
         """Return the byte ranges of the state that belong to ``group``, with the present values.
 
         They are in the order of :func:`places`. A value at the border of two groups is in both,
-        with a part of its bytes in each.
+        with a part of its bytes in each. If ``group`` is one of more groups than the state may be
+        cut into, the result has the ranges of a larger group, or is empty if that of no larger
+        group is due (:func:`edl.core.step.state_check.coarser`).
         """
+        larger = coarser(group, self._most_groups())
+        return [] if larger is None else self._within(larger)
+
+    def _within(self, group: StateGroup) -> list[ByteRange]:
         listed = self._is_listed and group.index > 0
         if not listed or any(self._sizes[e.part] is None for e in extents(self._ends, group)):
             self._list()

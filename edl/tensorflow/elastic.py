@@ -64,6 +64,10 @@ class _VariablesState(State):
 
     _size_of = staticmethod(size_of)
 
+    def _most_groups(self) -> int | None:
+        """Return into how many groups the state is cut at most; None: into any number."""
+        return self._access.most_groups
+
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         """Return a digest of each of ``parts``, byte ranges of the state, by the name of its value.
 

@@ -230,6 +230,13 @@ class TensorFlowReplica(FrameworkReplica):
 
     size_of = staticmethod(size_of)
 
+    def most_groups(self) -> int | None:
+        """Return into how many groups the state is cut at most: as many as :attr:`access` allows.
+
+        None: into any number.
+        """
+        return self.access.most_groups
+
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         """Return a digest (CRC-32) of each of ``parts``, by the part's name, to compare workers.
 

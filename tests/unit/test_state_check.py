@@ -31,6 +31,7 @@ from edl.core.step.state_check import (
     PARTS_OF_SCRIPT,
     WHOLE,
     StateGroup,
+    coarser,
     due,
     due_at_save,
     extents,
@@ -84,6 +85,17 @@ def test_every_byte_has_its_turn_in_so_many_steps_on_end(
         own = sorted((e.start, e.stop) for e in found if e.part == part)
         assert [0, *(stop for _, stop in own)] == [*(start for start, _ in own), size]
         assert all(start % ALIGN_BYTES == 0 for start, _ in own)
+
+
+@given(every=st.integers(1, 200), most=st.integers(1, 20), first=st.integers(1, 10**6))
+def test_larger_groups_have_their_turns_in_as_many_steps(every: int, most: int, first: int) -> None:
+    groups = [due(step, False, every) for step in range(first, first + every)]
+    turns = [turn for group in groups if group and (turn := coarser(group, most))]
+    count = min(every, most)
+    assert sorted(turn.index for turn in turns) == [*range(count)]
+    assert {turn.count for turn in turns} == {count}
+    assert coarser(WHOLE, most) == WHOLE
+    assert coarser(StateGroup(3, every), None) == StateGroup(3, every)
 
 
 @given(sizes=SIZES, count=st.integers(1, 60))

@@ -80,6 +80,26 @@ def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) ->
     return WHOLE if whole else StateGroup(step % every, every)
 
 
+def coarser(group: StateGroup, most: int | None) -> StateGroup | None:
+    """Return the group to compare in place of ``group`` where a state has fewer groups; or None.
+
+    It is for a state that costs too much to read in many different groups. Where all groups of a
+    state have their turns, so have the larger groups, and no turn comes later.
+
+    Args:
+        group: the group whose turn it is.
+        most: into how many groups the state may be cut; None: into any number.
+
+    Returns:
+        A group of ``most``; None if it is not the turn of any. ``group`` itself if its state has no
+        more than ``most`` groups.
+    """
+    if most is None or group.count <= most:
+        return group
+    index, rest = divmod(group.index, group.count // most)
+    return StateGroup(index, most) if rest == 0 and index < most else None
+
+
 def due_at_save(step: int, every: int, is_first: bool) -> StateGroup | None:
     """Return the group of the state's bytes to compare when a script saves its state.
 
