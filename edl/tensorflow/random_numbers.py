@@ -35,21 +35,20 @@ def is_seed(name: str) -> bool:
 
 
 def last_seed() -> int:
-    """Return the seed that the script or edl has given to ``tf.random.set_seed`` last.
-
-    It is 0 if there was none.
-    """
+    """Return TensorFlow's global seed, which the script or edl has set last; 0: none was set."""
     return int(context.global_seed() or 0)
 
 
 def set_global_seed(seed: int) -> None:
     """Set the seed of TensorFlow's next eager random operations, and keep all graphs ready to run.
 
-    ``tf.random.set_seed`` also drops each ``tf.function`` that TensorFlow has optimized and placed
-    on devices. The next call of the function makes that again, which took 8 s for a Keras model of
-    60 residual blocks on two cores: in a newcomer that joins, all workers would wait for it. Only
-    operations with the same seed need to be dropped, since they go on with the numbers that they
-    drew before. So call this with a seed that no operation was made with.
+    ``tf.random.set_seed`` also drops what TensorFlow has prepared to run each ``tf.function``. The
+    next call of the function prepares it again, which took 7 to 12 s for a Keras model of 60
+    residual blocks on two cores: in a newcomer that joins, all workers would wait for it.
+
+    The random operations that are kept go on with their sequences. These are operations in a
+    ``tf.function``, whose seeds are fixed when it is traced, and eager ones of an earlier seed. So
+    call this with a seed that no operation was made with.
 
     Args:
         seed: the seed, a whole number from 0 to 2**31 - 1.
@@ -62,7 +61,9 @@ class Seeder:
     """A function that seeds all random generators of TensorFlow and Keras in this process.
 
     These are TensorFlow's global generator, that of ``keras.random``, and those of the models'
-    layers. Call it as ``seeder(seed)``.
+    layers. Call it as ``seeder(seed)``. The first call also lets the random operations of each
+    ``tf.function`` that was traced before begin their sequences again; a later call does not
+    (:func:`set_global_seed`).
 
     Args:
         variables: a function without arguments that returns a pair (path, variable) for each of
@@ -71,6 +72,7 @@ class Seeder:
 
     def __init__(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         self._variables = variables
+        self._has_seeded = False
 
     def __call__(self, seed: int) -> None:
         """Seed all generators from ``seed``; do nothing in a script that builds graphs.
@@ -80,7 +82,9 @@ class Seeder:
         """
         if not tf.executing_eagerly():  # the seeds of a graph are in its operations
             return
-        set_global_seed(seed % 2**31)
+        set_seed = set_global_seed if self._has_seeded else tf.random.set_seed
+        set_seed(seed % 2**31)
+        self._has_seeded = True
         states = [(name, plain(v)) for name, v in self._variables() if is_seed(name)]
         shared = global_state.get_global_attribute("global_seed_generator")
         if shared is not None:
