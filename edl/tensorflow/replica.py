@@ -6,6 +6,7 @@ saved and compared is the same for all frameworks (:mod:`edl.framework.replica`)
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -245,6 +246,20 @@ class TensorFlowReplica(FrameworkReplica):
                 other types than arrays, numbers and text are left out of the result.
         """
         return digests(self.access, parts)
+
+    def rehearse(self) -> None:
+        """Do on a newcomer what it will do when all workers wait for it; change nothing.
+
+        It reads the variables, writes them and computes their digests. In a session the first time
+        takes far longer than the next (measured with 242 variables: a write 0.6 s of processor
+        time, and 0.01 s), because TensorFlow prepares a part of the graph for it. Nothing happens
+        where a variable has no value yet.
+        """
+        groups = self.variables().values()
+        written = [v for group in groups for name, v in group.items() if not is_seed(name)]
+        with contextlib.suppress(tf.errors.FailedPreconditionError):
+            self.access.write(list(zip(written, self.access.read(written), strict=True)))
+            self.digests()
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         """Write ``state``, or a part of it, into the variables and tracked objects.

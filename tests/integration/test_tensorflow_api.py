@@ -1644,6 +1644,54 @@ with tf.compat.v1.Session() as session:
 """,
         "",
     ),
+    "the groups of an elastic state, in a graph": (
+        """
+graph()
+from edl.core.step.state_check import StateGroup
+from edl.tensorflow.elastic import TensorFlowState
+for n in range(30): tf.compat.v1.get_variable(f"v{n}", initializer=tf.zeros(100))
+with tf.compat.v1.Session() as session:
+    session.run(tf.compat.v1.global_variables_initializer())
+    state = TensorFlowState(session=session)
+    found = [state.digests(StateGroup(n, 50)) for n in range(50)]
+assert sum(map(bool, found)) == 8, found  # TensorFlow prepares the graph for each list of fetches
+assert len(set().union(*found)) == 31, found  # with the one of graph()
+""",
+        "",
+    ),
+    "what a newcomer rehearses, in a graph": (
+        """
+tf.compat.v1.disable_eager_execution()
+x, y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
+edl.init(); batches = edl.elastic_shard_generator((x, y), 4)
+spec = (tf.TensorSpec((None, 3), tf.float32), tf.TensorSpec((None, 1), tf.float32))
+data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+one, target = tf.compat.v1.data.make_one_shot_iterator(data).get_next()
+w = tf.compat.v1.get_variable("w", (3, 1)); unset = tf.compat.v1.get_variable("unset", 2)
+loss = tf.reduce_mean((tf.matmul(one, w) - target) ** 2)
+optimizer = edl.Optimizer(tf.compat.v1.train.MomentumOptimizer(0.1, 0.9))
+optimizer.minimize(loss)
+from edl.tensorflow import training
+from edl.worker.progress import Receive
+replica, run, ran = training.current().replica, tf.compat.v1.Session.run, []
+def recorded(session, fetches, feed=None):
+    ran.append((str(fetches), str(sorted(map(str, feed or {})))))
+    return run(session, fetches, feed)
+with edl.Session() as session:
+    missing = [v for v in tf.compat.v1.global_variables() if v is not unset]
+    run(session, [v.initializer for v in missing])
+    replica.rehearse()  # a variable without a value: nothing to do, and no error
+    run(session, unset.initializer)
+    before = replica.state()
+    tf.compat.v1.Session.run = recorded
+    replica.rehearse(); rehearsed = set(ran); ran.clear()
+    after = replica.state(); replica.digests(); replica.load(before, Receive.ALL)
+    tf.compat.v1.Session.run = run
+assert set(ran) == rehearsed and len(ran) == 3, (ran, rehearsed)
+assert all(np.array_equal(before["model"][n], after["model"][n]) for n in before["model"])
+""",
+        "",
+    ),
     "weights of a checkpoint, without a job": (
         """
 edl.init(); saved = tempfile.mkdtemp(); edl.checkpoint(saved)
