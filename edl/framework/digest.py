@@ -102,8 +102,8 @@ class StateArrays:
 
         They are in the order of :func:`places`. A value at the border of two groups is in both,
         with a part of its bytes in each. If ``group`` is one of more groups than the state may be
-        cut into, the result has the ranges of a larger group, or is empty if that of no larger
-        group is due (:func:`edl.core.step.state_check.coarser`).
+        cut into, the result has the ranges of a larger group, or is empty if no larger group is due
+        (:func:`edl.core.step.state_check.coarser`).
         """
         larger = coarser(group, self._most_groups())
         return [] if larger is None else self._within(larger)

@@ -1,10 +1,11 @@
 """Compare the workers' states, which must be equal after each step, by their digests.
 
 The digest of one group of the state's bytes is sent with the step record of the next step, so it
-needs no message of its own. Each step has the next group; the first step of each epoch and the end
-of the training have the whole state. At the end of a fit (a call of Keras' ``fit``) the digests are
-exchanged in a message of their own, because the script uses the model then. :class:`StateCheck`
-does all this; :mod:`edl.core.step.state_check` defines the groups.
+needs no message of its own. Each step has the next group, or where a state has fewer groups
+(:func:`edl.core.step.state_check.coarser`) some steps have none; the first step of each epoch and
+the end of the training have the whole state. At the end of a fit (a call of Keras' ``fit``) the
+digests are exchanged in a message of their own, because the script uses the model then.
+:class:`StateCheck` does all this; :mod:`edl.core.step.state_check` defines the groups.
 
 A job may resync (its setting ``on_divergence``): workers that differ get the state that most
 workers hold. Then a difference is noted when the step records arrive; the update of that step is
@@ -144,9 +145,10 @@ class StateComparison:
         """Return one digest of the present state, or of one ``group`` of its bytes.
 
         A group is one of the parts of equal size into which the state is cut; the default is all of
-        it. The result is a positive number below 2**63; it is 0 if the job's setting
-        ``state_check_steps`` is 0, the worker is alone, or no state is declared. The digest of each
-        tensor or object in the state is kept for the report that workers exchange if states differ.
+        it. The result is a positive number below 2**63, the same for each group without bytes; it
+        is 0 if the job's setting ``state_check_steps`` is 0, the worker is alone, or no state is
+        declared. The digest of each tensor or object in the state is kept for the report that
+        workers exchange if states differ.
         """
         if self._every == 0 or self._ring.alone or self.replica is None:
             return 0

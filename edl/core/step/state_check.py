@@ -83,8 +83,8 @@ def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) ->
 def coarser(group: StateGroup, most: int | None) -> StateGroup | None:
     """Return the group to compare in place of ``group`` where a state has fewer groups; or None.
 
-    It is for a state that costs too much to read in many different groups. Where all groups of a
-    state have their turns, so have the larger groups, and no turn comes later.
+    It is for a state that costs too much to read in many different groups. While each of the
+    ``group.count`` groups has its turn once, each of the ``most`` larger groups has its turn once.
 
     Args:
         group: the group whose turn it is.
@@ -172,8 +172,8 @@ def _cut(at: int, size: int) -> int:
 def fold(digests: Digests) -> int:
     """Return one number for the digests of a state's parts, from 1 to 2**63 - 1.
 
-    Equal names and digests give the same number, on every machine and in any order of the parts. It
-    is never 0, which stands for a state that was not compared.
+    Equal names and digests give the same number, on every machine and in any order of the parts;
+    so do no digests. It is never 0, which stands for a state that was not compared.
     """
     encoded = json.dumps(sorted(digests.items())).encode()
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") % (2**63 - 1) + 1
