@@ -11,6 +11,7 @@ jobs.py          starting, resizing and ending a job of either kind
 resize.py        stalls of a resize      step_time.py   step times, interleaved
 crash.py         what a death costs      parts.py       where edl says that the time went
 goodput.py       what is useful, when something fails again and again
+loading.py       samples a second of edl's loaders beside the frameworks' own
 preemption/      a checkpoint, preempt, resume, migrate: latencies in parts
 thousand/        what a thousand workers cost: stand-ins in place of workers
 report.py        figures -> table and picture

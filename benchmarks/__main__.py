@@ -19,6 +19,7 @@ from benchmarks import (
     exact,
     goodput,
     installing,
+    loading,
     report,
     resize,
     starting,
@@ -59,7 +60,7 @@ parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc_
 PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "peers", "thousand"]
 PARTS += ["policy"]
 # Only when asked for: one downloads, two take long, two are apart.
-APART = ["installing", "cluster-recovery", "exact", "dashboard", "preemption"]
+APART = ["installing", "cluster-recovery", "exact", "dashboard", "preemption", "loading"]
 parser.add_argument("--only", choices=PARTS + APART, nargs="+", default=PARTS, help="parts of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes, crashes, preemptions")
@@ -143,6 +144,12 @@ class Bench:
             found["installing"] = installing.measure(self._scratch, say)
         if "exact" in args.only:
             found["exact"] = exact.measure_all(self._job, self._scratch, args.rounds, say)
+        if "loading" in args.only:
+            frameworks = (args.framework,) if args.framework else ("torch", "tensorflow")
+            found["loading"] = {
+                each: loading.measure(each, self._job, self._scratch, args.rounds, say)
+                for each in frameworks
+            }
         if "cluster-recovery" in args.only:
             found["recovery"] = recovery.measure(self._scratch, say, args.times)
         if "dashboard" in args.only:
@@ -351,6 +358,7 @@ PAGES: Mapping[str, tuple[str, Callable[[Any, str], str]]] = {
     "recovery": ("cluster-recovery.md", recovery_page.markdown),
     "exact": ("exact.md", exact.page),
     "policy": ("policy.md", step_time.policy_page),
+    "loading": ("loading.md", loading.page),
     "dashboard": ("dashboard.md", dashboard_cost.page),
     "peers": ("peers.md", peers_page.page),
     "preemption": ("preemption.md", preemption_page.page),

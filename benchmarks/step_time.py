@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,7 @@ def compare(
     block: int,
     arguments: tuple[str, ...] = (),
     workers: int = WORKERS,
+    of_block: Callable[[Job, int, int], float] | None = None,
 ) -> Comparison:
     """Let two jobs train in turns, and compare B's steps with A's.
 
@@ -61,7 +62,10 @@ def compare(
         block: the number of steps in a block.
         arguments: those of both modules.
         workers: the number of workers of each job.
+        of_block: returns the time of a step in a block, from the job, the number of the block and
+            its steps; None: :func:`block_median`.
     """
+    of_block = of_block or block_median
     turns.mkdir(parents=True)
     jobs = {"a": a[0], "b": b[0]}
     medians: dict[str, list[float]] = {"a": [], "b": []}
@@ -83,7 +87,7 @@ def compare(
                 idle[waiting] += used[waiting] / workers
                 idle_s[waiting] += time.monotonic() - began_s
                 busy[name].append(used[name] / block / workers)
-                medians[name].append(block_median(jobs[name], turn, block))
+                medians[name].append(of_block(jobs[name], turn, block))
     finally:
         for job in jobs.values():
             job.stop()

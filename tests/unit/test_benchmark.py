@@ -222,3 +222,24 @@ def test_the_page_of_an_open_page_says_by_how_much_steps_are_longer(
     cost = dashboard_cost.PageCost(0.050, 0.051, 30, 1.02, 0.99, 1.05, 0.04, 0.041, 0.02)
     row = "| 50.00 | 51.00 | +2.00% (-1.00% to +5.00%) | 40.00, 41.00 | 2.0% |"
     assert row in dashboard_cost.page(cost, "a machine")
+
+
+def test_a_loader_is_judged_by_the_mean_step_after_the_batches_loaded_before(
+    resize: ModuleType,
+) -> None:
+    """Batches come four at a time, and the first of a block were loaded before it."""
+    loading = importlib.import_module("benchmarks.loading")
+    before, ahead = [0.1] * (loading.WARM + 1), [1e-6] * loading.AHEAD
+    block = [0.0, 0.0, 0.0, 0.04] * 20
+    log = steps(resize, 7, [*before, *ahead, *block], [1] * (len(before) + len(ahead) + 80))
+    job = type("Job", (), {"steps": lambda _: {7: log}})()
+    assert loading.block_mean(job, 0, loading.AHEAD + 80) == pytest.approx(0.01)
+
+
+def test_the_page_of_the_loaders_says_which_part_of_the_other_edl_gives(
+    step_time: ModuleType,
+) -> None:
+    loading = importlib.import_module("benchmarks.loading")
+    one = step_time.Comparison(0.032, 0.040, (1.25,), 1.25, 1.0, 2.0, 0.004, 0.005, 0.0, 0.0)
+    found = loading.page({"torch": {"image-0": one}}, "a machine")
+    assert "| 1,000 | 800 | 0.80 (0.50 to 1.00) | 4.00 | 5.00 | **no** |" in found
