@@ -59,7 +59,7 @@ BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "peers", "thousand"]
 PARTS += ["policy"]
-# Only when asked for: one downloads, two take long, two are apart.
+# Only when asked for: one downloads, two take long, three are apart.
 APART = ["installing", "cluster-recovery", "exact", "dashboard", "preemption", "loading"]
 parser.add_argument("--only", choices=PARTS + APART, nargs="+", default=PARTS, help="parts of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")

@@ -73,17 +73,16 @@ class StateArrays:
         state: a function without arguments that returns the present state: a dict of values and of
             further containers.
         size_of: a function of a value that returns its size in bytes if it is an array, else None.
-        most_groups: a function without arguments that returns into how many groups the state may be
-            cut at present; None: into any number.
+
+    Attributes:
+        most_groups: into how many groups the state may be cut; None, as at first: into any number.
     """
 
     def __init__(
-        self,
-        state: Callable[[], dict[str, Any]],
-        size_of: Callable[[Any], int | None],
-        most_groups: Callable[[], int | None] = lambda: None,
+        self, state: Callable[[], dict[str, Any]], size_of: Callable[[Any], int | None]
     ) -> None:
-        self._state, self._size_of, self._most_groups = state, size_of, most_groups
+        self.most_groups: int | None = None
+        self._state, self._size_of = state, size_of
         self._places: list[tuple[str, Any, Any]] = []  # name, container, key
         self._sizes: list[int | None] = []
         self._ends: list[int] = []
@@ -105,7 +104,7 @@ class StateArrays:
         cut into, the result has the ranges of a larger group, or is empty if no larger group is due
         (:func:`edl.core.step.state_check.coarser`).
         """
-        larger = coarser(group, self._most_groups())
+        larger = coarser(group, self.most_groups)
         return [] if larger is None else self._within(larger)
 
     def _within(self, group: StateGroup) -> list[ByteRange]:

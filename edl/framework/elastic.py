@@ -96,7 +96,7 @@ class State(ABC):
         for name, value in attributes.items():
             setattr(self, name, value)
         self._saved: Any = None
-        self._compared = StateArrays(self._trained, self._size_of, self._most_groups)
+        self._compared = StateArrays(self._trained, self._size_of)
         State.save(self)  # that of a derived class may need attributes which do not exist yet
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -295,10 +295,6 @@ class State(ABC):
     @abstractmethod
     def _size_of(value: Any) -> int | None:
         """Return the size in bytes of ``value``, an array or tensor of the state; else None."""
-
-    def _most_groups(self) -> int | None:
-        """Return into how many groups the state is cut at most; None, as here: any number."""
-        return None
 
     @abstractmethod
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:

@@ -63,7 +63,7 @@ class FrameworkReplica(ABC):
         self._kind = kind
         self._tracked: dict[str, Any] = {}
         self._copies = TrackedCopies()
-        self._parts = StateArrays(self.compared, self.size_of, self.most_groups)
+        self._parts = StateArrays(self.compared, self.size_of)
 
     def rename(self, kinds: Sequence[str]) -> None:
         """Replace the name of the optimizer's class, which checkpoints record, by several names.
@@ -182,13 +182,6 @@ class FrameworkReplica(ABC):
         call this.
         """
         return {}
-
-    def most_groups(self) -> int | None:
-        """Return into how many groups the state is cut at most, for the comparison of workers.
-
-        None, as here: into any number.
-        """
-        return None
 
     # --- what all have in common
 

@@ -27,6 +27,7 @@ from edl.tensorflow.digest import digests, size_of
 from edl.tensorflow.lr_schedule import present_rates
 from edl.tensorflow.transfer import array_of, exchange
 from edl.tensorflow.variables import (
+    SESSION_GROUPS,
     EagerAccess,
     SessionAccess,
     VariableAccess,
@@ -63,10 +64,6 @@ class _VariablesState(State):
         """Return the list of the variables of each group, by group name, such as "model"."""
 
     _size_of = staticmethod(size_of)
-
-    def _most_groups(self) -> int | None:
-        """Return into how many groups the state is cut at most; None: into any number."""
-        return self._access.most_groups
 
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         """Return a digest of each of ``parts``, byte ranges of the state, by the name of its value.
@@ -258,6 +255,8 @@ class TensorFlowState(_VariablesState):
             raise UsageError("in a graph an elastic state needs a session: session=...")
         self._access = EagerAccess() if self.session is None else SessionAccess(self.session)
         super().__init__(**attributes)
+        if self.session is not None:
+            self._compared.most_groups = SESSION_GROUPS
 
     def _variables(self) -> dict[str, list[Any]]:
         """Return the variables of the state as one group, "variables"."""

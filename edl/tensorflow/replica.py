@@ -22,8 +22,10 @@ from edl.tensorflow.digest import digests, size_of
 from edl.tensorflow.random_numbers import is_seed
 from edl.tensorflow.transfer import TensorFlowArrays, bytes_of, dtype_of, tensor_array_of
 from edl.tensorflow.variables import (
+    SESSION_GROUPS,
     Array,
     EagerAccess,
+    SessionAccess,
     VariableAccess,
     differences,
     plain,
@@ -87,6 +89,11 @@ class TensorFlowReplica(FrameworkReplica):
         self._rates = rates
         self._present = present
         self.access: VariableAccess = EagerAccess()
+
+    def use_session(self, session: tf.compat.v1.Session) -> None:
+        """Read and write the variables in ``session`` from now on; it holds their values."""
+        self.access = SessionAccess(session)
+        self._parts.most_groups = SESSION_GROUPS
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
@@ -231,13 +238,6 @@ class TensorFlowReplica(FrameworkReplica):
 
     size_of = staticmethod(size_of)
 
-    def most_groups(self) -> int | None:
-        """Return into how many groups the state is cut at most: as many as :attr:`access` allows.
-
-        None: into any number.
-        """
-        return self.access.most_groups
-
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         """Return a digest (CRC-32) of each of ``parts``, by the part's name, to compare workers.
 
@@ -250,10 +250,10 @@ class TensorFlowReplica(FrameworkReplica):
     def rehearse(self) -> None:
         """Do on a newcomer what it will do when all workers wait for it; change nothing.
 
-        It reads the variables, writes them and computes their digests. In a session the first time
-        takes far longer than the next (measured with 242 variables: a write 0.6 s of processor
-        time, and 0.01 s), because TensorFlow prepares a part of the graph for it. Nothing happens
-        where a variable has no value yet.
+        It is for a session. It reads the variables, writes them and computes their digests. The
+        first time takes far longer than the next (measured with 242 variables: a write 0.6 s of
+        processor time, and 0.01 s), because TensorFlow prepares a part of the graph for it. Nothing
+        happens if a variable has no value yet.
         """
         groups = self.variables().values()
         written = [v for group in groups for name, v in group.items() if not is_seed(name)]

@@ -21,7 +21,6 @@ from edl.framework.hidden_error import unhiding
 from edl.framework.source import refuse_logical
 from edl.tensorflow import training
 from edl.tensorflow.reduction import REDUCED
-from edl.tensorflow.variables import SessionAccess
 
 # A repair reads variables while a run of the same session is under way, and a reader of tf.data
 # may wait for its next batch. With more threads than processors a step costs more: measured on 2,
@@ -139,7 +138,7 @@ class _GraphJob:
         if self._training.epochs == 0:
             raise UsageError("the job has no data: call edl.elastic_shard_generator(...)")
         _check_order(session.graph)
-        replica.access = SessionAccess(session)
+        replica.use_session(session)
         plain_close = session.close
 
         def close() -> None:
@@ -197,6 +196,9 @@ class _GraphJob:
             return
         if not self._entered:
             self._entered = True
+            if worker.warming_up:
+                assert now.replica is not None
+                now.replica.rehearse()
             now.steps.enter()
         if self.done():
             raise UsageError("all epochs are trained; ask edl.Session.Done() before each step")

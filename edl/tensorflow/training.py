@@ -254,7 +254,7 @@ class Training:
             self._rates,
             self._learning_rates,
         )
-        process.attach_replica(replica, replica.rehearse)
+        process.attach_replica(replica)
         self.replica = replica
         self._trained.append(TrainedModel(optimizer, model, self.reduction))
         return self.reduction

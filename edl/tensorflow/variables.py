@@ -22,6 +22,12 @@ from edl.framework.state import few
 
 Array = np.ndarray[Any, Any]
 
+# Into how many groups a state in a session is cut, to be compared a group at a time. TensorFlow
+# prepares the graph anew for each other list of fetches, and keeps the result. With 242 variables
+# that took the training thread 90 to 106 ms of processor time, in each step until each of 500
+# groups had had its turn; beside plain Horovod a step took 1.83 of its time.
+SESSION_GROUPS = 8
+
 UNKNOWN = (
     "beside the model the script trains {names}, and newcomers would not receive this; before the "
     "first batch call optimizer.build(variables) with all variables that the optimizer trains"
@@ -33,13 +39,7 @@ class VariableAccess(Protocol):
 
     :class:`EagerAccess` and :class:`SessionAccess` implement it. The variables are those of
     TensorFlow, not the variables of Keras that hold them.
-
-    Attributes:
-        most_groups: into how many groups variables may be cut to be read in turns, a group at a
-            time (:class:`edl.core.step.state_check.StateGroup`); None: into any number.
     """
-
-    most_groups: int | None
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
         """Return the values of ``variables`` as arrays, in order."""
@@ -61,8 +61,6 @@ class VariableAccess(Protocol):
 
 class EagerAccess:
     """A :class:`VariableAccess` for TensorFlow 2 and Keras, whose variables hold their values."""
-
-    most_groups: int | None = None
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
         """Return the values of ``variables`` as arrays, in order."""
@@ -115,11 +113,6 @@ class SessionAccess:
     Args:
         session: the session; no step of the job begins when it is used here.
     """
-
-    # TensorFlow prepares the graph anew for each other list of fetches, and keeps the result. With
-    # 242 variables that took the training thread 90 to 106 ms of processor time, in each step until
-    # each of 500 groups had had its turn; beside plain Horovod a step took 1.83 of its time.
-    most_groups: int | None = 8
 
     def __init__(self, session: tf.compat.v1.Session) -> None:
         self._session = session

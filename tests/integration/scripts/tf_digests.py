@@ -17,7 +17,7 @@ from edl.checkpoint.format import pack_state
 from edl.core.job.state_share import StateShare
 from edl.core.step.state_check import StateGroup
 from edl.tensorflow.replica import TensorFlowReplica
-from edl.tensorflow.variables import SessionAccess
+from edl.tensorflow.variables import SESSION_GROUPS, SessionAccess
 
 GROUPS = 40
 in_session = sys.argv[1] == "session"
@@ -27,7 +27,7 @@ variables = {
     kind: tf.compat.v1.get_variable(kind, initializer=tf.zeros(1000, kind), use_resource=True)
     for kind in ("float32", "bfloat16", "int64")
 }
-access, fetched = None, set()
+fetched = set()
 
 
 class Recording(SessionAccess):
@@ -39,12 +39,12 @@ class Recording(SessionAccess):
 if in_session:
     session = tf.compat.v1.Session()
     session.run(tf.compat.v1.global_variables_initializer())
-    access = Recording(session)
 replica = TensorFlowReplica(
     "SGD", lambda: [*variables.values()], list, list, lambda: [*variables.values()]
 )
-if access is not None:
-    replica.access = access
+if in_session:
+    replica.use_session(session)
+    replica.access = Recording(session)
 
 
 def digests():
@@ -56,7 +56,7 @@ def digests():
 
 
 before, whole = digests(), replica.digests()
-groups = SessionAccess.most_groups if in_session else GROUPS
+groups = SESSION_GROUPS if in_session else GROUPS
 assert len({index for index, _ in before}) == groups, before
 assert len(before) > groups, before
 assert len(whole) == 3, whole
