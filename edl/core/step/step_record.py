@@ -15,6 +15,7 @@ generation, step, epoch or ledger show a defect of edl, or a worker whose script
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -261,8 +262,13 @@ class StepRecords(Sequence[StepRecord]):
 
     def differ_in(self, name: str) -> bool:
         """Return whether two records or more differ in the field ``name``; False if all agree."""
-        column = self.column(name)
-        return bool((column != column[0]).any())
+        return bool(self._differing[_COLUMN[name]])
+
+    @functools.cached_property
+    def _differing(self) -> npt.NDArray[np.bool_]:
+        """For each field whether two records or more differ in it, of shape ``(WIDTH,)``."""
+        found: npt.NDArray[np.bool_] = (self._table != self._table[0]).any(axis=0)
+        return found
 
     def __len__(self) -> int:
         return len(self._table)
