@@ -33,6 +33,7 @@ from edl.torch.loader_process import LoaderProcessInit
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
 from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
+from edl.torch.tensor_rows import TensorRows, as_read, is_of_tensors
 from edl.worker.worker import Worker
 
 
@@ -137,10 +138,13 @@ class DataLoader:
             options["persistent_workers"] = True  # an epoch has several iterators of the loader
         pack = loaded.pack if isinstance(loaded, _Parsed) else list
         collate = options.get("collate_fn")
-        if collate is not None or not draws_nothing(loaded):
-            loaded = Seeded(loaded, in_thread=num_workers == 0)
+        in_thread = num_workers == 0
+        if in_thread and collate is None and is_of_tensors(loaded):
+            loaded, options["collate_fn"] = TensorRows(loaded), as_read
+        elif collate is not None or not draws_nothing(loaded):
+            loaded = Seeded(loaded, in_thread)
         if collate is not None:
-            options["collate_fn"] = SeededCollate(collate, in_thread=num_workers == 0)
+            options["collate_fn"] = SeededCollate(collate, in_thread)
 
         def as_sent(batch: Batch) -> Items:
             epoch_seed = derived_seed(self._source.seed, self._worker.loader.epoch)
