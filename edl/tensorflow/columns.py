@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ Array = npt.NDArray[Any]
 _TEXT = (str, bytes)
 _NUMBER = (bool, int, float, complex, np.generic)
 _NUMERIC_KINDS = "biufc"  # of numpy's types: booleans, integers, floats, complex numbers
+_ALIGNMENT = 64  # bytes; tf.numpy_function copies an array whose memory is aligned to fewer
 
 
 class Columns(Protocol):
@@ -79,8 +81,13 @@ class ArrayColumn:
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
         """Return the array's elements at ``positions`` on the first axis, copied, in that order."""
-        found: Array = self._array[positions]
-        return found
+        array = self._array
+        if array.dtype.hasobject or not (array.flags.c_contiguous and array.flags.aligned):
+            found: Array = array[positions]
+            return found
+        into = _aligned((len(positions), *array.shape[1:]), array.dtype)
+        array.take(positions, axis=0, out=into, mode="clip")  # another mode would copy once more
+        return into
 
     def row(self, position: int) -> Any:
         """Return the element of the array at ``position`` on the first axis, not copied."""
@@ -314,3 +321,16 @@ def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
         return False
     own = {len(value) for value in values}
     return own == lengths if lengths else len(own) == 1
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return a new array of any values, whose memory ``tf.numpy_function`` uses without a copy.
+
+    Args:
+        shape: the shape of the array.
+        dtype: the type of its elements, not Python objects.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    return memory[first : first + size].view(dtype).reshape(shape)
