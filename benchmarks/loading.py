@@ -20,6 +20,8 @@ from benchmarks.step_time import WARM, Comparison, compare
 # The samples and loader processes of each case, as the script's modes, and its batch.
 CASES: Mapping[str, Mapping[str, tuple[str, int]]] = {
     "torch": {
+        "tensors-0": ("16 numbers of a `TensorDataset`, `num_workers=0`", 64),
+        "tensors-2": ("16 numbers of a `TensorDataset`, `num_workers=2`", 64),
         "tiny-0": ("16 numbers, `num_workers=0`", 64),
         "tiny-2": ("16 numbers, `num_workers=2`", 64),
         "image-0": ("3 x 224 x 224, `num_workers=0`", 32),

@@ -9,7 +9,7 @@ from benchmarks.tensorflow.loading import BATCH_SIZE, MODES, columns, floats, gr
 progress, kind = arguments(MODES)
 edl.init()
 dataset = edl.Dataset(columns(kind), BATCH_SIZE[kind], shuffle=True)
-batches = dataset.map(floats)
+batches = dataset.map(floats).prefetch(2)
 weight = smallest()
 optimizer = edl.Optimizer(tf.keras.optimizers.SGD(0.1), [weight])
 

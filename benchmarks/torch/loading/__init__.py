@@ -6,13 +6,15 @@ so a step costs little beside its batch.
 
 from __future__ import annotations
 
-import torch
-from torch.utils.data import Dataset
+from typing import Any
 
-MODES = ("tiny-0", "tiny-2", "image-0", "image-2")
-SHAPES = {"tiny": (16,), "image": (3, 224, 224)}
-SAMPLES = {"tiny": 65_536, "image": 4096}
-BATCH_SIZE = {"tiny": 64, "image": 32}
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+MODES = ("tensors-0", "tensors-2", "tiny-0", "tiny-2", "image-0", "image-2")
+SHAPES = {"tensors": (16,), "tiny": (16,), "image": (3, 224, 224)}
+SAMPLES = {"tensors": 65_536, "tiny": 65_536, "image": 4096}
+BATCH_SIZE = {"tensors": 64, "tiny": 64, "image": 32}
 DISTINCT = 64
 
 
@@ -30,6 +32,14 @@ class Pixels(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         kept = index % DISTINCT
         return self._bytes[kept].to(torch.float32).div(255), self._labels[kept]
+
+
+def dataset(kind: str) -> Dataset[Any]:
+    """Return the samples of a kind in :data:`SAMPLES`: "tensors" in a ``TensorDataset``."""
+    if kind != "tensors":
+        return Pixels(kind)
+    count = SAMPLES[kind]
+    return TensorDataset(torch.rand(count, *SHAPES[kind]), torch.randint(10, (count,)))
 
 
 class Smallest(torch.nn.Module):

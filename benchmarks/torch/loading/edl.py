@@ -4,13 +4,13 @@ import torch
 
 import edl.torch as edl
 from benchmarks.script import EPOCHS, arguments
-from benchmarks.torch.loading import BATCH_SIZE, MODES, Pixels, Smallest, parts
+from benchmarks.torch.loading import BATCH_SIZE, MODES, Smallest, dataset, parts
 
 progress, mode = arguments(MODES)
 kind, processes = parts(mode)
 edl.init()
 loader = edl.DataLoader(
-    Pixels(kind), batch_size=BATCH_SIZE[kind], shuffle=True, num_workers=processes
+    dataset(kind), batch_size=BATCH_SIZE[kind], shuffle=True, num_workers=processes
 )
 model = Smallest()
 optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)

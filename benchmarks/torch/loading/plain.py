@@ -4,12 +4,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.script import EPOCHS, arguments
-from benchmarks.torch.loading import BATCH_SIZE, MODES, Pixels, Smallest, parts
+from benchmarks.torch.loading import BATCH_SIZE, MODES, Smallest, dataset, parts
 
 progress, mode = arguments(MODES)
 kind, processes = parts(mode)
 loader = DataLoader(
-    Pixels(kind),
+    dataset(kind),
     batch_size=BATCH_SIZE[kind],
     shuffle=True,
     num_workers=processes,
