@@ -1693,6 +1693,14 @@ with edl.Session() as session:
     replica.rehearse(); rehearsed = set(ran); ran.clear()
     after = replica.state(); replica.digests(); replica.load(before, Receive.ALL)
     tf.compat.v1.Session.run = run
+    from unittest.mock import MagicMock
+    newcomer, job = MagicMock(), session._edl
+    job._training, job._tried = newcomer, True
+    newcomer.worker.loader.open, newcomer.steps.enter.side_effect = False, EOFError
+    try: job.begin()
+    except EOFError: pass
+called = [name for name, *_ in newcomer.mock_calls]
+assert called.index("replica.rehearse") < called.index("steps.enter"), called
 assert set(ran) == rehearsed and len(ran) == 3, (ran, rehearsed)
 assert all(np.array_equal(before["model"][n], after["model"][n]) for n in before["model"])
 """,
