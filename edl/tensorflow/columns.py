@@ -82,11 +82,12 @@ class ArrayColumn:
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
         """Return the array's elements at ``positions`` on the first axis, copied, in that order."""
         array = self._array
-        if array.dtype.hasobject or not (array.flags.c_contiguous and array.flags.aligned):
+        plain = array.flags.c_contiguous and array.flags.aligned and not array.dtype.hasobject
+        if not (plain and len(positions) and 0 <= positions.min() <= positions.max() < len(array)):
             found: Array = array[positions]
             return found
         into = _aligned((len(positions), *array.shape[1:]), array.dtype)
-        array.take(positions, axis=0, out=into, mode="clip")  # another mode would copy once more
+        array.take(positions, axis=0, out=into, mode="clip")  # mode="raise" would copy once more
         return into
 
     def row(self, position: int) -> Any:

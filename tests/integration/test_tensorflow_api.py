@@ -1356,6 +1356,11 @@ assert batch(((1.0, 2), (3.0, 4), (5.0, 6), (7.0, 8))) == ([5.0, 1.0], [6, 2])
 table = np.arange(24.0).reshape(4, 2, 3)
 for array in (table, table[:, ::2], np.asfortranarray(table), table.astype(">f8"), table > 9):
     assert np.array_equal(batch(array), array[[2, 0]]), array
+class Last: indices = np.array([-1, 0])
+assert np.array_equal(reader_of(table)[1](Last), table[[-1, 0]])
+class Beyond: indices = np.array([4, 0])
+try: reader_of(table)[1](Beyond); raise AssertionError
+except IndexError: pass
 rows = reader_of(table)[1](At)  # TensorFlow uses the memory of the batch, without a copy
 seen = tf.function(lambda: tf.numpy_function(lambda: rows, [], tf.float64))()
 assert np.shares_memory(rows, np.asarray(seen))
