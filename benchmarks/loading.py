@@ -3,7 +3,7 @@
 A job of one worker trains a model of one weight, by edl's loader and by the framework's own, in
 turns (see :mod:`benchmarks.step_time`). A step of edl has all in it that edl does for each batch:
 it forms the batch of the samples that are not trained yet, seeds the random generators for each
-sample, and records the step.
+sample (not for those of a ``TensorDataset``, which draws no random numbers), and records the step.
 """
 
 from __future__ import annotations

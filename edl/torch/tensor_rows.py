@@ -6,16 +6,34 @@ PyTorch's loader takes each sample out of the tensors and stacks the samples aga
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+
+_TYPES = {
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+}
 
 
 class TensorRows(torch.utils.data.Dataset[Any]):
     """A data set for PyTorch's loader that reads the samples of another one a batch at once.
 
-    The loader gets :func:`as_read` as its collate function.
+    The loader gets :func:`as_read` as its collate function. If a batch cannot be read at once, for
+    unusual indices, tensors or settings of PyTorch, it is made by PyTorch's default collate
+    function.
 
     Args:
         dataset: a data set for which :func:`is_of_tensors` is True.
@@ -24,26 +42,27 @@ class TensorRows(torch.utils.data.Dataset[Any]):
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
-    def __getitems__(self, items: list[int]) -> list[torch.Tensor]:
-        """Return for each tensor its rows of the samples ``items``, stacked in a new tensor."""
-        dataset = self._dataset
+    def __getitems__(self, items: list[int]) -> Any:
+        """Return the batch of the samples ``items``: for each tensor its rows, in a new tensor."""
+        dataset: Any = self._dataset
+        rows: Sequence[Any] = items
         if isinstance(dataset, Subset):
-            items = [int(dataset.indices[item]) for item in items]
-            dataset = dataset.dataset
-        rows = torch.as_tensor(items)
-        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in dataset.tensors]
+            dataset, rows = dataset.dataset, [dataset.indices[item] for item in items]
+        tensors = dataset.tensors
+        if not (_is_stacked() and all(map(_is_plain, tensors)) and _are_rows(rows, len(dataset))):
+            return default_collate([self._dataset[item] for item in items])
+        at = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
+        return [tensor.index_select(0, at.to(tensor.device)) for tensor in tensors]
 
 
 def is_of_tensors(dataset: Any) -> bool:
     """Return whether ``dataset`` is a TensorDataset, or a Subset of one (``random_split``).
 
-    False for derived classes, which may do more to a sample, and for tensors whose rows PyTorch's
-    default collate function does not just copy one after the other: sparse, nested and not
-    contiguous ones, and those of a derived class.
+    False for derived classes, which may do more to a sample.
     """
     if type(dataset) is Subset:
         dataset = dataset.dataset
-    return type(dataset) is TensorDataset and all(map(_is_plain, dataset.tensors))
+    return type(dataset) is TensorDataset
 
 
 def as_read(batch: Any) -> Any:
@@ -51,6 +70,25 @@ def as_read(batch: Any) -> Any:
     return batch
 
 
+def _is_stacked() -> bool:
+    """Return whether PyTorch's default collate function stacks tensors, and takes tuples apart.
+
+    A script may have registered functions of its own for these.
+    """
+    own = default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn
+    return not own and not any(issubclass(tuple, kind) for kind in default_collate_fn_map)
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
-    dense = tensor.layout == torch.strided and not tensor.is_nested
+    """Return whether the stacked rows of ``tensor`` are what ``index_select`` returns.
+
+    They have other strides if the tensor is not contiguous.
+    """
+    dense = tensor.layout == torch.strided and not tensor.is_nested and tensor.dtype in _TYPES
     return type(tensor) is torch.Tensor and dense and tensor.is_contiguous()
+
+
+def _are_rows(rows: Sequence[Any], total: int) -> bool:
+    """Return whether ``rows`` are numbers of rows, counted from 0, of which there are ``total``."""
+    whole = all(type(row) is int or isinstance(row, np.integer) for row in rows)
+    return whole and 0 <= min(rows) <= max(rows) < total
