@@ -17,6 +17,7 @@ from typing import Any
 import torch.utils.data
 
 from edl.framework.forks import let_go_of_the_network
+from edl.torch.small_tensors import send_small_tensors_by_value
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
 
@@ -47,8 +48,8 @@ class LoaderProcessInit:
     PyTorch calls it in each loader process, with the number of the process. The process closes its
     copies of the ring's connections; it is killed when its worker dies, and a thread ends it at a
     SIGTERM of its worker. A fork holds copies of these connections; as long as they are open, the
-    other workers cannot see that the worker is gone. At the end the script's own ``worker_init_fn``
-    is called.
+    other workers cannot see that the worker is gone. Small tensors are sent by value. At the end
+    the script's own ``worker_init_fn`` is called.
 
     Args:
         then: the ``worker_init_fn`` of the script; None: it has none.
@@ -68,6 +69,7 @@ class LoaderProcessInit:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_obey, args=(worker.pid,), daemon=True).start()
         let_go_of_the_network()
+        send_small_tensors_by_value()
         if self._then is not None:
             self._then(number)
 

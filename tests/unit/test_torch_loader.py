@@ -30,6 +30,7 @@ from edl.framework.source import attach_source, attach_stream, refuse_logical
 from edl.framework.steps import BatchSteps
 from edl.torch.batch_source import Leases, LoaderBatchSource
 from edl.torch.loader_options import training_options
+from edl.torch.tensor_rows import TensorRows
 from edl.worker.worker import Worker
 
 
@@ -384,3 +385,39 @@ def test_loader_processes_stay_if_the_script_says_nothing(monkeypatch: pytest.Mo
     for options in ({}, {"persistent_workers": True}, {"persistent_workers": False}):
         edl.torch.DataLoader([1.0], worker=cast(Worker, Listener()), num_workers=1, **options)
     assert kept == [True, True, False]
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(100_000), index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "shared"),
+    [
+        (Pairs(), {"num_workers": 1}, [True, False]),  # labels come by value
+        (torch.utils.data.TensorDataset(torch.zeros(2), torch.ones(2)), {}, [False, False]),
+    ],
+)
+def test_how_samples_are_read(
+    dataset: Any, options: Any, shared: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(
+        "edl.torch.loader.LoaderBatchSource",
+        lambda _worker, _as_sent, make, _keeps: made.append(make) or SimpleNamespace(data=None),
+    )
+    worker = Listener()
+    worker.loader.epoch = 0
+    edl.torch.DataLoader(dataset, batch_size=2, worker=cast(Worker, worker), **options)
+    batches = deque([Batch(0, np.arange(2))])
+    loader = made[0](lambda: batches.popleft() if batches else None)
+    assert isinstance(loader.dataset, TensorRows) == isinstance(
+        dataset, torch.utils.data.TensorDataset
+    )
+    ((x, y),) = loader
+    assert [x.is_shared(), y.is_shared()] == shared
+    assert y.tolist() in ([0, 1], [1, 1])
