@@ -111,6 +111,6 @@ def page(found: Mapping[str, Mapping[str, Comparison]], machine: str) -> str:
         )
         sections.append(Section(framework, how, head, rows))
     text = " ".join((__doc__ or "").split("\n\n", 1)[1].split())
-    text = text.replace(" (see :mod:`benchmarks.step_time`)", "")
+    text = text.replace(" (see :mod:`benchmarks.step_time`)", "").replace("``", "`")
     command = "python -m benchmarks --only loading"
     return markdown("Loader throughput", command, f"Machine: {machine}. {text}", sections)
