@@ -286,7 +286,7 @@ def attach_optimizer(
     optimizers = _of_this_job() or Optimizers(worker)
     reduction = GradientReduction(optimizers, optimizer, model, last_step, passes_per_step)
     if is_first or _replica is None:
-        replica = TorchReplica(model, optimizer, last_step)
+        replica = TorchReplica(model, optimizer, last_step, averages_buffers=worker.logical > 0)
         process.attach_replica(replica, replica.expect_state)
         see_scalers(lambda scaler: _see_scaler(optimizers, replica, scaler))
         watch_losses(optimizers, optimizer)

@@ -94,6 +94,8 @@ class TorchReplica(FrameworkReplica):
         model: the model of the first optimizer.
         optimizer: the first optimizer.
         last_step: the object with the outcome of that optimizer's last step; None: a new one.
+        averages_buffers: whether the result of a step has the models' buffers, too: with logical
+            workers they are set to their means.
 
     Attributes:
         framework: "torch".
@@ -111,8 +113,10 @@ class TorchReplica(FrameworkReplica):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         last_step: LastStep | None = None,
+        averages_buffers: bool = False,
     ) -> None:
         super().__init__(type(optimizer).__name__)
+        self._averages_buffers = averages_buffers
         self.arrays: TorchArrays = TorchArrays()
         self._scalers = Scalers()
         self._schedulers = Schedulers()
@@ -295,8 +299,8 @@ class TorchReplica(FrameworkReplica):
             state: a state that :meth:`state` has returned on another worker, or from a checkpoint.
                 It is changed, and its tensors may be shared afterwards.
             receive: how much to load. ``ALL``: everything. ``STEP``: only the result of a step that
-                this worker missed (tensors that optimizers update, and the optimizers' states
-                without options that the script sets). ``RESYNC``: everything but ``requires_grad``
+                this worker missed (tensors that it sets, and the optimizers' states without options
+                that the script sets). ``RESYNC``: everything but ``requires_grad``
                 flags, extra states of modules, and tracked objects that are not compared.
 
         Raises:
@@ -314,7 +318,7 @@ class TorchReplica(FrameworkReplica):
             )
         fits = fitting(mine, state["model"], optional)
         exact = all(same_kind(mine[name], state["model"][name]) for name in fits)
-        taken = self._trained_names(mine) if receive is Receive.STEP else fits
+        taken = self._set_by_a_step(mine, fits) if receive is Receive.STEP else fits
         with torch.no_grad():
             for name in taken:
                 overwrite(mine[name], state["model"][name])
@@ -504,21 +508,24 @@ class TorchReplica(FrameworkReplica):
         tensors = self._model_tensors().items()
         return {n: tensor for n, tensor in tensors if isinstance(tensor, torch.nn.Parameter)}
 
-    def _trained_names(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of those ``tensors`` that an optimizer updates.
+    def _set_by_a_step(
+        self, tensors: Mapping[str, torch.Tensor], names: Iterable[str]
+    ) -> list[str]:
+        """Return those of ``names`` whose tensors a step of the job sets.
 
-        All others are changed by the script, in its forward pass or between two steps: an average
-        of the weights, a target network, a buffer.
+        These are what an optimizer updates, and with logical workers the buffers. The script
+        changes all others, in its forward pass or between two steps: an average of the weights, a
+        target network, without logical workers a buffer.
 
         Args:
             tensors: parameters and buffers by name.
+            names: some of their names.
         """
-        trained = {
-            parameter
-            for each in self._trained
-            for _, parameter in optimizer_parameters(each.optimizer, each.model)
-        }
-        return [name for name, tensor in tensors.items() if tensor in trained]
+        found: set[torch.Tensor] = set()
+        for each in self._trained:
+            found |= {one for _, one in optimizer_parameters(each.optimizer, each.model)}
+            found |= {*each.model.buffers()} if self._averages_buffers else set()
+        return [name for name in names if tensors[name] in found]
 
     def _outside(
         self, each: _Trained, trained: Iterable[tuple[str, torch.nn.Parameter]]

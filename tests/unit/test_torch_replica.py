@@ -59,7 +59,9 @@ class Net(torch.nn.Module):
         self.register_buffer("seen", torch.tensor(int(seed)))
 
 
-def replica(seed: float, lr: float) -> tuple[TorchReplica, Net, torch.optim.Optimizer, Any]:
+def replica(
+    seed: float, lr: float, averages_buffers: bool = False
+) -> tuple[TorchReplica, Net, torch.optim.Optimizer, Any]:
     """One that has made a step; its scheduler is tracked."""
     net = Net(seed)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
@@ -68,7 +70,7 @@ def replica(seed: float, lr: float) -> tuple[TorchReplica, Net, torch.optim.Opti
         parameter.grad = torch.full_like(parameter, seed)
     optimizer.step()
     scheduler.step()
-    one = TorchReplica(net, optimizer)
+    one = TorchReplica(net, optimizer, averages_buffers=averages_buffers)
     one.track({"scheduler": scheduler})
     return one, net, optimizer, scheduler
 
@@ -96,6 +98,13 @@ def test_what_a_worker_takes_over(receive: Receive, monkeypatch: pytest.MonkeyPa
     assert sgd.param_groups[0]["lr"] == rate, "the learning rate belongs to the place in the loop"
     assert scheduler.last_epoch == steps
     assert their_sgd.param_groups[0]["lr"] == 0.25
+
+
+def test_a_worker_that_missed_a_step_of_logical_workers_takes_the_mean_of_buffers() -> None:
+    (job, *_), (mine, net, *_) = replica(2.0, 0.5), replica(1.0, 0.5, averages_buffers=True)
+    net.register_buffer("scratch", torch.tensor(3.0), persistent=False)  # which the job lacks
+    mine.load(job.state(), Receive.STEP)
+    assert (net.seen.item(), net.scratch.item()) == (2, 3.0)
 
 
 def test_the_parts_in_which_workers_save_are_the_whole() -> None:
