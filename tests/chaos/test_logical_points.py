@@ -55,6 +55,12 @@ def test_in_a_step(role: str, tmp_path: Path, zk_hosts: str) -> None:
     prove([[fault(point, role, after=2, size=3)] for point in STEP], tmp_path, zk_hosts)
 
 
+def test_survivors_miss_the_means(tmp_path: Path, zk_hosts: str) -> None:
+    """They take all that the means of the others have set, BatchNorm's averages too."""
+    missed = fault("averaged", "plain", signal="MISS", size=3)
+    prove([[missed], [missed | {"after": 3}], [fault("gradient", size=3)]], tmp_path, zk_hosts)
+
+
 def test_in_an_audited_step(tmp_path: Path, zk_hosts: str) -> None:
     """A worker dies in its own passes, and in those by which it repeats another worker's."""
     own = [[fault(point, "plain", after=2, size=3)] for point in ("gradient", "accumulated")]
