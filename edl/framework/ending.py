@@ -50,6 +50,7 @@ _armed = False
 _closing = False
 _stopped = False
 _is_late = False  # _code was set when Python had its exit code already
+_first: list[Callable[[], None]] = []  # what the exit handler calls before it closes the worker
 
 
 def arm() -> None:
@@ -86,6 +87,15 @@ def has_begun() -> bool:
     ``edl.init()`` run before edl's, so the result is still False in them.
     """
     return _closing
+
+
+def call_first(function: Callable[[], None]) -> None:
+    """Let edl's exit handler call ``function`` before it closes the worker, the newest first.
+
+    An exit handler of its own would run earlier, and a SIGTERM would still end it, with a traceback
+    (see :func:`has_begun`). The function takes no arguments and raises nothing.
+    """
+    _first.append(function)
 
 
 def ends_well() -> bool:
@@ -310,6 +320,8 @@ class Closing:
     def _run(self) -> None:
         global _closing, _stopped
         _closing, _stopped = True, self._stopped()
+        for function in reversed(_first):
+            function()
         self._begun.set()
         self._close()
         self._done.set()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from edl.core.step.shuffle import SampleOrder
 from edl.core.step.stream import StreamSource
 from edl.data.stateful_stream import StatefulStream
 from edl.errors import UsageError
-from edl.framework import process
+from edl.framework import ending, process
 from edl.framework.lr_tuner import refuse_several
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.source import (
@@ -102,7 +101,7 @@ class Training:
         self.worker = worker
         self.fits = Fits(worker)
         self.feed = PipelineBatchSource(worker)
-        atexit.register(self.feed.close)
+        ending.call_first(self.feed.close)
         worker.on_resize(self._resized)
         worker.on_leave(self._hand_over)
         self.worker.loader.progress.on_choice = self._batch_changed

@@ -325,3 +325,16 @@ def test_a_replacement_registers_when_the_others_have_repaired_their_ring(
     monkeypatch.setattr(process, "time", clock)
     process._let_others_repair(None if early_s is None else 100.0 + early_s)
     assert slept == [pytest.approx(slept_s)]
+
+
+def test_what_is_called_first_is_not_ended_by_a_sigterm(tmp_path: Path) -> None:
+    """The handler of SIGTERM asks whether the exit handler has begun."""
+    script = """
+closing = ending.Closing(
+    lambda: print("closed"), lambda: None, lambda: 0.0, lambda: None, lambda: False
+)
+closing.start()
+for name in "ab":
+    ending.call_first(lambda name=name: print(name, ending.has_begun()))
+"""
+    assert run(tmp_path, script).stdout.split("\n")[:3] == ["b True", "a True", "closed"]
