@@ -300,8 +300,8 @@ class TorchReplica(FrameworkReplica):
                 It is changed, and its tensors may be shared afterwards.
             receive: how much to load. ``ALL``: everything. ``STEP``: only the result of a step that
                 this worker missed (tensors that it sets, and the optimizers' states without options
-                that the script sets). ``RESYNC``: everything but ``requires_grad``
-                flags, extra states of modules, and tracked objects that are not compared.
+                that the script sets). ``RESYNC``: everything but ``requires_grad`` flags, extra
+                states of modules, and tracked objects that are not compared.
 
         Raises:
             UsageError: the state is of another model, or has another number of optimizers or other
@@ -524,7 +524,8 @@ class TorchReplica(FrameworkReplica):
         found: set[torch.Tensor] = set()
         for each in self._trained:
             found |= {one for _, one in optimizer_parameters(each.optimizer, each.model)}
-            found |= {*each.model.buffers()} if self._averages_buffers else set()
+            if self._averages_buffers:
+                found |= {*each.model.buffers()}
         return [name for name in names if tensors[name] in found]
 
     def _outside(

@@ -71,24 +71,26 @@ def as_read(batch: Any) -> Any:
 
 
 def _is_stacked() -> bool:
-    """Return whether PyTorch's default collate function stacks tensors, and takes tuples apart.
+    """Return whether PyTorch's default collate function stacks tuples of tensors as usual.
 
-    A script may have registered functions of its own for these.
+    It stacks the first tensor of all samples, then the second, and so on. False if the script has
+    registered a function of its own for tensors or tuples (``default_collate_fn_map``).
     """
     own = default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn
     return not own and not any(issubclass(tuple, kind) for kind in default_collate_fn_map)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether the stacked rows of ``tensor`` are what ``index_select`` returns.
+    """Return whether ``index_select`` gives rows of ``tensor`` as PyTorch's loader stacks them.
 
-    They have other strides if the tensor is not contiguous.
+    Their strides are others if the tensor is not contiguous, and some types have no
+    ``index_select``.
     """
     dense = tensor.layout == torch.strided and not tensor.is_nested and tensor.dtype in _TYPES
     return type(tensor) is torch.Tensor and dense and tensor.is_contiguous()
 
 
 def _are_rows(rows: Sequence[Any], total: int) -> bool:
-    """Return whether ``rows`` are numbers of rows, counted from 0, of which there are ``total``."""
+    """Return whether all of ``rows`` are whole numbers from 0 to ``total - 1``."""
     whole = all(type(row) is int or isinstance(row, np.integer) for row in rows)
     return whole and 0 <= min(rows) <= max(rows) < total

@@ -26,7 +26,8 @@ def samples() -> TensorDataset:
 
 
 def batches(dataset: Dataset[Any], **options: Any) -> list[Any]:
-    return list(DataLoader(dataset, batch_sampler=ORDER, **options))  # type: ignore[arg-type]
+    given: dict[str, Any] = {"batch_sampler": ORDER, **options}
+    return list(DataLoader(dataset, **given))
 
 
 def read(dataset: Any) -> list[Any]:
