@@ -1,7 +1,8 @@
 """A worker without a ring: it registers, leads, joins and leaves, but its training only sleeps.
 
 It uses the real coordination and the real decisions, no Horovod and no framework, so what the
-agent and the command line do can be tested in seconds. A switch happens without any agreement.
+agent and the command line do can be tested in seconds. A switch happens without any agreement; a
+member that ends before it enters its first ring breaks that ring, as that of real workers.
 As a real worker does, it looks at ZooKeeper when something has changed there, not at each step.
 
     --steps N          finish after N steps (0: never)
@@ -20,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Set
 from dataclasses import replace
 from types import FrameType
 
@@ -33,12 +35,14 @@ from edl.core.job.ages import Ages
 from edl.core.job.decision import Limits
 from edl.core.job.membership import decide
 from edl.core.progress import ProgressSample, TrainingStatus
-from edl.core.records import Generation, JobState, Member, Stage
+from edl.core.records import Generation, JobState, Member, RingFailure, Stage
+from edl.core.snapshot import Snapshot
 from edl.core.switch_parts import SwitchParts
 from edl.errors import CoordinationError, LeadershipLost
 from edl.framework.first_step import tell
 
 PERIOD_S = 0.2  # how often it looks although no watch has fired, and tells of its steps
+ABSENT_S = 2.0  # for a member to enter its first ring, without a record
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=0)
@@ -77,6 +81,8 @@ class Worker:
         self.samples = 0  # 4 a step from each worker
         self.size = 0
         self.counted: ProgressSample | None = None
+        self.entered: set[int] = set()  # members that the leader has seen in a ring
+        self.absent: dict[int, float] = {}  # the others without a record, since when
         self.asked_to_leave = False
         self.trained = False
         self.told_at = self.looked_at = 0.0
@@ -110,13 +116,13 @@ class Worker:
         job, generation, evicted, *_ = self.store.watch_generation(self.news.set)
         if self.member.id in evicted:
             sys.exit(evicted[self.member.id])
-        wanted = self.adopt(generation) and not job.state.over
+        wanted = self.adopt(generation, evicted.keys()) and not job.state.over
         if not wanted and not args.deaf:
             return False
         self.lead()
         return True
 
-    def adopt(self, generation: Generation | None) -> bool:
+    def adopt(self, generation: Generation | None, evicted: Set[int]) -> bool:
         if generation is None:
             return True
         if generation.rank_of(self.member.id) is None:
@@ -126,7 +132,9 @@ class Worker:
         if self.member.generation < generation.number:
             leaving = self.member.stage is Stage.LEAVING
             stage = Stage.LEAVING if leaving else Stage.ACTIVE
-            self.say(stage=stage, generation=generation.number)
+            self.say(stage=stage, generation=generation.number, broken=None)
+        if evicted & {*generation.worker_ids}:
+            self.say(broken=RingFailure(generation.number, self.step))
         return True
 
     def lead(self) -> None:
@@ -145,7 +153,7 @@ class Worker:
             report_s=600,
             leave_gather_s=0,
         )
-        decision = decide(snapshot, leadership.term, Ages(), limits)
+        decision = decide(snapshot, leadership.term, Ages(), limits, self.gone(snapshot))
         if decision.acts:
             decisions.carry_out(decision)
         if decision.generation is not None:
@@ -163,6 +171,19 @@ class Worker:
                 step=self.step, progress_sample=self.counted, reason=decision.reason
             )
             decisions.put_status(status)
+
+    def gone(self, snapshot: Snapshot) -> dict[int, str]:
+        """Return the members that this leader saw in no ring, once they are absent for long.
+
+        One that has only lost its session opens another one before that.
+        """
+        here = {member.id for member in snapshot.members}
+        self.entered |= {member.id for member in snapshot.members if member.generation}
+        members = snapshot.generation.worker_ids if snapshot.generation is not None else ()
+        now, absent = time.monotonic(), {*members} - here - self.entered
+        self.absent = {worker: self.absent.get(worker, now) for worker in absent}
+        late = [worker for worker, since in self.absent.items() if now - since >= ABSENT_S]
+        return dict.fromkeys(late, "it has not entered its ring")
 
     def log(self, new: Generation, details: Details) -> None:
         self.store.events.add(Event(time.time(), new.number, self.step, new.reason, details))
