@@ -289,12 +289,14 @@ class SlotRecord(Record):
         slot: the number of the slot on that host.
         pid: the process id of `edl-worker`.
         disabled: why no worker is started in the slot any more; empty: workers are started.
+        ending: whether a signal asked `edl-worker` to end, other than to bar its host.
     """
 
     host: str
     slot: int
     pid: int = 0
-    disabled: str = ""  # why no worker is started in it any more
+    disabled: str = ""
+    ending: bool = False
 
 
 @dataclass(frozen=True)
@@ -307,8 +309,7 @@ class RingFailure(Record):
         exchanges: the number of exchanges of objects among all workers, made between two steps
             (:mod:`edl.worker.exchange`), that the worker has completed.
         error: Horovod's error message, shortened.
-        blamed_rank: the rank, in that ring, that the error message is about; -1: the message names
-            none.
+        blamed_rank: the rank, in that ring, that the error message names; -1: it names none.
         leaves: how often all workers have left an epoch with a batch in hand, as far as it knows.
     """
 
@@ -353,8 +354,7 @@ class Member(Record):
             0: none.
         fits: of a newcomer: the number of calls of Keras' `fit` before the one for which it is
             ready.
-        device: the number of the device that the agent has given to the worker; None: it has given
-            none.
+        device: the number of the device that the agent has given to the worker; None: none.
     """
 
     id: int

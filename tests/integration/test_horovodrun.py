@@ -165,6 +165,19 @@ def test_a_signal_to_horovodrun_ends_the_job(
         job.until(lambda: job.status()["state"] == "stopped", "end of the job in ZooKeeper")
 
 
+@pytest.mark.long
+def test_a_signal_before_the_first_ring_ends_the_job(tmp_path: Path, zk_hosts: str) -> None:
+    """There is no leader yet that could let the ring end."""
+    slow = tmp_path / "imports.py"
+    slow.write_text("import time\ntime.sleep(600)\n")
+    with scenario(tmp_path, zk_hosts, np=2, kind=StandinScenario, script=slow) as job:
+        started = [f"slot {slot} runs" for slot in (0, 1)]
+        job.until(lambda: all(said in job.output() for said in started), "start of both workers")
+        job.interrupt(signal.SIGTERM)
+        job.end(60.0)
+        job.until(lambda: job.status()["state"] == "stopped", "end of the job in ZooKeeper")
+
+
 def test_a_script_that_fails_at_once_fails_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit(7)\n")

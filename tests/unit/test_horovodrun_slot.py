@@ -9,12 +9,9 @@ import pytest
 from made import changed, make_job, wanted
 
 from edl.core.host.horovodrun_slot import (
-    AfterLoss,
     SlotLimits,
     SlotRelease,
     SlotState,
-    abandoned,
-    after_loss,
     awaits_others,
     decide_slot,
     forgotten,
@@ -23,10 +20,15 @@ from edl.core.host.horovodrun_slot import (
     released,
     removal_pending,
     with_answer,
+)
+from edl.core.host.lost_slots import (
+    AfterLoss,
+    LostSlots,
+    abandoned,
+    after_loss,
     without_barred,
     would_end_the_job,
 )
-from edl.core.host.lost_slots import LostSlots
 from edl.core.host.process import Process
 from edl.core.host.supervision import RingDeath, SupervisorDecision, dead_ring
 from edl.core.records import (
@@ -165,6 +167,34 @@ def test_who_is_asked_to_end_waits_for_the_driver_to_take_the_slot_back() -> Non
     assert decide_slot(NOW, gone, 79.0).exit_code is None
     assert decide_slot(NOW, gone, 80.0).exit_code == 1
     assert decide_slot(NOW, replace(gone, removed=True), 51.0).exit_code == 0
+
+
+def test_the_job_is_stopped_when_all_were_asked_to_end_and_no_worker_is_left() -> None:
+    """There is no leader that lets a ring end: horovodrun ended before the first was complete."""
+    ended = replace(LIVES, exit_code=0, exited=51.0)
+    own = replace(OWN, processes=(ended,), ending_since=50.0)
+    all_end = tuple(SlotRecord("a", slot, ending=True) for slot in (0, 1))
+    here = replace(NOW, slots=all_end, members=())
+
+    def stops(now: Snapshot, own: SlotState, at: float = 51.0) -> bool:
+        outcome = decide_slot(now, own, at).outcome
+        return outcome is not None and outcome.state is JobState.STOPPED
+
+    before_the_ring = replace(here, generation=None)
+    assert stops(before_the_ring, replace(own, processes=()))
+    assert not stops(before_the_ring, replace(own, processes=(LIVES,)))
+    one_stays = (SlotRecord("a", 0), all_end[1])
+    assert not stops(replace(before_the_ring, slots=one_stays), own, 53.0)
+    one_is_to_come = replace(before_the_ring, slots=all_end[1:])
+    assert not stops(one_is_to_come, own, 52.9)
+    assert stops(one_is_to_come, own, 53.0)  # before horovodrun kills this process
+    # Workers of the ring may train without a session until there is proof of their end.
+    assert not stops(here, own)
+    assert stops(here, replace(own, ended=frozenset({0})))
+    assert not stops(here, replace(own, ended=frozenset({0}), answering=frozenset({0})))
+    assert not stops(replace(here, members=MEMBERS[:1]), own)
+    # One that has run no worker of the ring leaves that to another one.
+    assert not stops(here, replace(own, processes=(), ended=frozenset({0})))
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,7 @@ def test_who_exits_with_0_out_of_a_ring_that_others_repair_has_failed() -> None:
     assert gone.is_undecided(JobState.RUNNING, NOW + 0.5, 1.0)
     assert not gone.is_undecided(JobState.FINISHED, NOW + 0.5, 1.0)
     assert not gone.is_undecided(JobState.RUNNING, NOW + 1.0, 1.0)
+    assert not replace(gone, ending_since=NOW).is_undecided(JobState.RUNNING, NOW + 0.5, 1.0)
     repaired = replace(FACTS, generation=Generation(2, 1, SEATS[:1], 0, (), (1,), "it broke"))
     one = seen(gone, repaired, NOW)
     assert one.deserted

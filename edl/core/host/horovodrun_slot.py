@@ -9,7 +9,8 @@ end. The entry point is :func:`decide_slot`. Its rules, in order:
 2. The driver has taken the slot back, or this process was asked to end: the worker leaves, and no
    worker is started again. A process that was asked to end gives back one slot of its host; the
    driver takes back the highest slot, so another process may have to go, and then this one starts a
-   worker again. The leader takes a worker whose slot was taken back out of the ring; a worker that
+   worker again. Once all `edl-worker` processes were asked to end and no worker is left, the job is
+   STOPPED. The leader takes a worker whose slot was taken back out of the ring; a worker that
    is in no ring, or was evicted, is ended here. A process whose ssh has ended is dead for the
    driver: its worker leaves, and the process ends too. On a host that the driver bars, this process
    ends before the driver kills it: the driver would notice a kill some 5 s late, when the slot may
@@ -22,16 +23,13 @@ end. The entry point is :func:`decide_slot`. Its rules, in order:
    because the driver would bar its host, but starts no worker any more. With fewer than ``min_np``
    slots left the job has FAILED.
 
-When an `edl-worker` has died, with its host or by kill -9, the driver knows it, but acts only when
-all other `edl-worker` processes ask it to place the slots again: then it bars the whole host.
-:func:`abandoned` finds such slots, and :func:`after_loss` decides whether to ask the driver.
+:mod:`edl.core.host.lost_slots` decides what to do about `edl-worker` processes that have died.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from enum import Enum
 
 from edl.core.host.exit_status import how
 from edl.core.host.job_end import (
@@ -57,7 +55,9 @@ from edl.core.host.supervision import (
     SupervisorDecision,
     SupervisorLimits,
     SupervisorState,
+    dead_ring,
 )
+from edl.core.job.departures import ALL_ASKED
 from edl.core.job.placement import Placement
 from edl.core.records import Assigned, Desired, Job, JobState
 from edl.core.sizes import Sizes
@@ -92,6 +92,8 @@ class SlotLimits(SupervisorLimits):
         round_s: the time for the driver to answer a slot that has asked it, once the job is over.
         shutdown_s: the time for horovodrun to end: it sends SIGTERM to its processes, and SIGKILL
             after 5 s.
+        registered_s: the time for an `edl-worker` to register in its assigned slot, after all that
+            are registered were asked to end; shorter than the 5 s until horovodrun kills them.
         given_up_s: a SIGTERM within this time after an answer of the driver counts as sent by the
             driver.
         orphan_s: the time after which an `edl-worker` whose output has no reader takes its ssh for
@@ -113,6 +115,7 @@ class SlotLimits(SupervisorLimits):
     move_s: float = 10.0
     round_s: float = 60.0
     shutdown_s: float = 6.0
+    registered_s: float = 3.0
     given_up_s: float = 2.0
     orphan_s: float = 15.0
     abandoned_s: float = 5.0
@@ -174,7 +177,8 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 
     While its worker runs, the decision is to end the worker, or to wait until the leader has taken
     it out of the ring. After that, the `edl-worker` exits with 0 if the driver has taken the slot
-    back; else it waits for that, and exits with 1 after ``release_s``.
+    back. If all `edl-worker` processes were asked to end, and no worker is left, the job is
+    STOPPED. Else it waits for the driver, and exits with 1 after ``release_s``.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -199,11 +203,38 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
         )
     if own.removed:
         return SupervisorDecision(reason, exit_code=0)
-    if own.ending_since is not None and now - own.ending_since >= own.limits.release_s:
+    ending_s = now - own.ending_since if own.ending_since is not None else 0.0
+    if _all_were_asked_to_end(snapshot, own, ending_s, now):
+        return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, ALL_ASKED))
+    if ending_s >= own.limits.release_s:
         return SupervisorDecision(
             f"{reason}, and the driver did not take back slot {own.slot}", exit_code=1
         )
     return SupervisorDecision(f"{reason}; waiting for the driver to take back slot {own.slot}")
+
+
+def _all_were_asked_to_end(snapshot: Snapshot, own: SlotState, ending_s: float, now: float) -> bool:
+    """Return whether every `edl-worker` of the job was asked to end, and none has a worker left.
+
+    This is so when horovodrun ends while no ring trains: then no leader can let a ring end. An
+    `edl-worker` that an assigned slot lacks may still register, and is awaited for
+    ``registered_s``. A worker of the ring counts as left until there is proof of its end. Before
+    the first ring a worker that is not registered does not count: its `edl-worker` ends it when the
+    job is over.
+
+    Args:
+        snapshot: the job's records in ZooKeeper.
+        own: the own state of this `edl-worker`, whose worker has ended.
+        ending_s: for how many seconds this `edl-worker` has been asked to end.
+        now: the time by its clock, in seconds.
+    """
+    ending = {(one.host, one.slot) for one in snapshot.slots if one.ending}
+    awaited = assigned_slots(snapshot) if ending_s < own.limits.registered_s else frozenset()
+    if not ending or kept(snapshot) | awaited != ending or snapshot.members:
+        return False
+    if snapshot.generation is None:
+        return True
+    return bool(dead_ring(snapshot, own)) and not ring_is_away(snapshot, own, now)
 
 
 def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
@@ -376,32 +407,6 @@ def placed_otherwise(
     return any(assigned.get(host, 0) != would.get(host, 0) for host in {*assigned, *would})
 
 
-class AfterLoss(Enum):
-    """The best thing to do after `edl-worker` processes have died, as :func:`after_loss` finds it.
-
-    ``NOTHING``: none has died. ``PLACE_ANEW``: the driver is asked to place the slots again.
-    ``WAIT``: the driver is not asked, and the job goes on with fewer workers. ``HOLD``: the same,
-    and nobody may scale the job, because the driver, once asked, would end it. The values are these
-    actions in words.
-    """
-
-    NOTHING = "nobody is lost"
-    PLACE_ANEW = "the driver is asked to place the slots anew"
-    WAIT = "the job goes on with fewer workers"
-    HOLD = "the job goes on with fewer workers, and is not scaled: the driver would end it"
-
-
-def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
-    """Return the assigned slots that had an `edl-worker` and have none now, as pairs (host, slot).
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        seen: the slots where an `edl-worker` was seen before, as pairs (host, slot); in any other
-            slot it is still to start.
-    """
-    return frozenset((assigned_slots(snapshot) & set(seen)) - kept(snapshot))
-
-
 def assigned_slots(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
     """Return the slots that horovodrun's driver has assigned workers to, as pairs (host, slot).
 
@@ -423,30 +428,6 @@ def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
     return frozenset((one.host, one.slot) for one in snapshot.slots)
 
 
-def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
-    """Return what to do about the slots ``lost``, whose `edl-worker` has died.
-
-    If the driver is asked to place the slots again, it bars the hosts of these slots. So it is
-    asked (``PLACE_ANEW``) if the other hosts have at least ``min_np`` workers, or if all hosts
-    together have fewer than ``min_np`` left. Otherwise the job goes on with the workers that live:
-    ``WAIT``, or ``HOLD`` if no other host has a worker, because the driver would then end the job.
-    Without a lost slot the result is ``NOTHING``.
-
-    Args:
-        assigned: the workers that the driver has assigned to each host.
-        sizes: the numbers of workers that the job may have, with their least, ``min_np``.
-        lost: the lost slots, as pairs (host, slot); all are assigned.
-    """
-    if not lost:
-        return AfterLoss.NOTHING
-    barred = {host for host, _ in lost}
-    left = sum(workers for host, workers in assigned.hosts.items() if host not in barred)
-    working = assigned.np - len(lost)
-    if sizes.enough(left) or not sizes.enough(working):
-        return AfterLoss.PLACE_ANEW
-    return AfterLoss.WAIT if left else AfterLoss.HOLD
-
-
 def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
     """Return whether the `edl-worker` of a slot may ask the driver of horovodrun for its new rank.
 
@@ -460,46 +441,10 @@ def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
             script runs, because the script saves or evaluates and the driver would end it.
         done: whether the driver's last answer is carried out: each slot that it took back is empty;
             before that, a slot does not ask.
-        fatal: whether the driver would end the job if asked (:func:`would_end_the_job`).
+        fatal: whether the driver would end the job if asked
+            (:func:`edl.core.host.lost_slots.would_end_the_job`).
     """
     return not runs if state.over else done and not fatal
-
-
-def would_end_the_job(
-    best: AfterLoss, desired: Placement, barred: Collection[str], sizes: Sizes
-) -> bool:
-    """Return whether horovodrun's driver would end a training job if asked to place slots again.
-
-    The driver bars the hosts of lost slots, and then waits for ``min_np`` slots on other hosts; if
-    these never come, it ends the job. While it waits, the `edl-worker` processes that have asked
-    get no answer. The result is True for ``HOLD``. For ``WAIT`` it is True if fewer than ``min_np``
-    workers are desired on hosts that are not barred. Otherwise it is False.
-
-    Args:
-        best: the best thing to do about the lost slots (:func:`after_loss`).
-        desired: host -> workers as desired; empty: edl does not know them, nor which slots the
-            driver would find, so the result for ``WAIT`` is False.
-        barred: the hosts that the driver has barred or would bar.
-        sizes: the numbers of workers that the job may have.
-    """
-    if best is AfterLoss.WAIT and desired:
-        return not sizes.enough(sum(n for host, n in desired.items() if host not in barred))
-    return best is AfterLoss.HOLD
-
-
-def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int]:
-    """Return ``assigned`` without the hosts that horovodrun's driver has barred for lost slots.
-
-    Args:
-        assigned: host -> workers as the driver has placed them; it is not changed.
-        lost: the slots whose `edl-worker` has died, as pairs (host, slot). A host is barred if all
-            slots that are assigned on it are among them.
-        size: the number of slots that the driver uses now. If the other hosts have fewer, the
-            driver has not barred these hosts, and a copy of ``assigned`` is returned.
-    """
-    gone = {h for h, n in assigned.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
-    rest = {host: workers for host, workers in assigned.items() if host not in gone}
-    return rest if sum(rest.values()) >= size else dict(assigned)
 
 
 def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:

@@ -1,19 +1,36 @@
-"""Find the slots of a job whose `edl-worker` has died, in the `edl-worker` of another slot.
+"""Find the slots whose `edl-worker` has died, in that of another slot, and decide what to do then.
 
-This is for jobs that horovodrun started. The entry point is :meth:`LostSlots.see`.
+This is for jobs that horovodrun started. When an `edl-worker` has died, with its host or by kill
+-9, the driver knows it, but acts only when all other `edl-worker` processes ask it to place the
+slots again: then it bars the whole host. :func:`abandoned` finds such slots, and :func:`after_loss`
+decides whether to ask the driver. The entry point is :meth:`LostSlots.see`.
 """
 
 from __future__ import annotations
 
-from edl.core.host.horovodrun_slot import (
-    AfterLoss,
-    SlotLimits,
-    abandoned,
-    after_loss,
-    assigned_slots,
-    kept,
-)
+from collections.abc import Collection
+from enum import Enum
+
+from edl.core.host.horovodrun_slot import SlotLimits, Slots, assigned_slots, kept
+from edl.core.job.placement import Placement
+from edl.core.records import Assigned
+from edl.core.sizes import Sizes
 from edl.core.snapshot import Snapshot
+
+
+class AfterLoss(Enum):
+    """The best thing to do after `edl-worker` processes have died, as :func:`after_loss` finds it.
+
+    ``NOTHING``: none has died. ``PLACE_ANEW``: the driver is asked to place the slots again.
+    ``WAIT``: the driver is not asked, and the job goes on with fewer workers. ``HOLD``: the same,
+    and nobody may scale the job, because the driver, once asked, would end it. The values are these
+    actions in words.
+    """
+
+    NOTHING = "nobody is lost"
+    PLACE_ANEW = "the driver is asked to place the slots anew"
+    WAIT = "the job goes on with fewer workers"
+    HOLD = "the job goes on with fewer workers, and is not scaled: the driver would end it"
 
 
 class LostSlots:
@@ -30,7 +47,7 @@ class LostSlots:
     Attributes:
         lost: the slots whose `edl-worker` has died, as pairs (host, slot); at first empty.
         best: the best thing to do about ``lost``, by
-            :func:`edl.core.host.horovodrun_slot.after_loss`.
+            :func:`after_loss`.
         barred: the hosts on which an `edl-worker` has died, until an `edl-worker` registers there
             again.
     """
@@ -106,3 +123,75 @@ class LostSlots:
     def __str__(self) -> str:
         """Return the lost slots in words: "slot 0 on a and slot 1 on b"; empty if none is lost."""
         return " and ".join(f"slot {slot} on {host}" for host, slot in sorted(self.lost))
+
+
+def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
+    """Return the assigned slots that had an `edl-worker` and have none now, as pairs (host, slot).
+
+    Args:
+        snapshot: the job's records in ZooKeeper.
+        seen: the slots where an `edl-worker` was seen before, as pairs (host, slot); in any other
+            slot it is still to start.
+    """
+    return frozenset((assigned_slots(snapshot) & set(seen)) - kept(snapshot))
+
+
+def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
+    """Return what to do about the slots ``lost``, whose `edl-worker` has died.
+
+    If the driver is asked to place the slots again, it bars the hosts of these slots. So it is
+    asked (``PLACE_ANEW``) if the other hosts have at least ``min_np`` workers, or if all hosts
+    together have fewer than ``min_np`` left. Otherwise the job goes on with the workers that live:
+    ``WAIT``, or ``HOLD`` if no other host has a worker, because the driver would then end the job.
+    Without a lost slot the result is ``NOTHING``.
+
+    Args:
+        assigned: the workers that the driver has assigned to each host.
+        sizes: the numbers of workers that the job may have, with their least, ``min_np``.
+        lost: the lost slots, as pairs (host, slot); all are assigned.
+    """
+    if not lost:
+        return AfterLoss.NOTHING
+    barred = {host for host, _ in lost}
+    left = sum(workers for host, workers in assigned.hosts.items() if host not in barred)
+    working = assigned.np - len(lost)
+    if sizes.enough(left) or not sizes.enough(working):
+        return AfterLoss.PLACE_ANEW
+    return AfterLoss.WAIT if left else AfterLoss.HOLD
+
+
+def would_end_the_job(
+    best: AfterLoss, desired: Placement, barred: Collection[str], sizes: Sizes
+) -> bool:
+    """Return whether horovodrun's driver would end a training job if asked to place slots again.
+
+    The driver bars the hosts of lost slots, and then waits for ``min_np`` slots on other hosts; if
+    these never come, it ends the job. While it waits, the `edl-worker` processes that have asked
+    get no answer. The result is True for ``HOLD``. For ``WAIT`` it is True if fewer than ``min_np``
+    workers are desired on hosts that are not barred. Otherwise it is False.
+
+    Args:
+        best: the best thing to do about the lost slots (:func:`after_loss`).
+        desired: host -> workers as desired; empty: edl does not know them, nor which slots the
+            driver would find, so the result for ``WAIT`` is False.
+        barred: the hosts that the driver has barred or would bar.
+        sizes: the numbers of workers that the job may have.
+    """
+    if best is AfterLoss.WAIT and desired:
+        return not sizes.enough(sum(n for host, n in desired.items() if host not in barred))
+    return best is AfterLoss.HOLD
+
+
+def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int]:
+    """Return ``assigned`` without the hosts that horovodrun's driver has barred for lost slots.
+
+    Args:
+        assigned: host -> workers as the driver has placed them; it is not changed.
+        lost: the slots whose `edl-worker` has died, as pairs (host, slot). A host is barred if all
+            slots that are assigned on it are among them.
+        size: the number of slots that the driver uses now. If the other hosts have fewer, the
+            driver has not barred these hosts, and a copy of ``assigned`` is returned.
+    """
+    gone = {h for h, n in assigned.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
+    rest = {host: workers for host, workers in assigned.items() if host not in gone}
+    return rest if sum(rest.values()) >= size else dict(assigned)

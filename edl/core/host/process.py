@@ -252,7 +252,8 @@ class Process:
         """Return whether it is open why this process exited with code 0 while in a ring.
 
         The other workers may go on without it (then it deserted them), or may have ended, too (then
-        the job has finished). The result is False for any other end, and while the process runs.
+        the job has finished). The result is False for any other end, also one that this launcher
+        has asked for, and while the process runs.
 
         Args:
             state: the state of the job; the question is open only while it is RUNNING.
@@ -260,6 +261,7 @@ class Process:
             settle_s: for how many seconds after the exit of the process the question stays open.
         """
         left = self.exit_code == 0 and self.seated and self.departing is None
+        left = left and self.ending_since is None
         late = now - (self.exited or 0.0) >= settle_s
         return left and not self.deserted and state is JobState.RUNNING and not late
 

@@ -27,6 +27,8 @@ from edl.core.plural import names, verb, workers_train
 from edl.core.records import Member, Request, RequestKind, RingMember, Stage
 from edl.core.snapshot import Snapshot
 
+ALL_ASKED = "all workers were asked to leave, as when horovodrun ends"
+
 
 class DepartureCause(Enum):
     """The reason why a worker may leave the ring.

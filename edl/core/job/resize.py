@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from edl.core.job.ages import Ages
 from edl.core.job.decision import Limits, MembershipDecision, end_generation, is_stuck, ring_member
 from edl.core.job.departures import (
+    ALL_ASKED,
     Departure,
     DepartureCause,
     attainable,
@@ -101,7 +102,7 @@ def next_generation(
     # Horovodrun's driver assigns slots, and sends SIGTERM to each worker when it ends: no worker
     # would be started for those that leave.
     if not arriving and _all_terminated(now, active, leavers):
-        return end_generation(now, term, "all workers were asked to leave, as when horovodrun ends")
+        return end_generation(now, term, ALL_ASKED)
     newcomers = _sort_newcomers(arriving, now, current, leavers, unresponsive, ages, limits)
     evict = newcomers.evict
     refused = tuple(answer for answer in answers if not answer.accepted)

@@ -30,10 +30,12 @@ from edl.core.host.horovodrun_slot import (
     may_ask,
     removal_pending,
     with_answer,
+)
+from edl.core.host.lost_slots import (
+    LostSlots,
     without_barred,
     would_end_the_job,
 )
-from edl.core.host.lost_slots import LostSlots
 from edl.core.host.process import Process
 from edl.core.host.python_command import title
 from edl.core.host.supervision import DisableSlot, EndProcess, Start, SupervisorDecision, dead_ring
@@ -92,8 +94,10 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._host = host
         self._slot = slot
         self._slot_given_up = ""  # why no worker is started any more
+        self._written: SlotRecord | None = None  # in ZooKeeper
         self._said = driver.newest  # the newest answer of the driver, perhaps not assigned yet
         self._said_since = 0.0
+        self._placed_anew = False  # the driver keeps this slot in spite of the last signal
         self._word = driver.newest  # the answer of the driver that is assigned
         self._word_since = 0.0
         self._answered = -limits.given_up_s  # when the driver last did
@@ -126,12 +130,19 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- records
 
     def _register(self, now: float) -> None:
-        self._put_slot("")
+        self._put_slot()
 
-    def _put_slot(self, given_up: str) -> None:
-        self._slot_given_up = given_up or self._slot_given_up
-        one = SlotRecord(self._host, self._slot, os.getpid(), self._slot_given_up)
-        self._store.slots.put(one)
+    def _put_slot(self) -> None:
+        self._store.slots.put(record := self._record)
+        self._written = record
+
+    @property
+    def _record(self) -> SlotRecord:
+        """The record of this process as it should stand in ZooKeeper now."""
+        own = self._own
+        by_bar = own.disabled and self._host in self._lost_slots.barred
+        ends = own.ending_since is not None and not by_bar
+        return SlotRecord(self._host, self._slot, os.getpid(), self._slot_given_up, ends)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
         super()._look(snapshot, now)
@@ -142,6 +153,11 @@ class SlotSupervisor(Supervisor[SlotState]):
         if snapshot.discovered:  # an `edl-discover` has found the job
             self._desired_file.put(snapshot.desired.hosts, now)
         self._follow_driver(snapshot, now)
+        if self._placed_anew and len(self._workers) == 0 and not self._own.disabled:
+            self._own = replace(self._own, ending_since=None)
+            self._placed_anew = False
+        if self._written != self._record:
+            self._put_slot()
         self._outlive_driver(snapshot)
         self._see_lost_slots(snapshot, now)
 
@@ -172,10 +188,10 @@ class SlotSupervisor(Supervisor[SlotState]):
             )
             logger.info("the driver gives %s of slot %d", said, self._slot)
             self._word, self._word_since, self._answered = said, now, now
+            # It may have taken back another slot for this one. A worker that still ends is started
+            # again only if the driver can have known of the signal.
             ended = len(self._workers) == 0
-            if said.local_size is not None and ended and not self._own.disabled:
-                # The driver has taken back another slot for this one.
-                self._own = replace(self._own, ending_since=None)
+            self._placed_anew = said.local_size is not None and (ended or self._release is None)
             self._changed.set()
             return
         if removal_pending(snapshot) and now - self._word_since < self._own.limits.removal_s:
@@ -285,12 +301,13 @@ class SlotSupervisor(Supervisor[SlotState]):
             now: the monotonic clock, in seconds.
         """
         own, limits = self._own, self._own.limits
-        if self._signals and own.ending_since is None:
+        if self._signals and (own.ending_since is None or self._placed_anew):
             self._release = SlotRelease(self._host)  # this signal's own, also after another one
             # The driver ends the processes of a host that it bars, and all when it gives up.
             answers = self._driver.asking or self._driver.newest is not self._word
             given_up = answers or now - self._answered < limits.given_up_s
             self._own = own = replace(own, ending_since=now, disabled=given_up)
+            self._placed_anew = False
         self._signals.clear()
         if self._release is None or own.ending_since is None or own.disabled:
             return
@@ -336,7 +353,8 @@ class SlotSupervisor(Supervisor[SlotState]):
         return process
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        self._put_slot(given_up.reason)
+        self._slot_given_up = given_up.reason
+        self._put_slot()
         super()._disable_slot(given_up, snapshot)
         self._say(given_up.reason)
 
