@@ -171,24 +171,23 @@ def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]
             second derivative.
     """
     number = next_number()
+    # A repair of the ring within the exchange reads the model's variables. It must not happen in a
+    # function with a custom gradient, which refuses each variable that it has no gradient for.
+    own_mean, own_variance, count = _own_moments(tf.stop_gradient(x), axes, mask)
+    shape, channels = tf.shape(own_mean), own_mean.shape.num_elements()
+    parts = [_flat(count), _flat(own_mean), _flat(own_variance) * tf.cast(count, tf.float64)]
+    length = None if channels is None else 2 + 2 * channels
+    act = functools.partial(_exchange_moments, number)
+    combined_row = in_turn(act, tf.concat(parts, 0), length)
+    weight, elements = combined_row[0], combined_row[1]
+    mean, variance = (
+        # The known shape is set again: the exchange has lost it.
+        tf.ensure_shape(tf.cast(tf.reshape(part, shape), x.dtype), own_mean.shape)
+        for part in tf.split(combined_row[2:], 2)
+    )
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def moments(x: Any) -> Any:
-        own_mean, own_variance, count = _own_moments(x, axes, mask)
-        shape, channels = tf.shape(own_mean), own_mean.shape.num_elements()
-        parts = [_flat(count), _flat(own_mean), _flat(own_variance) * tf.cast(count, tf.float64)]
-        length = None if channels is None else 2 + 2 * channels
-        act = functools.partial(_exchange_moments, number)
-        found = in_turn(act, tf.concat(parts, 0), length)
-        weight, elements = found[0], found[1]
-        mean, variance = (tf.reshape(part, shape) for part in tf.split(found[2:], 2))
-        mean, variance = tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
-        # What is known of the shapes.
-        mean, variance = (
-            tf.ensure_shape(mean, own_mean.shape),
-            tf.ensure_shape(variance, own_mean.shape),
-        )
-
         def gradient(by_mean: Any, by_variance: Any, _by_elements: Any) -> Any:
             return _derivative(number, x, mask, mean, weight, elements, by_mean, by_variance)
 
@@ -254,17 +253,17 @@ def _derivative(
     Raises:
         UsageError: XLA is to compile the graph; or later, the script derives the result.
     """
+    channels = by_mean.shape.num_elements()
+    row = tf.stop_gradient(tf.concat([[weight], _flat(by_mean), _flat(by_variance)], 0))
+    act = functools.partial(_exchange_derivatives, number)
+    sums = in_turn(act, row, None if channels is None else 2 * channels)  # see moments_of_step
+    a, b = (
+        tf.cast(tf.reshape(part / tf.maximum(elements, 1.0), tf.shape(by_mean)), x.dtype)
+        for part in tf.split(sums, 2)
+    )
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def derivative(x: Any, by_mean: Any, by_variance: Any) -> Any:
-        channels = by_mean.shape.num_elements()
-        row = tf.concat([[weight], _flat(by_mean), _flat(by_variance)], 0)
-        act = functools.partial(_exchange_derivatives, number)
-        sums = in_turn(act, row, None if channels is None else 2 * channels)
-        a, b = (
-            tf.cast(tf.reshape(part / tf.maximum(elements, 1.0), tf.shape(by_mean)), x.dtype)
-            for part in tf.split(sums, 2)
-        )
+    def derivative(x: Any, _by_mean: Any, _by_variance: Any) -> Any:
         found = a + 2.0 * (x - mean) * b
 
         def refuse(*_derivatives: Any) -> Any:

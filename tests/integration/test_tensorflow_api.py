@@ -787,10 +787,12 @@ def from_graph(act):
     worker = here.worker
     return lambda row: act(row, *worker)
 pass_exchange._from_graph = from_graph
+of_model = tf.Variable(1.0)
 def workers(weights, told):
     barrier, sent = threading.Barrier(len(weights), timeout=120), [b""] * len(weights)
     def of(rank):
         def exchange(payload):
+            of_model.numpy()  # as a repair of the ring does
             sent[rank] = payload; barrier.wait(); answer = [*sent]; barrier.wait()
             told.setdefault(rank, []).append(answer)
             return answer
