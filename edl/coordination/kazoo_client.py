@@ -78,7 +78,16 @@ class PollHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     kazoo waits three times for each request. Its own way makes and closes an epoll object each
     time, five system calls, which were a third of the processor time of a leader that reads.
+
+    They are daemon threads, and a process that ends with an open session does not wait for them.
+    kazoo's own exit handler does: it would stop them before edl's exit handler closes the session,
+    and a SIGTERM to a worker would interrupt it, with a traceback.
     """
+
+    def start(self) -> None:
+        """Start the threads; a second call before :meth:`stop` does nothing."""
+        super().start()
+        atexit.unregister(self.stop)
 
     def select(
         self,
@@ -203,7 +212,8 @@ def shut_within(client: KazooClient, limit_s: float) -> None:
         return
     thread.join(limit_s)
     if thread.is_alive():
-        atexit.unregister(client.handler.stop)  # it would wait once more, at the end of Python
+        # kazoo's own handler, which some clients have, would wait once more at the end of Python.
+        atexit.unregister(client.handler.stop)
 
 
 def _shut(client: KazooClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import socket
@@ -13,6 +14,21 @@ import pytest
 from edl.coordination.kazoo_client import PollHandler
 
 HANDLER = PollHandler()
+
+
+def test_no_exit_handler_waits_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SIGTERM to a worker that ends would interrupt it with a traceback."""
+    handlers: list[object] = []
+    monkeypatch.setattr(atexit, "register", handlers.append)
+    monkeypatch.setattr(atexit, "unregister", handlers.remove)
+    handler = PollHandler()
+    handler.start()
+    monkeypatch.undo()
+    try:
+        assert handler.running
+        assert handlers == []
+    finally:
+        handler.stop()
 
 
 @pytest.fixture
