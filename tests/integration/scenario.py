@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -140,24 +141,31 @@ class Scenario(Job):
         now = self.status()["step"]
         return self.wait_for_step(now + steps, timeout_s)
 
-    def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
+    def prove(
+        self, workers: int | None = None, code: int = 0, errors: bool = False
+    ) -> list[dict[str, Any]]:
         """Let it end: each sample was counted once an epoch, on all workers alike.
 
-        What the workers have exchanged between steps was the same on all, too.
+        What the workers have exchanged between steps was the same on all, too, and none of them has
+        ended by an error that the test has not made: the others would go on without it, and the
+        counts would be right.
 
         Args:
             workers: how many trained to the end; None: any number.
             code: that `edl run` ends with.
+            errors: whether the test lets workers end by errors.
 
         Returns:
             The reports of those that trained to the end.
         """
         self.hurry()
-        ended = self.end(self.end_s)
-        assert ended == code, self.describe(f"edl run ended with {ended}")
+        ends = self.end(self.end_s)
+        assert ends == code, self.describe(f"edl run ended with {ends}")
         reports = [json.loads(path.read_text()) for path in self.reports_in.glob("*.json")]
         story = self.describe(f"the counts are wrong: {reports}")
         assert reports, story
+        ended = re.findall(r"edl: step \d+: w\d+ .*exited with code [1-9].*", self.output())
+        assert errors or not ended, story
         assert workers in (None, len(reports)), story
         for report in reports:
             assert report["wrong"] == [], story

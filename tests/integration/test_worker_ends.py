@@ -52,7 +52,7 @@ def test_a_slot_that_keeps_failing_is_given_up_and_the_others_count_on(
         now = job.wait(lambda now: now["disabled_slots"], "end of the crash loop", 240.0)
         assert list(now["disabled_slots"]) == [f"{next(iter(now['hosts']))}:1"]
         job.wait(lambda now: sum(now["desired"].values()) == now["world_size"] == 2, "two workers")
-        job.prove(workers=2)
+        job.prove(workers=2, errors=True)
         events = job.events()
     fails = [event for event in events if event["kind"] == "worker_failed"]
     assert [(f["exit_code"], f["slot"]) for f in fails] == [(1, 1), (3, 1)], job.output()
