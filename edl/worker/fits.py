@@ -136,17 +136,11 @@ class FitProgress:
     def pass_over(self, done: tuple[DoneFit, ...]) -> None:
         """Record, for newcomers too, that a fit (a call of Keras' ``fit``) is over, untrained here.
 
-        The job has trained it before. A newcomer waits until the job has begun another fit; if the
-        job ends first, the process ends with success. ``done`` are all fits that are over, with
-        this one as the last.
-
-        Raises:
-            WorkerEvicted: this worker is a newcomer, and the leader has evicted it.
+        The job has trained it before. ``done`` are all fits that are over, with this one as the
+        last.
         """
         self._loader.progress.fits = done
         self._leave(done)
-        if self._switching.warming_up:
-            self._switching.newcomer.wait_for_next_fit(len(done))
 
     def check(self, theirs: ScriptFits) -> None:
         """Raise an error if the job has completed the fit that this newcomer's script is in.

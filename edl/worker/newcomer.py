@@ -81,7 +81,9 @@ class Newcomer:
         if after:
             ready()
         while True:
-            newest = self._wait_for_news(after)
+            newest = self._shared.wait_for_generation(after, slice_s=NEWS_SLICE_S)
+            if self._shared.job_state.over or (newest is not None and not newest.members):
+                self._exit("the job ended before this worker joined")
             if newest is None:
                 self.look_for_a_later_fit(worker)
                 continue
@@ -96,34 +98,6 @@ class Newcomer:
                 # to it: it is a newcomer like any other again.
                 after = newest.number
                 ready()
-
-    @waits("waiting for the next fit of the job")
-    def wait_for_next_fit(self, done: int) -> None:
-        """Wait until the job has begun more than ``done`` fits (calls of Keras' ``fit``).
-
-        If the job ends first, this process ends with success. So a newcomer, which has trained
-        nothing, does not run what follows the last fit, such as ``model.save``.
-
-        Raises:
-            WorkerEvicted: the leader has evicted this worker.
-        """
-        after = 0
-        while self.fits_of_job().begun <= done:
-            newest = self._wait_for_news(after)
-            after = after if newest is None else newest.number
-
-    def _wait_for_news(self, after: int) -> Generation | None:
-        """Return the newest generation with a number above ``after``; None if none comes in 1 s.
-
-        If the job ends, this process ends with success.
-
-        Raises:
-            WorkerEvicted: the leader has evicted this worker.
-        """
-        newest = self._shared.wait_for_generation(after, slice_s=NEWS_SLICE_S)
-        if self._shared.job_state.over or (newest is not None and not newest.members):
-            self._exit("the job ended before this worker joined")
-        return newest
 
     def look_for_a_later_fit(self, worker: int) -> None:
         """Raise an error if the job is in a later fit than this newcomer.

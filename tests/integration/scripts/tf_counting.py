@@ -205,7 +205,8 @@ def fit():
         )
         assert history.epoch == [*range(first, last)], history.epoch
         assert len(history.history["loss"]) == last - first, history.history
-    model.report()
+    if not edl.is_warming_up():  # a newcomer that comes after the last fit has trained nothing
+        model.report()
 
 
 class Graph:
