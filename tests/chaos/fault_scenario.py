@@ -131,9 +131,11 @@ class FaultScenario(Scenario):
             if self.faults[group][index]["point"] != but
         }
 
-    def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
+    def prove(
+        self, workers: int | None = None, code: int = 0, errors: bool = False
+    ) -> list[dict[str, Any]]:
         """As :meth:`Scenario.prove`; and who was struck is gone, and no node of the job is left."""
-        reports = super().prove(workers, code)
+        reports = super().prove(workers, code, errors)
         # A job of fits ends with its scripts: then each has reported before it comes to the end.
         ends_last = self.environment.get("EDL_TEST_MODE", "").startswith("fit")
         left = self._struck_pids(but="finish" if ends_last else "")

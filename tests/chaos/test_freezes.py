@@ -51,8 +51,11 @@ def test_in_a_switch(one: Fault, tmp_path: Path, zk_hosts: str) -> None:
 
 
 def test_on_its_way_out(tmp_path: Path, zk_hosts: str) -> None:
-    """It leaves in a switch, and the other one waits for it to close their ring."""
-    faults = [[fault("agreed", "last", signal="STOP")]]
+    """It leaves in a switch, and the other one waits for it to close their ring.
+
+    That one does not begin to close it before: a thread of Horovod in the leaver would answer.
+    """
+    faults = [[fault("agreed", "root", signal="WAIT"), fault("agreed", "last", signal="STOP")]]
     with patient(tmp_path, zk_hosts, np=2, max_np=2, faults=faults) as job:
         job.wait_for_step(5)
         job.scale(1)

@@ -17,7 +17,8 @@ A group is armed when all groups before it have struck. A fault:
     signal  KILL (default), TERM, STOP; or HANG: its training thread goes no further, its daemon
             does; or MISS, with the point "averaged": it has not got the averages that the others
             have, as if the ring had broken just then; or with "answered", the answer of an exchange
-            between two steps
+            between two steps; or WAIT: it goes on once the processes that the other faults of its
+            group stop are stopped
 
 Otherwise hooks only look and kill: what a worker does is not changed.
 """
@@ -32,6 +33,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
+
 from edl import failpoints
 from edl.errors import RingBroken
 from edl.framework import process as edl
@@ -41,6 +44,7 @@ CLAIMS = Path(os.environ["EDL_TEST_CLAIMS"])
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 SCRIPTS = Path(__file__).resolve().parents[2] / "integration" / "scripts"
 COUNTING = SCRIPTS / os.environ.get("EDL_TEST_SCRIPT", "counting.py")
+STOPPED_S = 60.0
 
 passed = Counter()  # by group, fault and step: how often its point was passed
 
@@ -98,16 +102,39 @@ def strike(point):
         try:
             with (CLAIMS / f"{number}.{index}").open("x") as claim:
                 name = fault.get("signal", "KILL")
-                claim.write(f"{step} {os.getpid() if name != 'MISS' else 0}")
+                claim.write(f"{step} {os.getpid() if name not in ('MISS', 'WAIT') else 0}")
         except FileExistsError:
             continue
         print(f"chaos: {mine} gets SIG{name} at {point} of step {step}", flush=True)
-        if name == "MISS":
-            raise RingBroken(edl.generation(), "a test takes it away")
-        while name == "HANG":
-            time.sleep(1.0)
-        os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+        others = [CLAIMS / f"{number}.{other}" for other in range(len(group)) if other != index]
+        suffer(name, others)
         return
+
+
+def suffer(name, others):
+    """Let the fault of signal ``name`` strike; ``others``: the claims of the rest of its group."""
+    if name == "MISS":
+        raise RingBroken(edl.generation(), "a test takes it away")
+    while name == "HANG":
+        time.sleep(1.0)
+    if name == "WAIT":
+        wait_until_stopped(others)
+    else:
+        os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+
+
+def wait_until_stopped(claims):
+    """Wait until each process that has made one of ``claims`` is stopped, all its threads."""
+    deadline = time.monotonic() + STOPPED_S
+    while not all(claim.exists() and is_stopped(claim.read_text().split()) for claim in claims):
+        assert time.monotonic() < deadline, f"{claims} are not of stopped processes"
+        time.sleep(0.005)
+
+
+def is_stopped(claim):
+    if not claim:  # it is about to be written
+        return False
+    return psutil.Process(int(claim[1])).status() == psutil.STATUS_STOPPED
 
 
 def watch_exchanges():
