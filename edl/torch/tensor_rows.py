@@ -71,10 +71,11 @@ def as_read(batch: Any) -> Any:
 
 
 def _is_stacked() -> bool:
-    """Return whether PyTorch's default collate function stacks tuples of tensors as usual.
+    """Return whether PyTorch's default collate function still stacks the samples' tensors.
 
-    It stacks the first tensor of all samples, then the second, and so on. False if the script has
-    registered a function of its own for tensors or tuples (``default_collate_fn_map``).
+    From samples that are tuples of tensors it makes a list: the first tensors of all samples
+    stacked, then the second ones, and so on. False if the script has registered a function of its
+    own for tensors or tuples (``default_collate_fn_map``).
     """
     own = default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn
     return not own and not any(issubclass(tuple, kind) for kind in default_collate_fn_map)

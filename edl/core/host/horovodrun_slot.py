@@ -10,11 +10,11 @@ end. The entry point is :func:`decide_slot`. Its rules, in order:
    worker is started again. A process that was asked to end gives back one slot of its host; the
    driver takes back the highest slot, so another process may have to go, and then this one starts a
    worker again. Once all `edl-worker` processes were asked to end and no worker is left, the job is
-   STOPPED. The leader takes a worker whose slot was taken back out of the ring; a worker that
-   is in no ring, or was evicted, is ended here. A process whose ssh has ended is dead for the
-   driver: its worker leaves, and the process ends too. On a host that the driver bars, this process
-   ends before the driver kills it: the driver would notice a kill some 5 s late, when the slot may
-   belong to another process, which would then seem to have failed.
+   STOPPED. The leader takes a worker whose slot was taken back out of the ring; a worker that is in
+   no ring, or was evicted, is ended here. A process whose ssh has ended is dead for the driver: its
+   worker leaves, and the process ends too. On a host that the driver bars, this process ends before
+   the driver kills it: the driver would notice a kill some 5 s late, when the slot may belong to
+   another process, which would then seem to have failed.
 3. A job that cannot begin, or has no workers left: :mod:`edl.core.host.job_end`.
 4. A worker that cannot stay in the job is ended (:mod:`edl.core.host.restart_policy`).
 5. A worker that has ended is started again, with a back-off that grows with its failures, but not
@@ -150,6 +150,14 @@ class SlotState(SupervisorState):
     def newest(self) -> Process | None:
         """The process that was started last in this slot, running or not; None before any start."""
         return self.processes[-1] if self.processes else None
+
+    def ends_with_job(self, barred: Collection[str]) -> bool:
+        """Return whether a signal asked this `edl-worker` to end, other than to bar its host.
+
+        If all of the job's are, horovodrun ends. ``barred`` are the hosts that its driver bars.
+        """
+        by_bar = self.disabled and self.host in barred
+        return self.ending_since is not None and not by_bar
 
 
 def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
@@ -330,6 +338,19 @@ def with_answer(
     """
     workers = min(assigned.get(host, 0), slot) if local_size is None else local_size
     return {**assigned, host: workers}
+
+
+def keeps_slot(local_size: int | None, ended: bool, released: bool) -> bool:
+    """Return whether an answer of horovodrun's driver lets an ending `edl-worker` begin again.
+
+    Args:
+        local_size: the number of slots that the host has after the answer; None: the driver took
+            the slot of this `edl-worker` back.
+        ended: whether the slot's worker has ended. One that has not is started again only if the
+            driver can have known of the signal.
+        released: whether the desired number of workers has been lowered for the signal.
+    """
+    return local_size is not None and (ended or released)
 
 
 def awaits_others(assigned: Assigned, lowered: Placement, desired: Desired) -> bool:

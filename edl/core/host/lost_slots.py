@@ -1,4 +1,4 @@
-"""Find the slots whose `edl-worker` has died, in that of another slot, and decide what to do then.
+"""Find the slots whose `edl-worker` has died, and decide what the other `edl-worker`s do then.
 
 This is for jobs that horovodrun started. When an `edl-worker` has died, with its host or by kill
 -9, the driver knows it, but acts only when all other `edl-worker` processes ask it to place the
@@ -46,8 +46,7 @@ class LostSlots:
 
     Attributes:
         lost: the slots whose `edl-worker` has died, as pairs (host, slot); at first empty.
-        best: the best thing to do about ``lost``, by
-            :func:`after_loss`.
+        best: the best thing to do about ``lost``, by :func:`after_loss`.
         barred: the hosts on which an `edl-worker` has died, until an `edl-worker` registers there
             again.
     """

@@ -26,6 +26,7 @@ from edl.core.host.horovodrun_slot import (
     awaits_others,
     decide_slot,
     forgotten,
+    keeps_slot,
     last_round,
     may_ask,
     removal_pending,
@@ -139,9 +140,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     @property
     def _record(self) -> SlotRecord:
         """The record of this process as it should stand in ZooKeeper now."""
-        own = self._own
-        by_bar = own.disabled and self._host in self._lost_slots.barred
-        ends = own.ending_since is not None and not by_bar
+        ends = self._own.ends_with_job(self._lost_slots.barred)
         return SlotRecord(self._host, self._slot, os.getpid(), self._slot_given_up, ends)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
@@ -188,10 +187,9 @@ class SlotSupervisor(Supervisor[SlotState]):
             )
             logger.info("the driver gives %s of slot %d", said, self._slot)
             self._word, self._word_since, self._answered = said, now, now
-            # It may have taken back another slot for this one. A worker that still ends is started
-            # again only if the driver can have known of the signal.
-            ended = len(self._workers) == 0
-            self._placed_anew = said.local_size is not None and (ended or self._release is None)
+            # After a signal it may have taken back another slot for this one.
+            ended, released = len(self._workers) == 0, self._release is None
+            self._placed_anew = keeps_slot(said.local_size, ended, released)
             self._changed.set()
             return
         if removal_pending(snapshot) and now - self._word_since < self._own.limits.removal_s:
