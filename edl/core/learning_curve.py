@@ -20,8 +20,12 @@ from edl.core.record import Record
 MOST_POINTS = 120
 FIRST_PERIOD_S = 0.5
 MEAN_OF = 5  # losses: one alone says little
-TIMES = 3.0  # the loss has risen when it is so many times as high as at its lowest,
-OF_FIRST = 0.5  # and at least so much of the first loss
+# The loss has risen when each of the last MEAN_OF is TIMES the lowest mean, and above all losses of
+# the COMPARED before that mean. Of losses that only fluctuate, whatever their distribution, five in
+# a row are above the 40 before once in C(45, 5) = 1.2 million times.
+COMPARED = 40
+TIMES = 3.0
+OF_FIRST = 0.5  # less than so much of the first loss is no rise: a loss near 0 has multiples
 WELL_BELOW = 0.5  # of that: then it has fallen again
 RISE = 1.05  # of the learning rate: less is no rise
 
@@ -104,7 +108,8 @@ class LossTrend(Record):
         first: the first finite loss; None: there was none.
         lowest: the lowest mean of :data:`MEAN_OF` losses, or the first loss; None likewise.
         lowest_step: the step of the lowest.
-        recent: the last finite losses, at most :data:`MEAN_OF`.
+        recent: the last finite losses, at most :data:`COMPARED`.
+        highest: the highest of the losses in ``recent`` when the lowest mean was found.
         learning_rate: the newest learning rate; None: not known.
         rate_before: the learning rate before its last rise above all that came before; None: none.
         rate_step: the step of the first sample after that rise; None: there was none.
@@ -131,6 +136,7 @@ class LossTrend(Record):
     is_not_finite: bool = False
     is_mean: bool = False
     rate_after: float | None = None
+    highest: float = 0.0
 
     def with_sample(self, sample: LearningSample) -> tuple[LossTrend, LossSpike | None]:
         """Return what is known with ``sample``, and what it shows to be wrong; None: nothing."""
@@ -168,17 +174,28 @@ class LossTrend(Record):
 
     def _with_loss(self, step: int, loss: float) -> tuple[LossTrend, LossSpike | None]:
         """Return what is known with a finite loss, and the finding if it has risen too far."""
-        recent = (*self.recent, loss)[-MEAN_OF:]
-        mean = sum(recent) / len(recent)
+        recent = (*self.recent, loss)[-COMPARED:]
+        last = recent[-MEAN_OF:]
+        mean = sum(last) / len(last)
         new = replace(self, recent=recent)
-        if self.first is None or self.lowest is None:
-            return replace(new, first=loss, lowest=loss, lowest_step=step), None
-        if len(recent) == MEAN_OF and mean < self.lowest:
-            return replace(new, lowest=mean, lowest_step=step, told=None), None
-        limit = max(TIMES * self.lowest, OF_FIRST * self.first)
+        if MEAN_OF < len(recent) < COMPARED:
+            new = replace(new, highest=max(recent[:-MEAN_OF]))
+        first = loss if self.first is None else self.first
+        if self.lowest is None:
+            return replace(new, first=first, lowest=loss, lowest_step=step, highest=loss), None
+        # The first loss may be low by chance: soon only means count, and before that only a loss
+        # that rises in each sample is a finding.
+        is_chance = len(recent) < 2 * MEAN_OF and list(last) != sorted(last)
+        is_first_mean = self.told is None and len(self.recent) < 2 * MEAN_OF <= len(recent)
+        if len(last) == MEAN_OF and (mean < self.lowest or is_first_mean):
+            highest = max(recent)
+            return replace(new, lowest=mean, lowest_step=step, highest=highest, told=None), None
+        limit = max(TIMES * self.lowest, OF_FIRST * first)
         if self.told is not None:
             return (replace(new, told=None) if mean < WELL_BELOW * limit else new), None
-        if len(recent) < MEAN_OF or self.lowest <= 0 or mean < limit:
+        if len(recent) <= MEAN_OF or self.lowest <= 0 or is_chance:
+            return new, None
+        if min(last) < max(limit, new.highest):
             return new, None
         return replace(new, told=mean), new._spike(mean)
 
@@ -249,12 +266,10 @@ class LearningCurve(Record):
         if not self.points or self.points[-1].step < step:
             return self
         points = tuple(one for one in self.points if one.step < step)
-        known = [(one.loss, one.step) for one in points if one.loss is not None]
-        if not known:
-            return replace(self, points=points, trend=LossTrend())
-        lowest, at = min(known)
-        trend = replace(self.trend, lowest=lowest, lowest_step=at, recent=(), told=None)
-        return replace(self, points=points, trend=replace(trend, is_not_finite=False))
+        trend = replace(
+            self.trend, first=None, lowest=None, recent=(), told=None, is_not_finite=False
+        )
+        return replace(self, points=points, trend=trend)
 
     def _with_point(self, point: LearningPoint) -> LearningCurve:
         new = replace(self, points=_added(self.points, point, self.period_s))
