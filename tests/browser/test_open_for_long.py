@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 from cli_shell import Running, Shell, until
 from pages import WAIT_S, opened, url_of
-from playwright.sync_api import Browser, CDPSession, Page
+from playwright.sync_api import Browser, CDPSession, Page, Route, expect
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -95,3 +95,19 @@ def test_an_hour_of_updates_leaves_nothing_behind(browser: Browser, busy: Runnin
     assert max(one.listeners for one in last) <= max(one.listeners for one in first) + 20, sizes
     assert one.complaints == []
     page.context.close()
+
+
+def test_events_that_come_faster_than_answers_are_listed(busy: Running, browser: Browser) -> None:
+    """Each change of the job asks for the events anew, and each answer takes a second."""
+    one = opened(browser, url_of(busy), viewport={"width": 1280, "height": 900})
+
+    def answer_late(route: Route) -> None:
+        one.page.wait_for_timeout(1000)
+        route.continue_()
+
+    one.page.route("**/api/events*", answer_late)
+    one.page.get_by_role("searchbox").fill("no such words")
+    expect(one.page.get_by_text("No event matches.")).to_be_visible()
+    one.page.get_by_role("searchbox").fill("was killed")
+    expect(one.page.locator(".events li").first).to_contain_text("was killed")
+    one.page.context.close()

@@ -26,7 +26,7 @@ export class EventList {
     this.ask = ask;
     this.onChange = onChange;
     this.filter = { tones: [], text: "" };
-    this.asked = 0;
+    this.isAsking = false; // for the newest events
     this.clear();
   }
 
@@ -36,7 +36,7 @@ export class EventList {
     this.more = false; // whether older ones may match
     this.most = FIRST; // as many as somebody wanted to see
     this.isOld = true; // they are not those of the filter
-    this.asked += 1; // an answer to an earlier question is for nobody
+    this.isDue = false; // to be asked for
   }
 
   /** Show the events that match another filter; those before stay until the answer comes. */
@@ -47,12 +47,27 @@ export class EventList {
     return this.refresh();
   }
 
-  /** Ask for the newest events; older pages stay if these follow them without a gap. */
+  /**
+   * Ask for the newest events; older pages stay if these follow them without a gap.
+   *
+   * One question is open at a time: where events come faster than answers, each answer is shown, and
+   * the next question asks for what came meanwhile.
+   */
   async refresh() {
-    this.asked += 1;
-    const { asked } = this;
-    const found = await this.answer({ limit: FIRST });
-    if (found === null || asked !== this.asked) return;
+    this.isDue = true;
+    if (this.isAsking) return;
+    this.isAsking = true;
+    while (this.isDue) {
+      this.isDue = false;
+      const { filter, events } = this;
+      const found = await this.answer({ limit: FIRST });
+      if (found !== null && filter === this.filter && !(this.isOld && events !== this.events)) this.take(found);
+    }
+    this.isAsking = false;
+  }
+
+  /** List the newest events, which the server has answered. */
+  take(found) {
     const isFull = found.length >= FIRST;
     const last = found.at(-1)?.number;
     const follows = !this.isOld && isFull && this.events.length > 0 && this.events[0].number >= last;

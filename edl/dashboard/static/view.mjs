@@ -324,7 +324,7 @@ export function EventCard({ events: list, kinds, dotted, counts, unreadable, not
             <span class="where">${place}</span>
           </li>`;
       })}</ol>
-      ${!events.length && html`<p class="muted empty">No event matches.</p>`}
+      ${!events.length && html`<p class="muted empty">${list.isOld ? "Reading the events…" : "No event matches."}</p>`}
       ${list.more && html`<button type="button" class="more" onClick=${() => list.showMore()}>Show more</button>`}
     <//>`;
 }
