@@ -26,7 +26,7 @@ def ask_workers(snapshot: Snapshot, run: str) -> WorkerReports:
     generation = snapshot.generation
     members = generation.members[:MOST_ASKED] if generation is not None else ()
     answers = ask_all({one.id: (one.address, one.port) for one in members}, ASK_S)
-    return WorkerReports.of(run, (one.report for one in answers.values()))
+    return WorkerReports.of(run, {worker: one.report for worker, one in answers.items()})
 
 
 def probe_servers(hosts: str) -> Mapping[str, ServerProbe]:

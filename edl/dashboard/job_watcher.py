@@ -98,6 +98,8 @@ class JobWatcher(PageWatcher):
         self._profile: Curve | None = None
         self._learned_due_s = 0.0
         self._away_since_s: float | None = None
+        self._asked: WorkerReports | None = None  # what they last answered in this outage
+        self._asked_at_s = 0.0
         self._over = False
 
     def events(self, choice: EventChoice) -> Sequence[ShownEvent]:
@@ -131,7 +133,8 @@ class JobWatcher(PageWatcher):
             else:
                 self._show_outage(since_s, now_s)
             return
-        self._away_since_s, self._reading = None, reading
+        self._away_since_s = self._asked = None
+        self._reading = reading
         self._over = reading.snapshot.job.state.over
         self._trace = self._trace.with_reading(reading)
         sections = page_sections(reading, self._trace)
@@ -160,6 +163,8 @@ class JobWatcher(PageWatcher):
         cause = outage_cause(trouble, self._probe(hosts))
         self._trace = self._trace.with_outage(cause.why, since_s, now_s)
         asked = self._ask(reading.snapshot, self._token)
+        asked = asked.after(self._asked, now_s - self._asked_at_s)
+        self._asked, self._asked_at_s = asked, now_s
         step = reading.snapshot.status.step
         lasts = outage_incident(cause, now_s - since_s, now_s, step, asked)
         self._notify("bad", f"{text} Only the first entry of what happened is new.", lasts)

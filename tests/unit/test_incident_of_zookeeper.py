@@ -46,7 +46,7 @@ class TestZookeeper:
         return outage_incident(cause, 7.2, CREATED + 60, 640, asked)
 
     def test_that_is_away_now(self) -> None:
-        one = self.lasts(WorkerReports(2, 1, 652))
+        one = self.lasts(WorkerReports(2, 1, 652, (1,), grew=True))
         assert (one.tone, one.until_s, one.step) == ("bad", None, 640)
         assert one.at_s == pytest.approx(CREATED + 52.8)
         assert "has not answered this page for 7 s: no worker can join or leave." in one.what
@@ -121,10 +121,33 @@ class TestZookeeper:
         assert trace.incidents.outage_why == "It was frozen."
 
     def test_whether_workers_train_then_is_said_only_if_they_say_so(self) -> None:
-        assert "no step has completed since step 640" in self.lasts(WorkerReports(2, 2, 640)).since
+        asked = WorkerReports(2, 2, 652)
+        assert self.lasts(asked).since == (
+            "Asked directly, 2 of 2 workers say that step 652 is the newest complete one, 12 after "
+            "the last that ZooKeeper knows."
+        )
+        grew = WorkerReports(2, 2, 653).after(asked, 1.0)
+        assert self.lasts(grew).since.startswith("Training goes on: asked directly,")
         assert "does not know whether they train" in self.lasts(WorkerReports(2)).since
         assert self.lasts(WorkerReports()).since == "There is no ring of workers."
 
     def test_only_workers_of_the_job_are_believed(self) -> None:
-        reports = ({"run": "r", "step": 5}, {"run": "other", "step": 9}, {}, {"run": "r"})
-        assert WorkerReports.of("r", reports) == WorkerReports(4, 1, 5)
+        reports = {
+            0: {"run": "r", "step": 5},
+            2: {"run": "other", "step": 9},
+            3: {},
+            4: {"run": "r"},
+        }
+        assert WorkerReports.of("r", reports) == WorkerReports(4, 1, 5, (2, 3, 4))
+
+    def test_a_job_that_stands_still_is_not_said_to_train(self) -> None:
+        """A worker died after ZooKeeper: the steps until then are newer than what ZooKeeper has."""
+        asked = WorkerReports(2, 2, 652).after(WorkerReports(2, 2, 650), 1.0)
+        for _ in range(12):
+            asked = WorkerReports(2, 1, 652, (1,)).after(asked, 1.0)
+        assert self.lasts(asked).since == (
+            "Asked directly, 1 of 2 workers says that step 652 is the newest complete one, 12 "
+            "after the last that ZooKeeper knows; no step has completed for 12 s. w1 does not "
+            "answer: the others wait until ZooKeeper answers, and then go on without the lost."
+        )
+        assert "goes on" in self.lasts(WorkerReports(2, 1, 653).after(asked, 1.0)).since

@@ -7,8 +7,8 @@ they answer ``/health``, whether steps complete. When ZooKeeper answers again, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from edl.core.dashboard.incident_causes import Cause
@@ -22,6 +22,9 @@ NUMBER = -1  # of the incident: those of events begin at 0
 KIND = "zookeeper_away"
 
 
+STILL_S = 5.0  # without a new step: training is not said to go on
+
+
 @dataclass(frozen=True)
 class WorkerReports(Record):
     """The answers of workers that were asked for their health directly.
@@ -30,25 +33,42 @@ class WorkerReports(Record):
         asked: the number of workers that were asked.
         answered: the number of those that have answered.
         step: the newest complete step of these; None: none has answered.
+        silent: the ids of the workers that have not answered.
+        grew: whether a step was completed since the workers were first asked in this outage.
+        still_s: the seconds since the answers told of a new step.
     """
 
     asked: int = 0
     answered: int = 0
     step: int | None = None
+    silent: tuple[int, ...] = ()
+    grew: bool = False
+    still_s: float = 0.0
 
     @classmethod
-    def of(cls, run: str, reports: Iterable[Mapping[str, Any]]) -> Self:
+    def of(cls, run: str, reports: Mapping[int, Mapping[str, Any]]) -> Self:
         """Return the answers of workers of one job.
 
         Args:
             run: the token of the start of the job; reports of another one are no answers, because
                 the port of a worker that is gone may belong to another process.
-            reports: for each worker that was asked, the JSON object of its ``/health``; empty: it
-                has not answered.
+            reports: worker id -> the JSON object of its ``/health``; empty: no answer.
         """
-        all_ = list(reports)
-        own = [one for one in all_ if one.get("run") == run and isinstance(one.get("step"), int)]
-        return cls(len(all_), len(own), max((int(one["step"]) for one in own), default=None))
+        steps = {
+            worker: int(one["step"])
+            for worker, one in reports.items()
+            if one.get("run") == run and isinstance(one.get("step"), int)
+        }
+        silent = tuple(worker for worker in reports if worker not in steps)
+        return cls(len(reports), len(steps), max(steps.values(), default=None), silent)
+
+    def after(self, before: WorkerReports | None, passed_s: float) -> WorkerReports:
+        """Return these answers, compared with those ``before`` them, ``passed_s`` seconds ago."""
+        if before is None or before.step is None or self.step is None:
+            return self
+        if self.step > before.step:
+            return replace(self, grew=True)
+        return replace(self, grew=before.grew, still_s=before.still_s + passed_s)
 
 
 def outage_incident(
@@ -103,9 +123,18 @@ def _since(step: int, asked: WorkerReports) -> str:
         )
     more = asked.step - step
     said = f"{asked.answered} of {asked.asked} workers {verb(asked.answered, 'says', 'say')}"
-    if more <= 0:
-        return f"Asked directly, {said} that no step has completed since step {asked.step:,}."
-    return (
-        f"Training goes on: asked directly, {said} that step {asked.step:,} is complete, "
-        f"{more:,} after the last that ZooKeeper knows: the header still shows step {step:,}."
-    )
+    if asked.grew and asked.still_s < STILL_S:
+        return (
+            f"Training goes on: asked directly, {said} that step {asked.step:,} is complete, "
+            f"{more:,} after the last that ZooKeeper knows: the header still shows step {step:,}."
+        )
+    known = f", {more:,} after the last that ZooKeeper knows" if more > 0 else ""
+    text = f"Asked directly, {said} that step {asked.step:,} is the newest complete one{known}"
+    if asked.still_s < STILL_S:
+        return f"{text}."
+    text += f"; no step has completed for {duration_in_words(asked.still_s)}."
+    if asked.silent:
+        names = " and ".join(f"w{worker}" for worker in asked.silent)
+        text += f" {names} {verb(len(asked.silent), 'does', 'do')} not answer"
+        text += ": the others wait until ZooKeeper answers, and then go on without the lost."
+    return text
