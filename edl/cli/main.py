@@ -12,6 +12,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module, metadata
 from typing import Annotated, Any
@@ -109,6 +110,14 @@ class Verbs(TyperGroup):
         """
         name = OLD_VERBS.get(cmd_name, cmd_name)
         return command_named(name) if name in VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return what typer does; an unknown verb ends with the one that it resembles."""
+        name = args[0]
+        near = [] if name in VERBS or name in OLD_VERBS else get_close_matches(name, VERBS, n=1)
+        if near and not name.startswith("-"):
+            ctx.fail(f"no such command {name!r}, but there is `edl {near[0]}`")
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the completions of a word that was begun with ``incomplete``: commands, options.

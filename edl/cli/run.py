@@ -45,6 +45,7 @@ from edl.policy_source import read_policy
 
 RESUME = "--resume"
 AUTO, AUTO_ALIAS = f"{RESUME}=auto", f"{RESUME}-auto"
+OPTIONS_OF_SIZE = ("-np", "--np", "--min-np", "--max-np")
 
 
 @with_settings
@@ -209,6 +210,11 @@ def _run(
     kept = NO_POLICY
     if policy is not None:
         kept = checked_policy(*read_policy(policy, "--policy"), spec.sizes, command, cwd)
+    if behind := [word for word in command if word in OPTIONS_OF_SIZE]:
+        _print(
+            f"{behind[0]} stands behind the command, so the script gets it and edl does not; "
+            "options of `edl run` stand before the command"
+        )
     check_command(command, cwd, config.environment().get("PATH"))
     check_own_name()
     name = check_name("job", job) if job is not None else made_up_name(command)

@@ -164,6 +164,11 @@ class Sizes(Record):
         if self.allows(np):
             return
         hint = ""
+        if np < 1:
+            raise UsageError(
+                f"cannot scale job {job} to {workers(np)}: `edl stop {job}` ends it, and `edl "
+                f"preempt {job}` saves it first, to be resumed later"
+            )
         if not self.enough(np):
             hint = f"; start it with a lower --min-np, or run `edl stop {job}`"
         elif self.max_np is not None and np > self.max_np:

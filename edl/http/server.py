@@ -13,6 +13,7 @@ a ring connect at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import json
 import logging
@@ -108,9 +109,11 @@ class DaemonServer:
             listener.setblocking(False)
         except OSError as error:
             listener.close()
+            cure = "check EDL_ADDRESS, it must be an address of this machine"
+            if error.errno == errno.EADDRINUSE:
+                cure = "another process listens there; choose another port"
             raise RingError(
-                f"cannot listen on {self.address}:{self._wanted_port}: {error.strerror}; "
-                "check EDL_ADDRESS, it must be an address of this machine"
+                f"cannot listen on {self.address}:{self._wanted_port}: {error.strerror}; {cure}"
             ) from error
         if ipaddress.ip_address(listener.getsockname()[0]).is_unspecified:
             listener.close()

@@ -130,7 +130,7 @@ def test_what_a_running_job_refuses(shell: Shell) -> None:
     text = sentence(shell.edl("scale", "j", "--np", "4"), 2)
     assert "cannot scale job j to 4 workers: max_np is 3" in text
     text = sentence(shell.edl("scale", "j", "--np", "0"), 2)
-    assert "cannot scale job j to 0 workers: min_np is 1" in text
+    assert "cannot scale job j to 0 workers: `edl stop j` ends it" in text
     assert "w9 is not training in this job" in sentence(shell.edl("drain", "j", "w9"), 2)
     assert "'nine' is not a worker" in sentence(shell.edl("drain", "j", "nine"), 2)
     text = sentence(shell.edl("join", "--job", "j", "--host", name), 95)

@@ -133,6 +133,7 @@ def shown(renderable: object) -> str:
         ("drain a b c", "edl drain takes a job and a worker, as `edl drain digits w3`"),
         ("drain digits nine", "'nine' is not a worker"),
         ("nonsense", "no such command 'nonsense'"),
+        ("stauts digits", "no such command 'stauts', but there is `edl status`; see `edl --help`"),
         ("status a b", "got unexpected extra argument"),
     ],
 )
@@ -184,7 +185,7 @@ def test_an_option_that_turns_a_setting_off_says_so() -> None:
 
 
 def test_run_leaves_the_commands_own_options_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[list[str]] = []
 
@@ -199,6 +200,7 @@ def test_run_leaves_the_commands_own_options_alone(
     assert invoke(["run", "-np=2", *command]) == 2
     assert invoke(["run", "--np", "2", "--", *command]) == 2
     assert seen == [command] * 3
+    assert capsys.readouterr().out.count("edl: -np stands behind the command, so the script") == 3
 
 
 @pytest.mark.parametrize(

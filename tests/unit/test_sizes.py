@@ -62,7 +62,12 @@ def test_the_sizes_in_words(sizes: Sizes, text: str) -> None:
     assert str(sizes) == text
 
 
-@pytest.mark.parametrize("np", [0, 1, 7])
+def test_a_scale_to_nobody_names_what_people_want() -> None:
+    with pytest.raises(UsageError, match="to 0 workers: `edl stop digits` ends it"):
+        Sizes(2, 6).check_scale("digits", 0)
+
+
+@pytest.mark.parametrize("np", [1, 7])
 def test_a_scale_outside_the_limits_is_refused(np: int) -> None:
     with pytest.raises(UsageError, match=r"cannot scale job digits to \d workers?: m\w\w_np is"):
         ANY.check_scale("digits", np)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.host.termination_message import AFTER, best, is_noise, is_of_horovod
+from edl.core.host.termination_message import AFTER, FOR_TORCHRUN, best, is_noise, is_of_horovod
 
 TRACEBACK = """\
 step 4
@@ -85,8 +85,10 @@ def test_a_line_of_weight_is_shown(line: str) -> None:
 def test_the_end_of_a_traceback_is_the_best_line() -> None:
     after = ["w1 closes its files", "WARNING:edl: coordination is interrupted", ""]
     for more in ([], after, IGNORED.splitlines(), AT_EXIT.splitlines()):
-        assert best([*TRACEBACK.splitlines(), *more]) == "ValueError: no such label: 7"
-    assert best(CHAINED.splitlines()) == "RuntimeError: Error(s) in loading state_dict for Net:"
+        assert best([*TRACEBACK.splitlines(), *more]) == "ValueError: no such label: 7 (train.py:3)"
+    assert best(CHAINED.splitlines()) == (
+        "RuntimeError: Error(s) in loading state_dict for Net: (train.py:9)"
+    )
 
 
 def test_the_error_of_a_loaders_process_is_the_one_in_it() -> None:
@@ -99,7 +101,24 @@ def test_the_error_of_a_loaders_process_is_the_one_in_it() -> None:
         "ValueError: bad sample 137",
         "",
     )
-    assert best(lines) == "ValueError: bad sample 137"
+    assert best(lines) == "ValueError: bad sample 137 (data.py:3)"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "KeyError: 'LOCAL_RANK'",
+        "ValueError: Error initializing: environment variable RANK expected, but not set",
+    ],
+)
+def test_a_script_for_torchrun_is_told_so(error: str) -> None:
+    frames = [
+        '  File "/home/a/ddp.py", line 2, in <module>',
+        '  File "/v/lib/python3.11/site-packages/torch/distributed/rendezvous.py", line 269, in _x',
+        '  File "<frozen os>", line 679, in __getitem__',
+    ]
+    line = best(["Traceback (most recent call last):", *frames, error])
+    assert line == f"{error} (ddp.py:2); {FOR_TORCHRUN}"
 
 
 def test_after_an_error_that_was_only_logged_the_script_went_on() -> None:

@@ -3,7 +3,7 @@
 The entry point is :func:`best`. Mostly the line is the last one, but not always: Python ends an
 error with its type and message, and then the interpreter, libraries and progress bars may write
 more. So the end of the last traceback is chosen if at most :data:`AFTER` (10) meaningful lines
-follow it; otherwise the last line that is not noise.
+follow it, with the innermost line of the user's code; otherwise the last line that is not noise.
 """
 
 from __future__ import annotations
@@ -16,6 +16,19 @@ AFTER = 10  # lines of weight after a traceback: then the script went on
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TRACEBACK = "Traceback (most recent call last)"
+_EDL = re.escape(__file__.rpartition("/core/")[0])
+_FRAME = re.compile(  # of the script, not of a library
+    rf'File "(?!.*/(?:site|dist)-packages/|.*/lib/python3|{_EDL}/|<)([^"]+)", line (\d+)'
+)
+# What a script for torchrun asks for first; edl sets no such variable.
+_OF_TORCHRUN = re.compile(
+    r"environment variable (?:RANK|WORLD_SIZE|MASTER_\w+) expected"
+    r"|^KeyError: '(?:RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
+)
+FOR_TORCHRUN = (
+    "the script is written for torchrun, whose variables edl does not set: make it elastic as "
+    "docs/get-started/from-ddp.md says"
+)
 _IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs")
 
 # An error or a warning of Horovod's C++, with the path of its source: "[DATE TIME: E /...".
@@ -51,19 +64,22 @@ def best(lines: Iterable[str]) -> str:
     weighty: list[str] = []
     error = None  # index in ``weighty`` of the end of the last traceback
     inside, ignored = False, False
+    where = ""
     for coloured in lines:
         line = _COLOUR.sub("", coloured).rstrip()
         text = line.strip()
         if text.startswith(_IGNORED):
             inside, ignored = False, True
         elif text.removeprefix("Original ").startswith(_TRACEBACK):  # of a loader's process
-            inside = True
+            inside, where = True, ""
         elif inside and line[:1] in ("", " ", "\t"):
-            continue
+            if frame := _FRAME.match(text):
+                where = f" ({frame[1].rpartition('/')[2]}:{frame[2]})"
         elif inside:
             if not ignored:
                 error = len(weighty)
-                weighty.append(text)
+                cause = f"; {FOR_TORCHRUN}" if _OF_TORCHRUN.search(text) else ""
+                weighty.append(f"{text}{where}{cause}")
             inside, ignored = False, False
         elif text and not is_noise(text):
             ignored = False
