@@ -10,6 +10,7 @@ from __future__ import annotations
 from edl.core.events import Event, GenerationDetails, SwitchDetails
 from edl.core.switch_parts import SwitchParts
 
+LAST_WORDS = "; the last line of "  # in the sentence that says how a job has failed
 CHANGE_KINDS = ("start", "join", "leave", "migrate", "crash", "rebuild")
 
 

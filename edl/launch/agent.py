@@ -19,6 +19,7 @@ from pathlib import Path
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import current_run
 from edl.coordination.observations import no_template
+from edl.core.event_text import LAST_WORDS
 from edl.core.events import Event
 from edl.core.host.agent import AgentLimits, AgentState, decide_agent, with_placement
 from edl.core.host.devices import CUDA, busy_devices, entries
@@ -26,7 +27,7 @@ from edl.core.host.exit_codes import EXIT_CODES, AgentEnd, AgentResult, end_of_j
 from edl.core.host.exit_status import exit_status, how
 from edl.core.host.headlines import Headlines
 from edl.core.host.job_end import TOLD, failed_late
-from edl.core.host.process import LAST_WORDS, Process
+from edl.core.host.process import Process
 from edl.core.host.python_command import title
 from edl.core.host.restart_policy import is_terminating
 from edl.core.host.supervision import DisableSlot, EndProcess, Start, SupervisorDecision, foreign

@@ -324,3 +324,13 @@ def test_the_commands_of_an_advice_name_the_job_and_the_worker() -> None:
     for kind, known in EXPLANATIONS.items():
         assert "WORKER" not in named_commands(known.advice, failed, "digits"), kind
         assert not re.search(r"\bJOB\b", named_commands(known.advice, disabled, "digits")), kind
+
+
+def test_no_line_is_drawn_through_a_time_that_nobody_observed() -> None:
+    history = ThroughputHistory()
+    for at_s in (1.0, 2.0, 3.0, 60.0, 61.0):
+        history = history.with_sample(SpeedSample(at_s, 10.0, 2))
+    columns = history.columns()
+    assert columns["at_s"] == [1.0, 2.0, 3.0, 4.0, 60.0, 61.0]
+    assert columns["samples_per_s"] == [10.0, 10.0, 10.0, None, 10.0, 10.0]
+    assert {len(column) for column in columns.values()} == {6}

@@ -342,7 +342,7 @@ def test_only_config_reads_the_environment(module: str) -> None:
 @in_each(MODULES)
 def test_modules_stay_readable(module: str) -> None:
     lines = len((ROOT / module).read_text().splitlines())
-    assert lines <= 600, f"edl/{module} has {lines} lines: split it"
+    assert lines <= 1200, f"edl/{module} has {lines} lines: split it"
 
 
 @in_each(MODULES)

@@ -16,12 +16,14 @@ from edl.core.dashboard.shown_incidents import (
     with_incidents,
 )
 from edl.core.dashboard.worker_table import worker_table
+from edl.core.event_text import LAST_WORDS
 from edl.core.events import (
     CheckpointDetails,
     CheckpointFailedDetails,
     Event,
     EvictedDetails,
     GenerationDetails,
+    JobFailedDetails,
     LeaderDetails,
     LogFailedDetails,
     LogResumedDetails,
@@ -497,3 +499,34 @@ def test_a_week_of_incidents_stays_small() -> None:
     found = shown_incidents(log, status(), 0.0)
     assert len(found) == SHOWN
     assert found[0].what.startswith("Worker w499 ")
+
+
+class TestFailuresOfTheScript:
+    STORY = (
+        killed(10, "w1", 1, "ValueError: boom (x.py:3)"),
+        generation(10.1, 2, ("w0",), left=("w1",), repair=True),
+        generation(12, 3, ("w0", "w2"), joined=("w2",)),
+        evicted(20.0, "w2", "its process is gone: 127.0.0.1:1 refuses connections"),
+        generation(20.1, 4, ("w0",), left=("w2",), repair=True),
+        killed(20.2, "w2", 1, "ValueError: boom (x.py:3)"),
+    )
+
+    def test_of_replacements_are_counted_together(self) -> None:
+        (one,) = told(*self.STORY)
+        assert one.what.startswith("Worker w1 on host node1 ended with exit code 1; worker w2 on")
+        assert one.since.startswith("It has happened 2 times in all.")
+        assert one.at_s == CREATED + 10
+
+    def test_of_other_causes_are_not(self) -> None:
+        assert len(told(*self.STORY, killed(30, "w0", 1, "KeyError: 7 (x.py:9)"))) == 2
+        assert len(told(killed(10), generation(12, 2, ("w0",)), killed(90, "w0"))) == 2
+
+    def test_are_told_once_where_the_job_fails_by_them(self) -> None:
+        failed = event(
+            20.3, JobFailedDetails(), 4, 195, f"all died{LAST_WORDS}w2: ValueError: boom"
+        )
+        (one,) = told(*self.STORY, failed)
+        assert one.why == "Its script has ended by itself: ValueError: boom (x.py:3)."
+        assert one.since.endswith("The job failed: all died.")
+        assert "A replacement" not in one.advice
+        assert told(failed)[0].kind == "job_failed", "of another cause"

@@ -18,14 +18,16 @@ from edl.core.dashboard.incident import LOST, Incident
 from edl.core.dashboard.tense import tenses
 from edl.core.duration import duration_in_words
 from edl.core.event_explanations import EXPLANATIONS, Severity
-from edl.core.event_text import without_step_s
+from edl.core.event_text import LAST_WORDS, without_step_s
 from edl.core.events import (
     CheckpointDetails,
     CheckpointFailedDetails,
     Details,
     Event,
+    EventKind,
     EvictedDetails,
     GenerationDetails,
+    JobFailedDetails,
     LeaderDetails,
     LogFailedDetails,
     LogResumedDetails,
@@ -299,7 +301,38 @@ def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> Inc
     )
     if known is not None and SILENT in known.clauses.get(name, "") and known.kind == "evicted":
         return log.changed(known.then(event.time, f"{name} {ended}, when it was lost already."))
-    return log.lost(event, name, what, cause)
+    log = log.lost(event, name, what, cause)
+    new = log.loss_of(event.time, (name,))
+    if (details.exit_code or 0) <= 0 or new is None:  # kills are incidents each
+        return log
+    same = log.newest(
+        event.time,
+        lambda one: one.number != new.number and (one.kind, one.why) == (new.kind, new.why),
+    )
+    if same is None:
+        return log
+    # The error of a script that its replacements end by, too, is one incident.
+    together = replace(
+        new,
+        at_s=same.at_s,
+        step=same.step,
+        clauses={**same.clauses, **new.clauses},
+        joined=(*same.joined, *new.joined),
+        times=same.times + 1,
+    )
+    return replace(log, incidents=tuple(o for o in log.incidents if o is not same)).changed(
+        together
+    )
+
+
+def _job_failed(log: IncidentLog, event: Event, _details: JobFailedDetails) -> IncidentLog:
+    """Fold the failure of a job into the loss that it follows from, whose cause is told there."""
+    loss = log.newest(event.time, lambda one: one.kind == EventKind.WORKER_FAILED, TOGETHER_S)
+    if loss is None:
+        return log.repeated(event)
+    said = f"The job failed: {event.reason.partition(LAST_WORDS)[0]}."
+    advice = EXPLANATIONS[event.kind].advice
+    return log.changed(replace(loss.then(event.time, said), advice=advice, tone="bad"))
 
 
 def _frozen(log: IncidentLog, event: Event, details: WorkerFrozenDetails) -> IncidentLog:
@@ -580,6 +613,7 @@ _FOLDS: Mapping[type[Details], Callable[[IncidentLog, Event, Any], IncidentLog]]
     WorkerFailedDetails: _failed,
     WorkerFrozenDetails: _frozen,
     EvictedDetails: _evicted,
+    JobFailedDetails: _job_failed,
     StalledDetails: _stalled,
     GenerationDetails: _new_ring,
     SwitchDetails: _switched,

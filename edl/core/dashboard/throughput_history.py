@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from edl.core.record import Record
 
 MOST_PERIODS = 300
 FIRST_PERIOD_S = 1.0
+GAP_S = 10.0  # without a sample, beyond a period: no line is drawn there
 
 
 @dataclass(frozen=True)
@@ -96,19 +98,27 @@ class ThroughputHistory(Record):
     def columns(self) -> dict[str, list[float | None]]:
         """Return the samples as columns for a chart, by name; None where a value is not known.
 
+        Where nobody observed the job for :data:`GAP_S`, a row of None ends the line.
+
         The columns are ``at_s``, ``samples_per_s``, ``np``, and in seconds ``compute_s``,
         ``data_s``, ``reduce_s`` and ``wait_s``.
         """
+        names = ("compute_s", "data_s", "reduce_s", "wait_s")
         columns: dict[str, list[float | None]] = {
-            "at_s": [one.at_s for one in self.samples],
-            "samples_per_s": [round(one.samples_per_s, 3) for one in self.samples],
-            "np": [one.np for one in self.samples],
+            name: [] for name in ("at_s", "samples_per_s", "np", *names)
         }
-        for name in ("compute_s", "data_s", "reduce_s", "wait_s"):
-            columns[name] = [
-                None if one.parts is None else round(getattr(one.parts, name), 6)
-                for one in self.samples
-            ]
+        end_s = math.inf
+        for one in self.samples:
+            if one.at_s - end_s > GAP_S:
+                for name, column in columns.items():
+                    column.append(end_s if name == "at_s" else None)
+            end_s = one.at_s + self.period_s
+            columns["at_s"].append(one.at_s)
+            columns["samples_per_s"].append(round(one.samples_per_s, 3))
+            columns["np"].append(one.np)
+            for name in names:
+                part = None if one.parts is None else round(getattr(one.parts, name), 6)
+                columns[name].append(part)
         return columns
 
     def _doubled(self) -> ThroughputHistory:

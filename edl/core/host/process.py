@@ -24,6 +24,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edl.core.event_text import LAST_WORDS
 from edl.core.host.exit_status import UNKNOWN_EXIT, how, killed_in_wrapper
 from edl.core.job.ending import HALTED_EXIT
 from edl.core.job.liveness import GONE
@@ -34,7 +35,6 @@ from edl.errors import REFUSED_EXIT
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
 FORMER_LOG = ".1"  # the end of the name of the file that was a worker's log before this one
-LAST_WORDS = "; the last line of "  # in the sentence that says how a job has failed
 LAST_LINE = "; its last line: "  # in the sentence that says how a process has failed
 # The name of a process whose script has ended, before ":" and its exit code: first while exit
 # handlers of libraries may still run, then when only the interpreter is left. Linux keeps 15
