@@ -69,7 +69,7 @@ def test_what_cannot_be_placed_is_one_sentence() -> None:
         "2 slots; place fewer workers there"
     )
     assert "cannot scale job digits to 7 workers: max_np is 6" in refused({"b": 7}, before)
-    assert "cannot scale job digits to 0 workers: min_np is 1" in refused({}, before)
+    assert "cannot scale job digits to 0 workers: `edl stop digits` ends it" in refused({}, before)
     sizes = replace(before, job=make_job(min_np=1, max_np=4, sizes=(1, 2, 4)))
     assert "the job may have 1, 2 or 4 workers" in refused({"a": 2, "b": 1}, sizes)
 
