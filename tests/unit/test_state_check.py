@@ -29,6 +29,7 @@ from edl.core.step.source import Source
 from edl.core.step.state_check import (
     ALIGN_BYTES,
     PARTS_OF_SCRIPT,
+    STEP_VALUE,
     WHOLE,
     StateGroup,
     coarser,
@@ -183,6 +184,19 @@ def test_a_learning_rate_that_differs_is_named_before_what_it_has_changed() -> N
     why = reason(found, 300, {w: {"a": s} for w, s in enumerate([7, 8, 7])}, rates)
     expected = "after step 300: the learning rate is 0.1 on w0, w2 and 0.05 on w1. What all share"
     assert expected in why
+
+
+def test_the_value_that_a_scheduler_decided_by_is_named_beside_its_rate() -> None:
+    found = split_by_digest(enumerate([7, 8]))
+    assert found is not None
+    rates = {w: {"learning rate": 0.1 / (w + 1), STEP_VALUE: 0.25 + w / 8} for w in (0, 1)}
+    why = reason(found, 300, {0: {"a": 7}, 1: {"a": 8}}, rates)
+    assert "0.1 on w0 and 0.05 on w1; the value that scheduler.step() got is 0.25 on w0" in why
+    assert why.endswith("call scheduler.step(edl.mean(value)) on all workers")
+    rates[1]["learning rate"] = 0.1  # another value may follow from another model
+    assert STEP_VALUE not in reason(found, 300, {0: {"a": 7}, 1: {"a": 8}}, rates)
+    said = {w: StateReport({"a": w}, rates[w], 80 if w else None) for w in (0, 1)}
+    assert STEP_VALUE not in why_they_leave((1,), 81, said)
 
 
 # --- newcomers ---

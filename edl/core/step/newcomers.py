@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edl.core.plural import names, verb
-from edl.core.step.state_check import Digests, Rates, Split, different_rate, first_difference
+from edl.core.step.state_check import Digests, Rates, Split, different_rates, first_difference
 
 TRIAL_STEPS = 500  # a worker counts as a newcomer so long; schedules may differ late
 SCRIPT_CAUSE = (
@@ -109,15 +109,13 @@ def why_they_leave(
     when = " and ".join(map(str, steps))
     pair = {staying[0]: said[staying[0]], first: said[first]}
     what = first_difference({worker: one.digests for worker, one in pair.items()})
-    if rate := different_rate({worker: one.rates for worker, one in pair.items()}):
-        own, theirs = said[first].rates[rate], pair[staying[0]].rates[rate]
-        what = f"the {rate} is {own:.6g} on w{first} and {theirs:.6g} on w{staying[0]}"
-    else:
-        what = f"first in {what}"
+    rates = {worker: one.rates for worker, one in pair.items()}
+    clause, cure = different_rates(rates, [[first], [staying[0]]])
+    what = clause or f"first in {what}"
     count = len(leaving)
     state = verb(count, "its state differs", "their states differ")
     return (
         f"{names(leaving)} joined after {unit} {when}, and after {unit} {step} {state} from that "
         f"of {names(staying)}: {what}. "
-        f"{cause}. {names(leaving)} {verb(count, 'ends', 'end')}, and the others train on"
+        f"{cure or cause}. {names(leaving)} {verb(count, 'ends', 'end')}, and the others train on"
     )

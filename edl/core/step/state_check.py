@@ -36,6 +36,12 @@ ADVICE = (
     "decisions by numbers that are a worker's own (edl.mean makes them the job's). "
     "EDL_STATE_CHECK_STEPS=0 turns this check off"
 )
+STEP_VALUE = "value that scheduler.step() got"  # stands among the rates of a worker, after them
+VALUE_ADVICE = (
+    "Each worker has computed that value by itself, from data of its own or with averages of "
+    "BatchNorm of its own (edl's loaders make these the job's at an epoch's end): call "
+    "scheduler.step(edl.mean(value)) on all workers"
+)
 
 
 # A save of a script copies its whole state: 40 to 50 ms for 25 million parameters with Adam. The
@@ -235,20 +241,37 @@ def split_of(records: StepRecords) -> Split | None:
     return split_by_digest(zip(records.values("worker"), records.values("state"), strict=True))
 
 
-def different_rate(rates: Mapping[int, Rates]) -> str:
-    """Return the name of a learning rate on which the workers disagree; empty: they agree on all.
+def different_rate(rates: Mapping[int, Rates], is_value: bool = False) -> str:
+    """Return the first name, in the order of the first worker, on whose value workers disagree.
 
-    It is the first such name in the order of the first worker's rates. A rate that any worker does
-    not report is ignored.
-
-    Args:
-        rates: worker id -> its learning rates by their names.
+    ``rates`` are the learning rates of workers by id; with ``is_value`` only the names that begin
+    with :data:`STEP_VALUE` are compared, else all others. A name that a worker lacks is ignored.
+    The result is empty if they agree.
     """
     if not rates:
         return ""
     first, *others = rates.values()
     known = (name for name in first if all(name in other for other in others))
-    return next((n for n in known if any(other[n] != first[n] for other in others)), "")
+    asked = (name for name in known if name.startswith(STEP_VALUE) == is_value)
+    return next((n for n in asked if any(other[n] != first[n] for other in others)), "")
+
+
+def different_rates(rates: Mapping[int, Rates], groups: Sequence[Sequence[int]]) -> tuple[str, str]:
+    """Return a clause about the first rate on which groups of workers differ, and what to do.
+
+    Both are empty if no rate differs. What to do is empty, too, unless the values differ by which
+    schedulers have chosen the rates.
+    """
+    if not (rate := different_rate(rates)):
+        return "", ""
+
+    def each(name: str, digits: int) -> str:
+        return " and ".join(f"{rates[g[0]][name]:.{digits}g} on {names(g)}" for g in groups)
+
+    clause = f"the {rate} is {each(rate, 6)}"
+    if value := different_rate(rates, is_value=True):
+        return f"{clause}; the {value} is {each(value, 9)}", VALUE_ADVICE
+    return clause, ""
 
 
 def first_difference(tables: Mapping[int, Digests]) -> str:
@@ -287,7 +310,8 @@ def reason(
         advice: the likely cause and what to do, as the end of the message.
         unit: what ``step`` counts, in the singular: "step" or "save".
     """
-    return f"{_difference(found, step, tables, rates, unit)}. {advice}"
+    _, cure = different_rates(rates, found.groups)
+    return f"{_difference(found, step, tables, rates, unit)}. {cure or advice}"
 
 
 def resynced(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
@@ -343,7 +367,6 @@ def _difference(
         who = f"the state of {names(found.odd)} differs from that of {names(found.groups[0])}"
     else:
         who = f"the states of {' and '.join(names(group) for group in found.groups)} differ"
-    if named := different_rate(rates):
-        values = (f"{rates[group[0]][named]:.6g} on {names(group)}" for group in found.groups)
-        return f"{who} after {unit} {step}: the {named} is {' and '.join(values)}"
+    if clause := different_rates(rates, found.groups)[0]:
+        return f"{who} after {unit} {step}: {clause}"
     return f"{who} after {unit} {step}, first in {first_difference(tables)}"

@@ -377,6 +377,12 @@ def check_together(records: StepRecords) -> None:
         )
 
 
+EARLY_STOP = (
+    "; early stopping decides by numbers of the job: let edl.mean give the value, and edl.track "
+    "keep the best one and the count of bad epochs, which a newcomer lacks"
+)
+
+
 def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
     """Return the error message for workers whose scripts have ended while other workers train on.
 
@@ -391,12 +397,13 @@ def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
     ended = records[int(left.argmax())]
     others = int((~left).sum())
     their, train = ("its" if left.sum() == 1 else "their"), ("trains" if others == 1 else "train")
-    where = "inside" if records[int(left.argmin())].epoch == ended.epoch else "after"
+    inside = records[int(left.argmin())].epoch == ended.epoch
+    where, early = ("inside", "") if inside else ("after", EARLY_STOP)
     return (
         f"{_joined(workers[left])} ended {their} script after step {ended.step}, {where} epoch "
         f"{ended.epoch}, and {_joined(workers[~left])} {train} on; all workers must end after the "
         "same step: count the steps of the job, not those of a worker, by `for batch in "
-        f"loader.steps({ended.step})` or `while edl.step() < {ended.step}`"
+        f"loader.steps({ended.step})` or `while edl.step() < {ended.step}`{early}"
     )
 
 
