@@ -57,6 +57,9 @@ class Models:
     def end_batch(self, step: int, epoch: int) -> None:
         """Do nothing: the models have no tracked objects that follow the end of a batch."""
 
+    def average_buffers(self, step: int, exchange: Callable[[bytes], list[bytes]]) -> None:
+        """Do nothing: the model has no buffers."""
+
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Take part in the broadcast of the state of ``root``; store it as ``receive`` says."""
         sent = [model.exchange(ring, root) for model in self.all]

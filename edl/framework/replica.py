@@ -11,6 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from edl.core.job.state_share import WHOLE_STATE, RankArray, StateArray, StateShare, divide
 from edl.core.step.state_check import WHOLE, StateGroup
 from edl.errors import CheckpointError, UsageError
@@ -19,6 +22,12 @@ from edl.framework.state import Arrays, Trackable, exchange_state, load_into, ma
 from edl.framework.tracked_copies import TrackedCopies
 from edl.ring.ring import Ring
 from edl.worker.progress import Receive
+
+Array = npt.NDArray[np.float64]
+OTHER_AVERAGES = (
+    "the workers' models have {counts} numbers in BatchNorm's averages; all workers need the same "
+    "layers, and the same objects in edl.track"
+)
 
 
 def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
@@ -63,6 +72,7 @@ class FrameworkReplica(ABC):
         self._kind = kind
         self._tracked: dict[str, Any] = {}
         self._copies = TrackedCopies()
+        self._averaged_after = -1
         self._parts = StateArrays(self.compared, self.size_of)
 
     def rename(self, kinds: Sequence[str]) -> None:
@@ -183,7 +193,32 @@ class FrameworkReplica(ABC):
         """
         return {}
 
+    @abstractmethod
+    def averages(self) -> list[Array]:
+        """Return the averages that each worker makes of its own batches (BatchNorm's), as float64.
+
+        They come from the models and tracked objects, in an order that is the same on all workers.
+        """
+
+    @abstractmethod
+    def set_averages(self, means: Sequence[Array]) -> None:
+        """Write ``means`` into what :meth:`averages` has read, in the same order."""
+
     # --- what all have in common
+
+    def average_buffers(self, step: int, exchange: Callable[[bytes], list[bytes]]) -> None:
+        """Set BatchNorm's averages to their means over all workers, once after ``step`` steps."""
+        if self._averaged_after == step or not (own := self.averages()):
+            return
+        self._averaged_after = step
+        rows = [np.frombuffer(row) for row in exchange(b"".join(each.tobytes() for each in own))]
+        if len({len(row) for row in rows}) > 1:
+            raise UsageError(OTHER_AVERAGES.format(counts=", ".join(str(len(row)) for row in rows)))
+        # In float64 the mean of equal float32 numbers is that number: synchronised layers and
+        # frozen ones keep their bits.
+        mean = np.mean(rows, axis=0)
+        parts = np.split(mean, np.cumsum([each.size for each in own])[:-1])
+        self.set_averages([part.reshape(each.shape) for part, each in zip(parts, own, strict=True)])
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         """Return checksums (CRC-32) of a part of this worker's state, to compare workers.

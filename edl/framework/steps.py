@@ -118,6 +118,19 @@ def end_batch(worker: Worker) -> None:
         loader.replica.end_batch(worker.step, loader.epoch)
 
 
+def average_buffers(worker: Worker) -> None:
+    """Set BatchNorm's averages to the job's; all workers call it between two steps.
+
+    At an epoch's end each then evaluates the same model, as with DDP, and their scripts decide
+    alike.
+    """
+    replica = worker.loader.replica
+    # Logical workers average buffers in each step.
+    if replica is None or worker.ring.alone or worker.warming_up or worker.logical:
+        return
+    replica.average_buffers(worker.step, worker.exchange_bytes)
+
+
 class BatchSteps:
     """The training loop of one worker's script: it hands out batches and ends them.
 
@@ -338,6 +351,7 @@ class BatchSteps:
             return True
         self._padding = 0
         if worker.loader.ledger.finished or self.made_all_steps:
+            average_buffers(worker)
             self._came_to_end = True
             return False
         feed.form_lost_again()

@@ -24,6 +24,7 @@ from edl.core.step.training_length import UNREACHED_STEPS
 from edl.core.step.update_interval import UpdateInterval
 from edl.errors import UsageError
 from edl.framework.process import current_worker
+from edl.framework.steps import average_buffers
 from edl.lightning.epoch_counts import EpochCounts
 from edl.lightning.loaders import limited_batches
 from edl.lightning.lr_steps import InBatches, accumulated_batches
@@ -262,6 +263,8 @@ class ElasticLoop:
         if not edl.is_warming_up():
             batch_progress = self._trainer.fit_loop.epoch_loop.batch_progress
             batch_progress.is_last_batch = self._loader.epoch_is_over
+            if batch_progress.is_last_batch:
+                average_buffers(current_worker())  # before the validation
             self.counts.end_update()
             self._follow_rank()
             self._limit_validation()

@@ -45,7 +45,7 @@ from edl.core.plural import counted
 from edl.core.step.training_length import TrainingLength
 from edl.errors import UsageError
 from edl.framework.batch_number import batch_in_epoch
-from edl.framework.steps import asked_length, end_batch
+from edl.framework.steps import asked_length, average_buffers, end_batch
 from edl.tensorflow import training
 from edl.tensorflow.fit_arguments import (
     check_arguments,
@@ -316,6 +316,7 @@ class KerasCallback(keras.callbacks.Callback):
         """
         worker = self._training.worker
         end_batch(worker)  # who has missed the last step gets what is kept here, not later
+        average_buffers(worker)  # before the validation
         self._whole = self.metrics.of_job(logs or {}, worker, self._samples)
 
     def on_test_begin(self, logs: Any = None) -> None:

@@ -7,6 +7,7 @@ saved and compared is the same for all frameworks (:mod:`edl.framework.replica`)
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from edl.tensorflow.variables import (
 from edl.worker.progress import Receive
 
 KIND = "tensorflow"
+AVERAGES = ("moving_mean", "moving_variance")  # of BatchNormalization
 NO_VARIABLES = (
     "edl knows no variables of the model{name}: build it before training begins, and name it: "
     "edl.Optimizer(optimizer, model)"
@@ -224,6 +226,21 @@ class TensorFlowReplica(FrameworkReplica):
         equal = {id(plain(variable)) for variable in (*trained, *self._optimizer_state())}
         variables = (*state["model"].values(), *state["optimizer"].values())
         return [variable for variable in variables if id(variable) in equal]
+
+    def _averages(self) -> list[Any]:
+        tracked = [v for thing in self._tracked.values() for v in variables_of(thing) or []]
+        named = variables_by_name([*self._model(), *tracked]).items()
+        found = {id(v): v for name, v in named if re.split("[#:]", name)[0].endswith(AVERAGES)}
+        return list(found.values())
+
+    def averages(self) -> list[np.ndarray[Any, Any]]:
+        """Return the moving averages of BatchNormalization, in models and tracked objects."""
+        return [value.astype(np.float64) for value in self.access.read(self._averages())]
+
+    def set_averages(self, means: Sequence[Array]) -> None:
+        """Write ``means`` into what :meth:`averages` has read, in the same order."""
+        pairs = zip(self._averages(), means, strict=True)
+        self.access.write([(v, mean.astype(v.dtype.as_numpy_dtype)) for v, mean in pairs])
 
     def learning_rates(self) -> dict[str, float]:
         """Return the present learning rates as numbers, by name.

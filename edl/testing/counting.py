@@ -13,7 +13,7 @@ model, so newcomers receive them with the rest of the state.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
@@ -111,6 +111,9 @@ class CountingModel:
 
         ``step`` and ``epoch`` are ignored.
         """
+
+    def average_buffers(self, step: int, exchange: Callable[[bytes], list[bytes]]) -> None:
+        """Do nothing: the model has no buffers."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Take part in the broadcast of the job's state from one worker to all others.

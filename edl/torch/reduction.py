@@ -34,6 +34,7 @@ from edl.core.step.step_state import OptimizerStep, StepState
 from edl.core.step.weighting import Weights
 from edl.errors import UsageError
 from edl.framework.reduction import StepReduction
+from edl.framework.steps import average_buffers
 from edl.torch.accumulation import Accumulation, can_have_gradient, requiring_gradient
 from edl.torch.exact_tensors import copy_each
 from edl.torch.gradient import Gradient, not_finite
@@ -48,7 +49,7 @@ from edl.torch.pending_allreduces import PendingAllreduces
 NO_BATCH = (
     "optimizer.step() was called without a batch from the edl loader, or again for the same one; "
     "take each training batch from edl.DataLoader, and call optimizer.step() once for it (with "
-    "several optimizers, before edl.mean() if its gradients were computed before)"
+    "several optimizers, before edl.mean() or edl.gather() if its gradients were computed before)"
 )
 TWICE = (
     "optimizer.step() was called twice for the gradients of one backward(); call backward() again "
@@ -256,14 +257,9 @@ class GradientReduction:
     def end_step(self, skipped: bool | torch.Tensor) -> None:
         """End the step for this optimizer, after its update was made or skipped.
 
-        Whether it was skipped is recorded in the optimizer's :class:`LastStep`. If other workers
-        have completed the step without this one, ``LastStep.missed`` restores their result. With
-        one optimizer the samples of all workers count as trained from now on; with several, the end
-        of the job's step is left to :class:`~edl.torch.optimizers.Optimizers`.
-
-        Args:
-            skipped: whether the update was skipped. A tensor says so on the optimizer's device: it
-                is 0.0 if the update was made.
+        If other workers have completed the step without this one, ``LastStep.missed`` restores
+        their result. With several optimizers, :class:`~edl.torch.optimizers.Optimizers` ends the
+        job's step. ``skipped`` may be a tensor on the optimizer's device: 0.0 if it was made.
         """
         if not self._reduction.step.changes_nothing:
             self._last_step.skipped = skipped
@@ -279,6 +275,8 @@ class GradientReduction:
             self._optimizers.end_logical_step()
         for gradient in self._gradients:
             gradient.remember()
+        if not self._worker.loader.open and self._worker.loader.ledger.finished:
+            average_buffers(self._worker)  # a script may evaluate before it asks for a next batch
 
     def note_skipped(self) -> None:
         """Record at the end of a step, in ``LastStep.skipped``, whether the update was skipped.

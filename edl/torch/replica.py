@@ -15,9 +15,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from edl.core.plural import counted
+from edl.core.step.state_check import STEP_VALUE
 from edl.errors import UsageError
 from edl.framework.digest import ByteRange
-from edl.framework.replica import FrameworkReplica
+from edl.framework.replica import Array, FrameworkReplica
 from edl.framework.state import Trackable, describe, map_leaves, references
 from edl.torch.buffers import fitting, non_persistent, overwrite, without
 from edl.torch.capture import Copier, check_model, to_tensors
@@ -43,7 +44,7 @@ from edl.torch.optimizer_state import (
     with_own_options,
 )
 from edl.torch.scalers import Scalers
-from edl.torch.schedulers import Schedulers, load_scheduler, savable
+from edl.torch.schedulers import Schedulers, load_scheduler, savable, step_values
 from edl.torch.transfer import TorchArrays
 from edl.worker.progress import Receive
 
@@ -51,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 GROUPS = "edl: groups"  # a key in the state of an optimizer; missing in old checkpoints
 COMPUTED = "computed"  # a key in the state of its groups
+AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm, InstanceNorm
 NAMED = ("model", "requires_grad", "extra")  # the keys of a state under which names stand
 
 
@@ -284,6 +286,22 @@ class TorchReplica(FrameworkReplica):
         """
         return digests(parts)
 
+    def _averages(self) -> list[torch.Tensor]:
+        tracked = (thing for thing in self.things().values() if isinstance(thing, torch.nn.Module))
+        named = [each for one in (*self._models(), *tracked) for each in one.named_buffers()]
+        found = dict.fromkeys(t for name, t in named if name.rpartition(".")[2] in AVERAGES)
+        return list(found)
+
+    def averages(self) -> list[Array]:
+        """Return BatchNorm's averages and counts of batches, in models and tracked modules."""
+        return [each.detach().cpu().double().numpy() for each in self._averages()]
+
+    def set_averages(self, means: Sequence[Array]) -> None:
+        """Write ``means`` into what :meth:`averages` has read, in the same order."""
+        with torch.no_grad():
+            for tensor, mean in zip(self._averages(), map(torch.from_numpy, means), strict=True):
+                overwrite(tensor, mean if tensor.is_floating_point() else mean.round())
+
     def learning_rates(self) -> dict[str, float]:
         """Return the present learning rates of all parameter groups, for comparing workers.
 
@@ -357,14 +375,7 @@ class TorchReplica(FrameworkReplica):
     def _put_back(
         self, weights: Mapping[str, torch.Tensor], state_again: Callable[[], None]
     ) -> None:
-        """Write weights and an optimizer's state once more, after a step without gradients.
-
-        Some optimizers change weights or state even in a step without gradients.
-
-        Args:
-            weights: the values of tensors, by name.
-            state_again: writes the state of the optimizer.
-        """
+        """Write weights and state once more: some optimizers change them without gradients."""
         mine = self._model_tensors()
         with torch.no_grad():
             for name, tensor in weights.items():
@@ -379,13 +390,8 @@ class TorchReplica(FrameworkReplica):
         depend on how far the script is in its loop, and this worker's script and schedulers have
         yet to make the sender's changes.
 
-        Args:
-            each: this worker's optimizer, with its model and groups.
-            theirs: the optimizer's state on the other worker; its entry of groups is removed.
-            exact: whether the tensors keep their dtypes and types of device.
-
-        Returns:
-            A function that writes the same once more.
+        The entry of groups is removed from ``theirs``, and the result writes the same once more.
+        ``exact``: the tensors keep their dtypes and types of device.
         """
         groups, own = theirs.pop(GROUPS), each.optimizer
         if groups["now"] != each.groups.names:
@@ -579,9 +585,9 @@ def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
 
     A text is ``learning rate``, followed by the index of the parameter group and of the optimizer
     where there are several: ``learning rate of parameter group 1 of optimizer 0``. A group without
-    a learning rate is left out.
+    a learning rate is left out. The values by which ReduceLROnPlateau has chosen rates come last.
     """
-    rates = {}
+    rates, values = {}, {}
     for number, optimizer in enumerate(optimizers):
         of = f" of optimizer {number}" if len(optimizers) > 1 else ""
         groups = optimizer.param_groups
@@ -589,4 +595,6 @@ def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
             where = f" of parameter group {index}" if len(groups) > 1 else ""
             if "lr" in group:
                 rates[f"learning rate{where}{of}"] = float(group["lr"])
-    return rates
+        for index, value in enumerate(step_values(optimizer)):
+            values[f"{STEP_VALUE}{f' of scheduler {index}' if index else ''}{of}"] = value
+    return rates | values

@@ -41,6 +41,7 @@ _made: list[weakref.ref[LRScheduler]] = []
 _warned_of: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 # By scheduler that counts samples: the steps that it had made before the job's first sample.
 _counting_samples: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
+_step_values: weakref.WeakKeyDictionary[LRScheduler, float] = weakref.WeakKeyDictionary()
 _intervals: weakref.WeakKeyDictionary[LRScheduler, StepInterval] = weakref.WeakKeyDictionary()
 
 
@@ -85,7 +86,12 @@ def _skip_if(kind: type, name: str, skips: Callable[[], bool]) -> None:
 
     @functools.wraps(method)
     def wrapped(self: Any, *given: Any, **named: Any) -> Any:
-        return None if skips() else method(self, *given, **named)
+        if skips():
+            return None
+        result = method(self, *given, **named)
+        if kind is ReduceLROnPlateau:
+            _step_values[self] = float(given[0] if given else named["metrics"])
+        return result
 
     wrapped._edl_skips = True  # type: ignore[attr-defined]
     setattr(kind, name, wrapped)
@@ -178,6 +184,11 @@ def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
     """
     optimizers = {id(one) for one in with_inner_optimizers(optimizer)}
     return [one for one in _alive() if id(getattr(one, "optimizer", None)) in optimizers]
+
+
+def step_values(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Return the values by which ReduceLROnPlateau schedulers of ``optimizer`` decided last."""
+    return [_step_values[one] for one in schedulers_of(optimizer) if one in _step_values]
 
 
 def warn_of_counted_steps(epochs: int) -> None:
@@ -343,6 +354,7 @@ def load_scheduler(scheduler: LRScheduler, state: Any) -> None:
     Values for which ``state`` has a marker, because they could not be sent, stay as they are here.
     """
     scheduler.load_state_dict(_overlaid(scheduler.state_dict(), state))
+    _step_values.pop(scheduler, None)  # a newcomer's warm-up had another model
 
 
 def _overlaid(mine: Any, theirs: Any) -> Any:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from edl.checkpoint.saved_state import Durable
@@ -51,4 +52,11 @@ class Replica(Shared, Durable, Compared, Protocol):
         Args:
             step: the number of steps that are complete.
             epoch: the number of the present epoch.
+        """
+
+    def average_buffers(self, step: int, exchange: Callable[[bytes], list[bytes]]) -> None:
+        """Set BatchNorm's averages, each worker's own in training, to their means over all.
+
+        All workers call it between two steps, after ``step`` steps. ``exchange`` sends bytes to all
+        of them, and returns the bytes of all in rank order.
         """

@@ -205,7 +205,7 @@ edl.Optimizer(sgd, network())
             "edl.init(); ds = edl.Dataset(data, 4); opt = edl.Optimizer(sgd, network())\n"
             "for _ in ds.epochs(1):\n for _ in ds: edl.mean(1.0)"
         ),
-        "call edl.mean() after the update of a batch and before the next one",
+        "call edl.mean(), edl.gather() and the like after the update of a batch",
     ),
     "mean inside of a function": (
         "edl.init(); tf.function(lambda x: edl.mean(x))(tf.constant(1.0))",
@@ -2238,6 +2238,27 @@ assert rates["learning rate of optimizer 1"] == rate.last(), rates
 assert "learning_rate.0" in worker.replica.digests(), "a newcomer's rate is compared"
 worker._switched(1, 2)
 assert "CosineDecay counts updates" in heard[-1], heard
+""",
+        "",
+    ),
+    "averages of BatchNormalization become the job's": (
+        """
+edl.init()
+model = keras.Sequential(
+    [keras.Input((1,)), keras.layers.BatchNormalization(), keras.layers.BatchNormalization()]
+)
+ema = keras.models.clone_model(model)
+edl.track(ema=ema)
+edl.Optimizer(keras.optimizers.SGD(0.25), model)
+replica = edl.current_worker().replica
+for number, layer in enumerate((*model.layers, ema.layers[0])):
+    layer.moving_mean.assign([number + 1.0])
+theirs = [np.full(1, 2.0 * number) for number in range(len(replica.averages()))]
+replica.average_buffers(3, lambda row: [row, b"".join(each.tobytes() for each in theirs)])
+replica.average_buffers(3, lambda row: 1 / 0)
+layers = [*model.layers, *ema.layers]
+found = [v.numpy().item() for l in layers for v in (l.moving_mean, l.moving_variance)]
+assert found == [0.5, 1.5, 3.0, 3.5, 5.5, 5.5, 6.0, 7.5], found
 """,
         "",
     ),

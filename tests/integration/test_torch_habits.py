@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,24 @@ def test_a_job_trains_as_one_process_does(tmp_path: Path, zk_hosts: str) -> None
         assert job.end() == 0, job.describe("it failed")
     rows = prove_as_one_process(out, EPOCHS, workers=3)
     assert {row["moved"] for row in rows} == {False, True}
+
+
+@pytest.mark.long
+def test_a_rate_that_follows_an_evaluation_is_the_same_on_all(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    """BatchNorm's averages are the job's then; a newcomer and a replacement stay."""
+    with started(
+        tmp_path, zk_hosts, SCRIPTS / "torch_plateau.py", np=2, max_np=3, throttled=SLOW
+    ) as job:
+        job.wait_for_step(3)
+        job.scale(3)
+        job.wait_for_size(3)
+        job.kill("w1")
+        job.wait(lambda now: now["evicted"], "death")
+        job.wait_for_size(3)
+        job.hurry()
+        assert job.end() == 0, job.describe("it failed")
+        lines = re.findall(r"epoch \d: .*", job.output())
+    assert len({line.split(":")[0] for line in lines}) == 8
+    assert len(set(lines)) == 8, lines

@@ -108,6 +108,12 @@ class Replica(FrameworkReplica):
     def compared(self) -> dict[str, Any]:
         return self.state()
 
+    def averages(self) -> list[Any]:
+        return []
+
+    def set_averages(self, means: Any) -> None:
+        raise AssertionError(means)
+
     def learning_rates(self) -> dict[str, float]:
         return {}
 

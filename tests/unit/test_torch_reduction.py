@@ -51,6 +51,7 @@ class Worker:
         self.timer = SimpleNamespace(wait=lambda: None)
         self.warming_up = self.has_state = False
         self.optimizers, self.generation, self.logical = 0, 1, 0
+        self.ledger = SimpleNamespace(finished=False)
         self.engine = StepEngine()
         self.driver = StepDriver(self.engine, self)
         self.other_samples, self.other_is_void = BATCH, False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -259,3 +260,39 @@ def test_a_persistent_buffer_must_be_there() -> None:
     del state["model"]["seen"]
     with pytest.raises(UsageError, match="differs from the job's in seen"):
         masked().load(state, Receive.ALL)
+
+
+def test_batch_norms_averages_become_the_means_of_all() -> None:
+    """Once a step, in the model and in what is tracked; synchronised layers keep their bits."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    same = torch.nn.SyncBatchNorm(2)
+    mine, theirs = torch.rand(3), torch.rand(3)
+    replicas = []
+    for values, batches in ((mine, 5), (theirs, 8)):
+        one = copy.deepcopy(model)
+        ema = torch.optim.swa_utils.AveragedModel(one)
+        for layer in (one[1], ema.module[1]):
+            layer.running_mean.copy_(values)
+            layer.num_batches_tracked.fill_(batches)
+        replica = TorchReplica(one, torch.optim.SGD(one.parameters(), 0.1))
+        replica.track({"ema": ema, "same": copy.deepcopy(same)})
+        replicas.append((replica, one, ema))
+    rows = [b"".join(each.tobytes() for each in one.averages()) for one, *_ in replicas]
+    sent = []
+    for replica, *_ in replicas:
+        replica.average_buffers(7, lambda row: sent.append(row) or [*rows])  # type: ignore[func-returns-value]
+        replica.average_buffers(7, lambda _: pytest.fail("it is done for this step"))
+    assert sent == rows
+    for replica, one, ema in replicas:
+        for layer in (one[1], ema.module[1]):
+            assert torch.equal(layer.running_mean, ((mine.double() + theirs) / 2).float())
+            assert layer.num_batches_tracked == 6
+        assert torch.equal(replica.things()["same"].running_var, same.running_var)  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="have 7, 19 numbers"):
+        replicas[0][0].average_buffers(8, lambda row: [row[:56], row])
+
+
+def test_nothing_is_sent_for_a_model_without_averages() -> None:
+    model = torch.nn.Linear(1, 1)
+    replica = TorchReplica(model, torch.optim.SGD(model.parameters(), 0.1))
+    replica.average_buffers(1, lambda _: pytest.fail("nothing is to be sent"))

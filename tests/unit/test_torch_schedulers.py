@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import SWALR
 
 from edl.checkpoint import format as files
+from edl.core.step.state_check import STEP_VALUE
 from edl.torch import schedulers
 from edl.torch.replica import TorchReplica
 from edl.worker.progress import Receive
@@ -189,6 +190,17 @@ def test_one_that_differs_is_seen() -> None:
     mine, theirs = job.replica.digests(), other.replica.digests()
     mine |= {name: theirs[name] for name in mine if name.startswith("model.")}  # made by chance
     assert {name for name in mine if mine[name] != theirs[name]} == {"optimizer.param_groups.0.lr"}
+
+
+def test_what_a_plateau_decided_by_is_told_with_the_rates() -> None:
+    schedulers.watch_schedulers(lambda: False)
+    model = torch.nn.Linear(1, 1)
+    sgd = torch.optim.SGD(model.parameters(), 0.5)
+    plateau = lr.ReduceLROnPlateau(sgd, patience=0)
+    plateau.step(0.25)
+    plateau.step(metrics=torch.tensor(0.375))
+    rates = TorchReplica(model, sgd).learning_rates()
+    assert rates == {"learning rate": 0.05, STEP_VALUE: 0.375}
 
 
 def test_a_worker_that_missed_a_step_keeps_its_own() -> None:
