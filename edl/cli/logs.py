@@ -57,7 +57,7 @@ def logs(
     cluster: MaybeClusterOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Show what the workers of a job have written, also those that ended; Horovod's lines included.
+    """Show what the workers of a job have written, also those that ended.
 
     Of a job of a cluster it shows the logs of all hosts; of another job, and with --previous, those
     of this host: if the log is on another one, the command says on which, and ends with 1. Without

@@ -127,6 +127,8 @@ class GlooConnection:
                 "HOROVOD_GLOO_IFACE": self._interface,
                 # Rank and size come from us; Horovod must not ask an elastic driver for them.
                 "HOROVOD_ELASTIC": "0",
+                # At each death Horovod logs an error, with the path of its source: edl tells of it.
+                "HOROVOD_LOG_LEVEL": user.get("HOROVOD_LOG_LEVEL", "fatal"),
                 "HOROVOD_GLOO_RENDEZVOUS_ADDR": None,
                 "HOROVOD_GLOO_RENDEZVOUS_PORT": None,
                 BULK: None,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from edl.core.job.topology import WorkerTopology
 from edl.errors import ConfigError
-from edl.ring.gloo import files_of_ring, refuse_other_libraries
+from edl.ring.gloo import GlooConnection, files_of_ring, refuse_other_libraries
 
 USER = {"HOROVOD_TIMELINE": "/logs/timeline.json", "HOROVOD_AUTOTUNE_LOG": "tuning"}
 
@@ -40,3 +45,14 @@ def test_only_gloo_can_change_a_ring(name: str) -> None:
     refuse_other_libraries({})
     with pytest.raises(ConfigError, match=f"{name} is mpi, .*: unset it"):
         refuse_other_libraries({name: "mpi"})
+
+
+@pytest.mark.parametrize(("asked", "level"), [(None, "fatal"), ("warning", "warning")])
+def test_horovod_logs_no_error_at_a_death_unless_it_is_asked_to(
+    asked: str | None, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {} if asked is None else {"HOROVOD_LOG_LEVEL": asked})
+    levels: list[str] = []
+    binding: Any = SimpleNamespace(init=lambda: levels.append(os.environ["HOROVOD_LOG_LEVEL"]))
+    GlooConnection(binding, "127.0.0.1", 1.0).open(WorkerTopology(0, 1, 0, 1, 0, 1, 0), None)
+    assert levels == [level]
