@@ -37,10 +37,11 @@ NO_OPTIMIZER = (
     "optimizer = edl.Optimizer(optimizer, model) before the loop"
 )
 UNFINISHED = (
-    "the loop body took a batch without calling optimizer.step(); every worker must call it for "
-    "each batch, without backward() for one that only this worker leaves out; for one that all "
-    "leave out call edl.notify_batch_end(); to accumulate gradients over several batches, use "
-    "edl.no_sync()"
+    "the script has asked for the next batch without calling optimizer.step() for this one; every "
+    "worker must call it for each batch, without backward() for one that only this worker leaves "
+    "out; for one that all leave out call edl.notify_batch_end(); to accumulate gradients over "
+    "several batches, use edl.no_sync(). A prefetcher that takes batches ahead of their steps is "
+    "not needed: loop over the loader itself, which loads ahead with num_workers=2, pin_memory=True"
 )
 AFTER_REDUCTION = (
     "workers exchange numbers before backward() or after optimizer.step(), and not between the two"

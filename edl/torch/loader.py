@@ -276,7 +276,8 @@ class DataLoader:
         """
         self._steps.check_may_iterate(
             "iterate the loader inside `for epoch in loader.epochs(n):`, so that a newcomer can "
-            "start in the job's current epoch"
+            "start in the job's current epoch; to look at one batch before, take PyTorch's loader: "
+            "next(iter(torch.utils.data.DataLoader(dataset, batch_size)))"
         )
         return self._batches()
 

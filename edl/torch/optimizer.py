@@ -30,7 +30,7 @@ COUNTS = (
 
 
 def Optimizer(
-    optimizer: Wrapped, model: torch.nn.Module, *, backward_passes_per_step: int = 1
+    optimizer: Wrapped, model: torch.nn.Module | None = None, *, backward_passes_per_step: int = 1
 ) -> Wrapped:
     """Make ``optimizer`` apply the mean gradient over the global batch of all workers; return it.
 
@@ -46,7 +46,7 @@ def Optimizer(
 
     Args:
         optimizer: the optimizer to change in place.
-        model: the module whose parameters it trains.
+        model: the module whose parameters it trains; it must be given.
         backward_passes_per_step: how many backward passes come before each ``optimizer.step()``.
             Their gradients are added up before they are sent, as with :func:`edl.torch.no_sync`.
             After fewer passes ``optimizer.step()`` sends the sums over these passes. With logical
@@ -62,6 +62,11 @@ def Optimizer(
             the optimizer has an LR scheduler, and the job's policy sets its rate.
     """
     current_worker()
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            "edl.Optimizer needs the model that the optimizer trains, which newcomers receive: "
+            "edl.Optimizer(optimizer, model)"
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"edl.Optimizer wraps a torch.optim.Optimizer; this is a {type(optimizer).__name__}"

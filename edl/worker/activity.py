@@ -56,6 +56,7 @@ _WORKS = {
     "keras/src/saving/": "saving a model",
     "torch/serialization": "saving or loading a file",
 }
+IMPORTING = "importing modules"
 # Parts of the paths of Python files that a framework has generated.
 _GENERATED = ("torchinductor_", "__autograph_generated_file")
 
@@ -172,6 +173,8 @@ class ThreadWatch:
             if doing == IN_USER_CODE:
                 doing = _WAITS.get(each.f_code, IN_USER_CODE)
             work = work or _work(each.f_code.co_filename)
+            if not where and each.f_code.co_filename.startswith("<frozen importlib"):
+                work = IMPORTING  # and not what the imported library is known for
             if not where and not _of_library(each.f_code.co_filename):
                 where = f"{_short(each.f_code.co_filename)}:{each.f_lineno}"
         if doing == IN_USER_CODE:

@@ -30,8 +30,8 @@ from edl.ring.ring import Ring
 from edl.worker.loader_progress import LoaderProgress
 
 OUT_OF_PLACE = (
-    "workers exchange numbers between two steps: call edl.mean() after the update of a batch and "
-    "before the next one, inside the loop over the epochs"
+    "workers exchange numbers between two steps: call edl.mean(), edl.gather() and the like after "
+    "the update of a batch and before the next one, inside the loop over the epochs"
 )
 
 

@@ -422,7 +422,35 @@ edl.Optimizer(sgd, torch.nn.parallel.DistributedDataParallel(model))
     ),
     "batch without a step": (
         LOOP + "for _ in loader.epochs(1): list(loader)",
-        "took a batch without calling optimizer.step()",
+        "asked for the next batch without calling optimizer.step()",
+    ),
+    "a prefetcher": (
+        LOOP
+        + """
+for _ in loader.epochs(1):
+    batches = iter(loader)
+    ahead = next(batches, None)
+    while ahead is not None:
+        batch, ahead = ahead, next(batches, None)
+        train()
+""",
+        "A prefetcher that takes batches ahead of their steps is not needed: loop over the loader",
+    ),
+    "a look at one batch": (
+        LOOP + "next(iter(loader))",
+        "to look at one batch before, take PyTorch's loader: next(iter(torch.utils.data.DataLoader",
+    ),
+    "an optimizer without a model": (
+        "edl.init(); edl.Optimizer(sgd)",
+        "edl.Optimizer needs the model that the optimizer trains",
+    ),
+    "values gathered in a step": (
+        LOOP
+        + """
+for _ in loader.epochs(1):
+    for _ in loader: edl.gather(torch.ones(1))
+""",
+        "call edl.mean(), edl.gather() and the like after the update of a batch",
     ),
     "a plain optimizer": (
         """
@@ -494,7 +522,7 @@ for _ in loader.epochs(1):
     ),
     "mean in a step": (
         LOOP + "for _ in loader.epochs(1):\n for _ in loader: edl.mean(1.0)",
-        "call edl.mean() after the update of a batch and before the next one",
+        "call edl.mean(), edl.gather() and the like after the update of a batch",
     ),
     "mean after the end": (
         LOOP + "for _ in loader.epochs(1):\n for _ in loader: train()\nedl.mean(1.0)",

@@ -292,3 +292,15 @@ def test_a_newcomer_that_is_a_member_waits_for_the_others(monkeypatch: pytest.Mo
 
     found = seen(wait, lambda now: now.waits)
     assert found.doing == "waiting for the others to switch"
+
+
+def test_a_library_that_is_being_imported_does_not_do_its_work() -> None:
+    names: dict[str, Any] = {}
+    library = f"{sysconfig.get_path('purelib')}/torch/_dynamo/polyfills.py"
+    exec(compile("def run(end):\n end.wait(10)", library, "exec"), names)
+    exec(compile("def load(end):\n run(end)", "<frozen importlib._bootstrap>", "exec"), names)
+
+    def import_it(end: threading.Event) -> None:
+        names["load"](end)
+
+    assert seen(import_it, lambda now: bool(now.where)).work == "importing modules"

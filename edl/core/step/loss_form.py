@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TOLERANCE = 1e-4  # relative difference of divisors that count as equal; they may be float32
+# In a packed batch, a dict or a tuple, len(x) is another number.
+SAMPLES = "which is {count} here (len(x) only if x is a tensor with a row for each sample)"
 SEE = 'see "The loss is a mean over the samples" in docs/get-started/your-script.md'
 
 
@@ -60,7 +62,7 @@ def why_no_mean(term: LossTerm, before: LossTerm | None) -> str | None:
         return (
             f"the loss ({term.name}) is a sum over the {term.samples} samples of a batch, and edl "
             "weights the gradient of each worker with its samples, as for a mean: divide the sum "
-            f"by len(x), the number of samples; {SEE}"
+            f"by the number of samples, {SAMPLES.format(count=term.samples)}; {SEE}"
         )
     is_divided = term.is_mean or term.divisor >= term.samples
     if before is None or not is_divided:
@@ -72,5 +74,6 @@ def why_no_mean(term: LossTerm, before: LossTerm | None) -> str | None:
         f"of {before.samples} samples and over {term.divisor:g} in one of {term.samples}, and edl "
         "weights the gradient of each worker with its samples: entries of a batch with few of them "
         "count more, and the update depends on who trains which samples. Divide the sum of the "
-        f"entries by len(x) times a constant, such as {before.per_sample:.3g}; {SEE}"
+        f"entries by the number of samples, {SAMPLES.format(count=term.samples)}, times a "
+        f"constant, such as {before.per_sample:.3g}; {SEE}"
     )
