@@ -34,6 +34,8 @@
     │   ├── JobFailed           the job ended without its result
     │   │   └── StateDiffers    the workers of the job hold different states
     │   ├── NewcomerDiffers     a newcomer differs from the others, which train on without it
+    │   │   ├── StepsBack       it joins again at the start of an epoch
+    │   │   └── EndsWithJob     the others have trained the job to its end
     │   ├── JobStopped          the job was asked to stop, and has no result
     │   └── WorkerEvicted       the leader has evicted this worker
     ├── BuildError              Horovod could not be built or patched
@@ -50,6 +52,7 @@ from difflib import get_close_matches
 
 FEW = 5  # names in one message
 REFUSED_EXIT = 78  # sysexits.h: of a script that no other start of the same command would help
+AGAIN_EXIT = 75  # sysexits.h: of a newcomer whose next start joins at the start of an epoch
 
 
 class EdlError(Exception):
@@ -419,7 +422,25 @@ class StateDiffers(JobFailed):
 
 
 class NewcomerDiffers(JobError):
-    """A newcomer ends alone: its state, data or script differ from those of the others."""
+    """A newcomer ends alone: its state, data or script differ from those of the others.
+
+    Attributes:
+        exit_code: the exit code of the newcomer's process.
+    """
+
+    exit_code = REFUSED_EXIT
+
+
+class StepsBack(NewcomerDiffers):
+    """A newcomer ends alone, and its replacement joins at the start of an epoch."""
+
+    exit_code = AGAIN_EXIT
+
+
+class EndsWithJob(NewcomerDiffers):
+    """A newcomer ends with steps left, for the others have trained the job to its end."""
+
+    exit_code = 0
 
 
 class JobStopped(JobError):

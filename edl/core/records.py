@@ -311,6 +311,7 @@ class RingFailure(Record):
         error: Horovod's error message, shortened.
         blamed_rank: the rank, in that ring, that the error message names; -1: it names none.
         leaves: how often all workers have left an epoch with a batch in hand, as far as it knows.
+        at_epochs: whether a newcomer has stepped back, so newcomers join at the start of an epoch.
     """
 
     generation: int
@@ -319,6 +320,7 @@ class RingFailure(Record):
     error: str = ""  # what Horovod said, in short
     blamed_rank: int = -1  # the member that the error is about; -1: it does not say
     leaves: int = 0
+    at_epochs: bool = False
 
     def __str__(self) -> str:
         """Return the error message for people, followed by " (rank N)" if it blames a rank."""
@@ -453,6 +455,8 @@ class Generation(Record):
         fits: the number of calls of Keras' `fit` before the one for which the workers in ``joined``
             are ready (:mod:`edl.core.job.fits`). The other workers enter the generation only while
             they are in that call.
+        at_epochs: whether newcomers join at the start of an epoch, since one has stepped back
+            (:mod:`edl.core.step.parting`). Each later generation repeats it.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"seats": "members", "sync_root": "state_source"}
@@ -468,6 +472,12 @@ class Generation(Record):
     previous: tuple[RingMember, ...] = ()
     began_with: int = 0
     fits: int = 0
+    at_epochs: bool = False
+
+    @property
+    def waits_for_epoch(self) -> bool:
+        """Whether the ring before trains on until its epoch ends, since newcomers join then."""
+        return self.at_epochs and bool(self.joined and self.previous)
 
     @property
     def repairs(self) -> bool:
@@ -488,14 +498,15 @@ class Generation(Record):
         return self.worker_ids.index(worker) if worker in self.worker_ids else None
 
     def after(self, before: Generation | None) -> Generation:
-        """Return a copy of this generation with ``began_with``, given the one before it.
+        """Return a copy of this generation with what each repeats, given the one before it.
 
         ``began_with`` is copied from ``before``; if an older edl wrote ``before``, it is the number
         of members of ``before``. If ``before`` is None, this generation is the job's first, and
         ``began_with`` is the number of its own members.
         """
         size = len(self.members) if before is None else before.began_with or len(before.members)
-        return replace(self, began_with=size)
+        at_epochs = self.at_epochs or (before is not None and before.at_epochs)
+        return replace(self, began_with=size, at_epochs=at_epochs)
 
     def as_end(self, reason: str) -> Generation:
         """Return the generation without members, numbered :data:`END`, that ends the job.

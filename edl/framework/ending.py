@@ -34,7 +34,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from edl.core.host.process import ENDED, EXITING, STOPPED
-from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers
+from edl.errors import AGAIN_EXIT, REFUSED_EXIT, EdlError, NewcomerDiffers
 
 BREAK_S = 2.0  # for the others to close the ring, too
 CLOSE_S = 10.0  # for ring and coordination to be left, besides a checkpoint that is being written
@@ -239,7 +239,7 @@ def say_ended(word: str = ENDED) -> None:
 def say_refused() -> None:
     """Tell the launcher that this worker ends because the job has refused it.
 
-    Call ``fails(REFUSED_EXIT)`` before: by this exit code the launcher knows not to start the
+    Call ``fails(error.exit_code)`` before: by this exit code the launcher knows not to start the
     worker again. Call both before the other workers can see that this process is gone. Nothing
     happens without a launcher (see :func:`arm`).
     """
@@ -308,7 +308,7 @@ class Closing:
         except EdlError as error:
             print(f"edl: {error}", file=sys.stderr, flush=True)
             if isinstance(error, NewcomerDiffers):
-                fails(REFUSED_EXIT)
+                fails(error.exit_code)
                 say_refused()
             elif not _armed:  # else the launcher knows from the job's record
                 _fails_late()
@@ -345,7 +345,7 @@ class _AfterHandlers:
     def __del__(self) -> None:
         if _armed:
             say_ended()
-        if _is_late or _code == REFUSED_EXIT:  # Python may have its exit code already
+        if _is_late or _code in (REFUSED_EXIT, AGAIN_EXIT):  # Python may have its exit code already
             _flush_files()
             os._exit(_code)
 

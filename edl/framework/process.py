@@ -26,7 +26,7 @@ from edl.daemon.daemon import Daemon
 from edl.daemon.own_log import OwnLog
 from edl.daemon.stacks import offer_stacks
 from edl.data.stream import refuse_in_stream
-from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers, UsageError
+from edl.errors import EdlError, NewcomerDiffers, UsageError
 from edl.framework import ending, first_step
 from edl.framework.forks import end_forks_by_sigterm, free_all_forks
 from edl.framework.freed_memory import keep_freed_memory
@@ -518,9 +518,9 @@ def speak_in_sentences() -> None:
     """Print an :class:`EdlError` that ends the script as one sentence, without a traceback.
 
     This sets ``sys.excepthook``, which then also records the exit code for the launcher: 1, or
-    REFUSED_EXIT for a worker that the job has refused. Other errors go to the hook that was set
-    before. The function is called when edl is imported, and again by ``edl.init()``, in case the
-    script has set another hook since; else a second call does nothing.
+    that of the error for a worker that the job has refused. Other errors go to the hook that was
+    set before. The function is called when edl is imported, and again by ``edl.init()``, in case
+    the script has set another hook since; else a second call does nothing.
     """
     global _hook
     previous = sys.excepthook
@@ -529,14 +529,14 @@ def speak_in_sentences() -> None:
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
         error = hidden_in(error) or error
-        refused = isinstance(error, NewcomerDiffers)
-        ending.fails(REFUSED_EXIT if refused else 1)
+        refused = error.exit_code if isinstance(error, NewcomerDiffers) else None
+        ending.fails(1 if refused is None else refused)
         if isinstance(error, EdlError):
             logger.debug("", exc_info=(kind, error, trace))
             print(f"edl: {error}", file=sys.stderr, flush=True)
-            if refused:  # CPython ends with the code of what its hook raises
+            if refused is not None:  # CPython ends with the code of what its hook raises
                 ending.say_refused()
-                raise SystemExit(REFUSED_EXIT)
+                raise SystemExit(refused)
         else:
             previous(kind, error, trace)
 

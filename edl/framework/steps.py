@@ -228,6 +228,8 @@ class BatchSteps:
             if worker.loader.epoch + 1 >= most or self.made_all_steps:
                 break
             worker.loader.next_epoch()
+            if worker.steps.target is not None:  # newcomers begin the epoch where the others do
+                worker.boundary()
         worker.finishing.finish(early=self.made_all_steps)
 
     def warm_up(self) -> None:

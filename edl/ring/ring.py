@@ -290,6 +290,22 @@ class Ring:
             handle = self._call(self._collectives.allgather_start, record.encode(), "edl.barrier")
             self._call(self._collectives.allgather_finish, handle)
 
+    def exchange_rows(self, record: StepRecord, payload: bytes) -> StepRecords:
+        """Send a record with a message instead of a step's, and wait for the records of all.
+
+        Who is in a step meanwhile gets this record instead, and sees that the two do not fit.
+
+        Raises:
+            RingBroken: a worker is gone.
+        """
+        if self.alone:
+            return StepRecords(record.encode(payload))
+        self.records += 1
+        handle = self._call(
+            self._collectives.allgather_start, record.encode(payload), "edl.step_record", True
+        )
+        return StepRecords(self._call(self._collectives.allgather_finish, handle))
+
     def exchange(self, payload: bytes) -> list[bytes]:
         """Send ``payload`` to all members, and wait for theirs; the sizes may differ.
 

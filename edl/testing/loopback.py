@@ -27,7 +27,7 @@ from edl.core.policy.file import PolicyFile
 from edl.core.policy.stragglers import Stragglers
 from edl.core.records import Generation, Job, JobState, Member, RequestKind
 from edl.core.sizes import Sizes
-from edl.errors import EdlError, NewcomerDiffers
+from edl.errors import EdlError, NewcomerDiffers, StepsBack
 from edl.ring.loopback import CollectivePoint, Killed, LoopbackMember, LoopbackNetwork, Phase
 from edl.ring.ring import CollectiveFailed
 from edl.testing.agents import Agents
@@ -469,7 +469,7 @@ class LoopbackJob:
                     one.worker.close()
         except (EdlError, SystemExit, Killed) as error:
             one.error = error
-            if isinstance(error, NewcomerDiffers):
+            if isinstance(error, NewcomerDiffers) and not isinstance(error, StepsBack):
                 self._agents.want_fewer(one.host)
         except BaseException as error:
             self.schedule.fail(error)

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import TypeVar
@@ -34,6 +35,7 @@ _WAITS: dict[CodeType, str] = {
     Ring.barrier.__code__: "waiting for the others before a switch",
     Ring.build.__code__: "building a ring with the others",
     Ring.exchange.__code__: FOR_NUMBERS,
+    Ring.exchange_rows.__code__: FOR_NUMBERS,
     Ring.broadcast.__code__: "exchanging the state with the others",
     SharedState.wait_for_generation.__code__: "waiting for the leader's next generation",
 }
@@ -125,6 +127,23 @@ def training_here() -> Iterator[None]:
         yield
     finally:
         _acting = 0
+
+
+def call_site() -> tuple[str, str, int]:
+    """Return the function of edl that the script has called, and where in the script.
+
+    The result is its name, the innermost line of the script as "file:line", and a digest of all
+    lines of the script on the stack, without the folders, which differ between hosts.
+    """
+    call, where, lines = "", "", []
+    in_edl = True
+    for frame in _outwards(sys._getframe(1)):
+        in_edl &= frame.f_globals.get("__name__", "").startswith("edl.")
+        call = frame.f_code.co_name if in_edl else call
+        if not (in_edl or _of_library(frame.f_code.co_filename)):
+            where = where or f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+            lines.append(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
+    return call, where, zlib.crc32(" ".join(lines).encode()) + 1
 
 
 class ThreadWatch:

@@ -26,7 +26,6 @@ import numpy as np
 from edl import failpoints
 from edl.core.plural import workers
 from edl.errors import RingBroken, UsageError
-from edl.ring.ring import Ring
 from edl.worker.loader_progress import LoaderProgress
 
 OUT_OF_PLACE = (
@@ -37,7 +36,7 @@ OUT_OF_PLACE = (
 
 def exchange(
     payload: bytes,
-    ring: Ring,
+    send: Callable[[bytes], list[bytes]],
     progress: LoaderProgress,
     repair: Callable[[RingBroken, float], None],
     now_s: Callable[[], float],
@@ -49,11 +48,11 @@ def exchange(
 
     Args:
         payload: the bytes that this worker sends; the sizes of the workers' payloads may differ.
-        ring: the ring over which the payloads are sent.
+        send: sends a payload over the ring, and returns those of all workers in rank order.
         progress: counts the exchanges, and holds the answer of the last one; both are set before
             the return.
         repair: called when the ring breaks, with the error and the time when this worker began to
-            wait; it builds ``ring`` anew among the survivors. If a survivor had the answer,
+            wait; it builds the ring anew among the survivors. If a survivor had the answer,
             ``repair`` stores it in ``progress.answer`` and raises ``progress.exchanges`` by one.
             Otherwise the survivors send their payloads again, in the new ring. Errors that it
             raises are passed on.
@@ -64,7 +63,7 @@ def exchange(
     while progress.exchanges == before:
         began = now_s()
         try:
-            progress.exchanged(ring.exchange(payload))
+            progress.exchanged(send(payload))
         except RingBroken as error:
             repair(error, began)
     failpoints.reached("exchanged")

@@ -208,6 +208,11 @@ class LoaderProgress(TrainingProgress):
         return self.fits_ahead if len(self.fits_ahead) > len(self.fits) else ()
 
     @property
+    def begins_epoch(self) -> bool:
+        """Whether nothing of the epoch is trained."""
+        return self.ledger.done == 0
+
+    @property
     def takes_newcomers(self) -> bool:
         """Whether newcomers may join after the batch in training; with one optimizer, always.
 

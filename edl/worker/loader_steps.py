@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -42,6 +43,7 @@ from edl.core.step.step_events import (
 from edl.core.step.step_record import StepRecord, StepRecords, Stop, global_samples
 from edl.errors import RingBroken
 from edl.ring.ring import Ring
+from edl.worker.activity import call_site
 from edl.worker.exchange import check_place, exchange
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.replica import Replica
@@ -104,6 +106,8 @@ class LoaderSteps(WorkerSteps):
         self.before_exchange: Callable[[], None] = lambda: None
         self.replica: Replica | None = None  # None where no other worker can miss an update
         self._progress = progress
+        self._sites: set[int] = set()  # lines of the script where all have exchanged together
+        self._held: int | None = None  # the generation to switch to when the epoch is over
         self._check = state_check
         self._watch = RingWatch(shared)
 
@@ -165,6 +169,7 @@ class LoaderSteps(WorkerSteps):
         self.leave()
         self.note_untrained()
         self._progress.next_epoch()
+        self.target, self._held = self.target or self._held, None
 
     def note_untrained(self) -> None:
         """Count and log the samples of the epoch that are not trained when all workers leave it.
@@ -371,7 +376,11 @@ class LoaderSteps(WorkerSteps):
         if slow is not None and self.ring.place.rank == 0:
             self._shared.log(_slow_event(slow, self._switching.generation, progress.step))
         self._watch.look(records, self._switching, progress)
-        if reason := self._completed(records):
+        reason = self._completed(records)
+        self._held = None
+        if self.target is not None and self._shared.generation(self.target).waits_for_epoch:
+            self.target, self._held = None, self.target
+        elif reason:
             logger.info("after step %d: %s", progress.step, reason)
         self.timer.end()
         self._publish()
@@ -419,7 +428,37 @@ class LoaderSteps(WorkerSteps):
             # A worker that missed the last update gets what is kept now, not at the next batch.
             self.replica.end_batch(self._progress.step, self.epoch)
         now_s = self._shared.clock.now_s
-        return exchange(payload, self.ring, self._progress, self._repair, now_s)
+        return exchange(payload, self._exchange, self._progress, self._repair, now_s)
+
+    def _exchange(self, payload: bytes) -> list[bytes]:
+        """Send ``payload`` in the place of a step record, so all see who does something else.
+
+        Raises:
+            RingBroken, NewcomerDiffers, JobFailed: see :meth:`edl.worker.switching.Switching.part`.
+        """
+        progress, (call, _, site) = self._progress, call_site()
+        row = StepRecord(
+            generation=self.generation,
+            step=progress.step,
+            worker=self._switching.worker,
+            epoch=self.epoch,
+            samples=0,
+            position=-1,
+            wanted=0,
+            newest_generation=self.generation,
+            ledger=0,
+            exchange=zlib.crc32(call.encode()) + 1,
+            site=site if site in self._sites else -site,
+            payload_bytes=len(payload),
+            joined=progress.joined,
+            inside=int(progress.joined_inside),
+        )
+        records = self.ring.exchange_rows(row, payload)
+        self._switching.part(records)
+        if len(records) > 1 and not records.differ_in("site"):
+            self._sites.add(site)
+        answer = records.payloads()
+        return self.ring.exchange(payload) if answer is None else answer
 
     def exchange_in_step(
         self, payload: bytes, repair: Callable[[RingBroken, float], None]
@@ -435,7 +474,8 @@ class LoaderSteps(WorkerSteps):
                 survivors, and to handle gradients of the step that are being exchanged. Then the
                 payloads are sent again, unless a survivor had the answer.
         """
-        return exchange(payload, self.ring, self._progress, repair, self._shared.clock.now_s)
+        now_s = self._shared.clock.now_s
+        return exchange(payload, self.ring.exchange, self._progress, repair, now_s)
 
     def leave(self) -> None:
         """End the exchange of step records in a batch during which the script has left its loop.

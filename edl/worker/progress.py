@@ -52,6 +52,9 @@ class TrainingProgress(ABC):
             is certain that all have received it.
         joined_after: the step after which the newest workers joined while the job trained, the same
             on all workers; ``NEVER``: none has joined.
+        joined: for the step record's field of that name: when this worker joined.
+        joined_inside: whether it joined inside an epoch, and not at the start of one.
+        at_epochs: whether a newcomer has stepped back, so newcomers join at the start of an epoch.
     """
 
     unit: ClassVar[str]
@@ -64,6 +67,8 @@ class TrainingProgress(ABC):
         self.exchanges = self.leaves = 0
         self.answer: list[bytes] = []
         self.joined_after = NEVER
+        self.joined = 0
+        self.joined_inside = self.at_epochs = False
 
     @property
     def steps_made(self) -> int:
@@ -89,6 +94,11 @@ class TrainingProgress(ABC):
         it has, in a job that was not resumed, and always in this class.
         """
         return ()
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether nothing of the epoch is trained; always True without edl's loader."""
+        return True
 
     @property
     def takes_newcomers(self) -> bool:

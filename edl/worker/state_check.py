@@ -18,15 +18,13 @@ the others the ring is broken, so they complete the step without it, as after a 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar, NoReturn, Protocol
 
 from edl.core.events import Details, StateDiffersDetails
-from edl.core.plural import names
 from edl.core.step.newcomers import (
     CAUSE,
     StateReport,
@@ -48,10 +46,11 @@ from edl.core.step.state_check import (
     undecided,
 )
 from edl.core.step.step_record import StepRecords, Stop
-from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
+from edl.errors import NewcomerDiffers, StateDiffers, StepsBack
 from edl.ring.ring import Ring
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.loader_progress import LoaderProgress
+from edl.worker.parting import let_leave
 from edl.worker.progress import Receive, TrainingProgress
 
 logger = logging.getLogger(__name__)
@@ -162,7 +161,8 @@ class StateComparison:
         ``digests`` has the digest of each part of this worker's state. The result is in rank order.
         """
         rates = self.replica.learning_rates() if self.replica is not None else {}
-        mine = StateReport(digests, rates, on_trial(self._joined_after, self._at.step))
+        joined_after = on_trial(self._joined_after, self._at.step)
+        mine = StateReport(digests, rates, joined_after, self._at.joined_inside)
         sent = json.dumps(vars(mine)).encode()
         return {
             worker: StateReport(**json.loads(self._ring.broadcast(sent, rank, "edl.digests")))
@@ -181,10 +181,13 @@ class StateComparison:
             NewcomerDiffers: this worker is one of the newcomers.
             RingBroken: this worker stays; it goes on without the newcomers, as after a crash.
         """
-        why = why_they_leave(leaving, step, said, self.cause, self.unit)
+        back = all(said[worker].inside for worker in leaving)
+        self._at.at_epochs |= back
+        why = why_they_leave(leaving, step, said, self.cause, self.unit, back)
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in leaving)), why)
         self._checkpointing.distrust_parts()
-        let_leave(self._ring, self._at.members, leaving, why)
+        error = StepsBack if back else NewcomerDiffers
+        let_leave(self._ring, self._at.members, leaving, why, error)
 
     def _end(self, why: str, found: Split) -> NoReturn:
         """End the job as failed on all workers, because the states in ``found`` differ.
@@ -196,34 +199,6 @@ class StateComparison:
         """
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in found.odd)), why)
         self._checkpointing.fail(why, StateDiffers)
-
-
-def let_leave(ring: Ring, members: Sequence[int], leaving: Sequence[int], why: str) -> NoReturn:
-    """Make newcomers leave the ring: each of them ends, and the ring breaks for the others.
-
-    All workers of the ring call it with the same arguments.
-
-    Args:
-        ring: the ring.
-        members: the ids of the workers in it, in rank order.
-        leaving: the ids of the newcomers.
-        why: the reason, as a sentence.
-
-    Raises:
-        NewcomerDiffers: this worker is one of the newcomers.
-        RingBroken: this worker stays; it goes on without the newcomers, as after a crash.
-    """
-    if members[ring.place.rank] in leaving:
-        with contextlib.suppress(RingBroken):
-            ring.exchange(b"")  # all workers know when this has ended
-        ring.break_()
-        raise NewcomerDiffers(why)
-    logger.info("%s", why)
-    ring.exchange(b"")
-    # The newcomers break the ring before anybody else does: unless they know that they have to
-    # leave, they would come back.
-    ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
-    raise RingBroken(ring.generation, f"{names(leaving)} did not leave it")
 
 
 class StateCheck(StateComparison):

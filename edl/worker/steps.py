@@ -26,7 +26,7 @@ from edl.core.step.step_record import (
     saves_parts,
     switch_parts,
 )
-from edl.errors import RingBroken, RingError, UnevenEnd
+from edl.errors import RingBroken, RingError
 from edl.ring.ring import Ring
 from edl.worker.progress import TrainingProgress
 from edl.worker.shared_state import SharedState
@@ -264,10 +264,8 @@ class WorkerSteps(ABC):
         if isinstance(self._pending, RingBroken):
             raise self._pending
         records = self.ring.finish_record(self._pending)
-        try:
-            check_records(records)
-        except UnevenEnd as error:
-            self._switching.end_unevenly(error)
+        self._switching.part(records)
+        check_records(records)
         self.compare(records)
         self._last_records = records
         return records
@@ -350,6 +348,8 @@ class WorkerSteps(ABC):
             newest_generation=newest.number if newest is not None else self.generation,
             stop=stop or (Stop.WANTED if self.wants_to_stop else Stop.NO),
             state=state,
+            joined=self.progress.joined,
+            inside=int(self.progress.joined_inside),
             **self.progress.row(),
             compute_us=self.timer.compute_us,
             data_us=self.timer.data_us,

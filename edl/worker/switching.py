@@ -35,16 +35,24 @@ from edl.core.step.step_record import (
     StepRecords,
     SwitchTimes,
     agreed_generation,
-    check_together,
     repair_times,
     us,
 )
-from edl.errors import JobFailed, NewcomerDiffers, RingBroken, RingError, UnevenEnd, UsageError
+from edl.errors import (
+    EndsWithJob,
+    JobFailed,
+    NewcomerDiffers,
+    RingBroken,
+    RingError,
+    UnevenEnd,
+    UsageError,
+)
 from edl.ring.frames import split_bytes
 from edl.ring.ring import Ring
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
 from edl.worker.newcomer import Newcomer
+from edl.worker.parting import part
 from edl.worker.progress import Receive, TrainingProgress
 from edl.worker.repairs import Repairs
 from edl.worker.replica import Shared
@@ -205,6 +213,9 @@ class Switching:
             stall_us=us(synchronised - began),
         )
         self.warming_up = False
+        self.progress.joined = self.progress.step + 1
+        # Below min_np nobody can train to the end of the epoch: a second time does not help.
+        self.progress.joined_inside = not (self.progress.begins_epoch or generation.at_epochs)
         return generation
 
     def wait_for_end(self) -> None:
@@ -309,6 +320,7 @@ class Switching:
             began = self._now_s()
             try:
                 records = self._ring.finish_record(self._ring.start_record(record()))
+                self.part(records)
             except RingBroken as error:
                 self.repair(error, began)
                 continue
@@ -348,12 +360,21 @@ class Switching:
         """The number of the present generation; 0 before the first ring, or without a launcher."""
         return 0 if self.generation is None else self.generation.number
 
-    def end_unevenly(self, error: UnevenEnd) -> NoReturn:
-        """End the job by a JobFailed: some workers have left the training, and others train on.
+    def part(self, records: StepRecords) -> None:
+        """Return if all workers are at the same point of the script, by their rows.
 
-        All workers of the ring call it, and rank 0 saves before. ``error`` names those that left.
+        Raises:
+            JobFailed: the workers that joined first are not; rank 0 has saved.
+            NewcomerDiffers: this worker is a newcomer that is elsewhere.
+            RingBroken: another one is.
         """
-        self._checkpointing.fail_together(str(error), self._ring.place.rank)
+        try:
+            part(records, self._ring, self.progress)
+        except UnevenEnd as error:
+            self._checkpointing.fail_together(str(error), self._ring.place.rank)
+        except EndsWithJob:
+            self._coordinator.set_stage(Stage.FINISHED)
+            raise
 
     def finish_together(
         self,
@@ -386,11 +407,9 @@ class Switching:
                     self._ring.barrier(IDLE)
                     return None
                 records = self._ring.finish_record(self._ring.start_record(row))
-                check_together(records)
+                self.part(records)
                 compare(records)
                 return records
-            except UnevenEnd as error:
-                self.end_unevenly(error)
             except RingBroken as error:
                 try:
                     self.repair(error, began)
@@ -464,7 +483,9 @@ class Switching:
         members = current.members if current is not None and current.number == generation else ()
         blamed, made = blamed_rank(text, members, self._ring.place.rank), self.progress
         at, error = -1 if blamed is None else blamed, short_error(text)
-        return RingFailure(generation, step, made.exchanges, error, at, made.leaves)
+        return RingFailure(
+            generation, step, made.exchanges, error, at, made.leaves, made.at_epochs
+        )
 
     # --- the parts of every change
 

@@ -30,7 +30,7 @@ from edl.core.job.ending import HALTED_EXIT
 from edl.core.job.liveness import GONE
 from edl.core.records import Generation, JobState, Stage
 from edl.core.snapshot import Snapshot
-from edl.errors import REFUSED_EXIT
+from edl.errors import AGAIN_EXIT, REFUSED_EXIT
 
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
@@ -134,7 +134,7 @@ class Process:
         It is False while it runs, for an end by its launcher, an eviction, and of a preempted job.
         """
         halted = self.stopped and self.exit_code == HALTED_EXIT
-        if self.exit_code is None or self.obeyed or halted:
+        if self.exit_code is None or self.obeyed or halted or self.steps_back:
             return False
         return self.exit_code != 0 or self.worker is None
 
@@ -151,6 +151,11 @@ class Process:
         differs from that of the other workers.
         """
         return self.exit_code == REFUSED_EXIT and self.worker is not None
+
+    @property
+    def steps_back(self) -> bool:
+        """Whether the process ended so that its replacement joins at the start of an epoch."""
+        return self.exit_code == AGAIN_EXIT and self.seated
 
     @property
     def refuses(self) -> bool:
@@ -286,6 +291,8 @@ class Process:
                 f"{what} inside the training, by os._exit() or in a handler for a signal; the "
                 "others go on without it. A script ends by its last line, `return` or sys.exit()"
             )
+        if self.steps_back:
+            return f"{what}: its replacement joins at the start of an epoch"
         if self.ending_since is not None:
             return f"{what}: it was ended by its launcher: {self.why}"
         if self.evicted:

@@ -35,7 +35,7 @@ from edl.core.job.desired import DesiredChange
 from edl.core.job.repair import has_state, repair
 from edl.core.job.resize import next_generation
 from edl.core.job.ring_failure import broke
-from edl.core.plural import names, workers
+from edl.core.plural import names, verb, workers
 from edl.core.records import Generation, JobState, Member, RingMember, Stage
 from edl.core.snapshot import Snapshot
 
@@ -238,6 +238,17 @@ def _decide_for_running(
     breaking = bool(gone.difference(lost).intersection(member.id for member in now.ring))
     if lost and current.previous and not breaking and not now.switched:
         return _replace_newcomers(now, current, healthy, lost, term)
+    # Rule 4: newcomers that wait for the end of an epoch hold up no worker that is to leave.
+    if current.waits_for_epoch and not breaking and not now.switched:
+        before = replace(current, members=current.previous, joined=(), left=())
+        old = {m.id: healthy[m.id] for m in current.previous if m.id in healthy}
+        if len(old) == len(current.previous):
+            leave = next_generation(now, before, old, term, ages, limits, silent)
+            joining = names(current.joined)
+            waits = f"{joining} {verb(len(current.joined), 'joins', 'join')} at the next epoch"
+            if leave.generation is not None:
+                return leave
+            return MembershipDecision(f"{waits}'s start", answers=leave.answers)
     # Rule 4: after a further generation, some members would enter this one and others the further.
     waiting = [
         m.id

@@ -62,9 +62,21 @@ def repair(
     go_on = f"go on from step {newest} of w{source}" if newest >= 0 else "begin"
     counted = f"{len(survivors)} of {len(survivors) + len(gone)}"
     reason = f"generation {current.number} broke and {lost}; {counted} {go_on}"
+    at_epochs = any(b.at_epochs for m in survivors if (b := training[m.id].broken) is not None)
+    if at_epochs and not current.at_epochs:
+        reason += "; from now on newcomers join at the start of an epoch"
     return MembershipDecision(
         reason,
-        Generation(current.number + 1, term, tuple(survivors), source, behind, gone, reason),
+        Generation(
+            current.number + 1,
+            term,
+            tuple(survivors),
+            source,
+            behind,
+            gone,
+            reason,
+            at_epochs=at_epochs,
+        ),
     )
 
 

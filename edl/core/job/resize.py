@@ -110,7 +110,10 @@ def next_generation(
     if newcomers.ready and newcomers.coming and newcomers.ready_s < limits.gather_s:
         reason = f"{names(newcomers.ready)} are ready and wait for {names(newcomers.coming)}"
         return MembershipDecision(reason, None, None, evict, refused)
-    target = _target(now, active, leavers, newcomers.ready)
+    # Newcomers that join at the end of the epoch hold up no worker that leaves in any case.
+    target = _target(now, active, leavers, ())
+    if not (current.at_epochs and target.leaving):
+        target = _target(now, active, leavers, newcomers.ready)
     # Newcomers that take the places of other workers wait for the last of them: meanwhile the ring
     # lacks no worker, and the migration of several workers is one switch.
     awaited = _awaited(now, active, leavers, newcomers, healthy)

@@ -39,11 +39,13 @@ class StateReport:
         joined_after: the number of the step after which the worker joined the job; None: it is no
             newcomer, because it was there from the start, or has trained more than
             :data:`TRIAL_STEPS` (500) steps since it joined.
+        inside: whether it joined inside an epoch, and may do so again at the start of one.
     """
 
     digests: Digests
     rates: Rates
     joined_after: int | None = None
+    inside: bool = False
 
 
 def on_trial(joined_after: int | None, step: int) -> int | None:
@@ -89,6 +91,7 @@ def why_they_leave(
     said: Mapping[int, StateReport],
     cause: str = CAUSE,
     unit: str = "step",
+    back: bool = False,
 ) -> str:
     """Return a message that says which newcomers leave, what differs first, and what to do.
 
@@ -102,6 +105,7 @@ def why_they_leave(
         cause: the probable cause and its remedy, for the end of the message.
         unit: what ``step`` counts, in the singular: "step", or "save" for a script that saves its
             own state.
+        back: whether they join again at the start of an epoch.
     """
     first = leaving[0]
     staying = [worker for worker in said if worker not in leaving]
@@ -116,6 +120,15 @@ def why_they_leave(
     state = verb(count, "its state differs", "their states differ")
     return (
         f"{names(leaving)} joined after {unit} {when}, and after {unit} {step} {state} from that "
-        f"of {names(staying)}: {what}. "
-        f"{cure or cause}. {names(leaving)} {verb(count, 'ends', 'end')}, and the others train on"
+        f"of {names(staying)}: {what}. {cure or cause}. {names(leaving)} {what_follows(count, back)}"
     )
+
+
+def what_follows(leaving: int, back: bool) -> str:
+    """Return the clause that says what becomes of ``leaving`` newcomers, and of the job."""
+    if back:
+        return (
+            f"{verb(leaving, 'steps', 'step')} back; from now on newcomers join this job at the "
+            "start of an epoch, where the counts of a script begin"
+        )
+    return f"{verb(leaving, 'ends', 'end')}, and the others train on"

@@ -178,6 +178,15 @@ class StepRecord(SwitchTimes):
             float64; 0: not measured.
         save: 1 if the worker, as rank 0, wants all workers to save their parts of a checkpoint
             after this step; else 0.
+        exchange: what the worker calls between two steps, such as ``edl.mean``, as a digest; 0: it
+            is in a step, or exchanges nothing. Rows of one table that differ in it are of workers
+            at different points of the script (:mod:`edl.core.step.parting`).
+        site: the lines of the script that call it, as a digest; negative: two workers or more have
+            not called it at these lines together before.
+        payload_bytes: the length of the message that it sends to all, which is in the row itself if
+            it has at most :data:`PAYLOAD_BYTES`.
+        joined: 1 plus the step after which the worker joined; 0: it was there from the start.
+        inside: 1 if it joined inside an epoch, and may do so again at the start of another.
 
     The other times are those of the worker's last switch (:class:`SwitchTimes`), 0 before the first
     one. All workers of a ring were in that switch, so a table has the times of each of them.
@@ -209,14 +218,26 @@ class StepRecord(SwitchTimes):
     own_square: int = 0
     mean_square: int = 0
     save: int = 0
+    exchange: int = 0
+    site: int = 0
+    payload_bytes: int = 0
+    joined: int = 0
+    inside: int = 0
 
-    def encode(self) -> Table:
-        """Return the row as a new int64 array of shape ``(1, WIDTH)``, in the order ``FIELDS``."""
-        return np.array([[getattr(self, name) for name in FIELDS]], dtype=np.int64)
+    def encode(self, payload: bytes = b"") -> Table:
+        """Return an int64 array of shape ``(1, WIDTH)``: ``FIELDS``, then a short ``payload``."""
+        row = np.zeros((1, WIDTH), dtype=np.int64)
+        row[0, : len(FIELDS)] = [getattr(self, name) for name in FIELDS]
+        if len(payload) <= PAYLOAD_BYTES:
+            row.view(np.uint8)[0, 8 * len(FIELDS) :][: len(payload)] = np.frombuffer(
+                payload, np.uint8
+            )
+        return row
 
 
 FIELDS = (*(f.name for f in fields(StepRecord) if f.name not in PARTS), *PARTS)
-WIDTH = len(FIELDS)
+PAYLOAD_BYTES = 64  # of a message in a row: a mean of six numbers needs no collective of its own
+WIDTH = len(FIELDS) + PAYLOAD_BYTES // 8
 
 
 class StepRecords(Sequence[StepRecord]):
@@ -270,6 +291,14 @@ class StepRecords(Sequence[StepRecord]):
         found: npt.NDArray[np.bool_] = (self._table != self._table[0]).any(axis=0)
         return found
 
+    def payloads(self) -> list[bytes] | None:
+        """Return the messages of all workers, in rank order; None: one is too long for its row."""
+        sizes = self.values("payload_bytes")
+        if max(sizes) > PAYLOAD_BYTES:
+            return None
+        data = np.ascontiguousarray(self._table[:, len(FIELDS) :]).view(np.uint8)
+        return [row[:size].tobytes() for row, size in zip(data, sizes, strict=True)]
+
     def __len__(self) -> int:
         return len(self._table)
 
@@ -280,7 +309,8 @@ class StepRecords(Sequence[StepRecord]):
     def __getitem__(self, at: int | slice) -> StepRecord | StepRecords:
         if isinstance(at, slice):
             return StepRecords(self._table[at])
-        return StepRecord(**dict(zip(FIELDS, self._table[at].tolist(), strict=True)))
+        row = self._table[at, : len(FIELDS)].tolist()
+        return StepRecord(**dict(zip(FIELDS, row, strict=True)))
 
 
 _COLUMN = {name: at for at, name in enumerate(FIELDS)}

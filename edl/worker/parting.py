@@ -1,0 +1,90 @@
+"""Let newcomers that do not do as the others leave the ring, and the others go on without them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import NoReturn
+
+from edl.core.plural import names
+from edl.core.step.parting import parting, why_parted
+from edl.core.step.step_record import StepRecords, Stop, check_together
+from edl.errors import EndsWithJob, NewcomerDiffers, RingBroken, StepsBack, UnevenEnd
+from edl.ring.ring import Ring
+from edl.worker.activity import call_site
+from edl.worker.progress import TrainingProgress
+
+logger = logging.getLogger(__name__)
+
+
+def part(records: StepRecords, ring: Ring, progress: TrainingProgress) -> None:
+    """Return if all workers are at the same point of the script; all call it with the same rows.
+
+    Raises:
+        UnevenEnd: they are not, and none of them is a newcomer: the job cannot go on.
+        NewcomerDiffers: this worker is a newcomer that is elsewhere.
+        RingBroken: another one is; this worker goes on without it, as after a crash.
+    """
+    found = parting(records)
+    if found is None:
+        return
+    if not (found.leaving or records.differ_in("exchange")):
+        check_together(records)
+    mine = _doing(records, ring.place.rank).encode()
+    doing = {
+        worker: ring.broadcast(mine, rank, "edl.doing").decode()
+        for rank, worker in enumerate(records.values("worker"))
+    }
+    why = why_parted(found, records, doing)
+    if not found.leaving:
+        raise UnevenEnd(why)
+    progress.at_epochs |= found.back
+    error = StepsBack if found.back else EndsWithJob if found.over else NewcomerDiffers
+    let_leave(ring, records.values("worker"), found.leaving, why, error)
+
+
+def _doing(records: StepRecords, rank: int) -> str:
+    """Return a clause about what this worker does, and in which line of the script."""
+    row, (call, where, _) = records[rank], call_site()
+    at = f" at {where}" if where else ""
+    if row.stop >= Stop.FINISHED:
+        return "ended the training"
+    if row.exchange:
+        return f"called edl.{call}(){at}"
+    return f"went on to a batch of epoch {row.epoch}{at}"
+
+
+def let_leave(
+    ring: Ring,
+    members: Sequence[int],
+    leaving: Sequence[int],
+    why: str,
+    error: type[NewcomerDiffers] = NewcomerDiffers,
+) -> NoReturn:
+    """Make newcomers leave the ring: each of them ends, and the ring breaks for the others.
+
+    All workers of the ring call it with the same arguments.
+
+    Args:
+        ring: the ring.
+        members: the ids of the workers in it, in rank order.
+        leaving: the ids of the newcomers.
+        why: the reason, as a sentence.
+        error: what the newcomers raise.
+
+    Raises:
+        NewcomerDiffers: this worker is one of the newcomers.
+        RingBroken: this worker stays; it goes on without the newcomers, as after a crash.
+    """
+    if members[ring.place.rank] in leaving:
+        with contextlib.suppress(RingBroken):
+            ring.exchange(b"")  # all workers know when this has ended
+        ring.break_()
+        raise error(why)
+    logger.info("%s", why)
+    ring.exchange(b"")
+    # The newcomers break the ring before anybody else does: unless they know that they have to
+    # leave, they would come back.
+    ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
+    raise RingBroken(ring.generation, f"{names(leaving)} did not leave it")
