@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from edl.core.plural import names
 from edl.core.step.parting import parting, why_parted
-from edl.core.step.step_record import StepRecords, Stop, check_together
+from edl.core.step.step_record import IDLE, StepRecords, Stop, check_together
 from edl.errors import EndsWithJob, NewcomerDiffers, RingBroken, StepsBack, UnevenEnd
 from edl.ring.ring import Ring
 from edl.worker.activity import call_site
@@ -79,11 +79,11 @@ def let_leave(
     """
     if members[ring.place.rank] in leaving:
         with contextlib.suppress(RingBroken):
-            ring.exchange(b"")  # all workers know when this has ended
+            ring.barrier(IDLE)  # all workers know when this has ended
         ring.break_()
         raise error(why)
     logger.info("%s", why)
-    ring.exchange(b"")
+    ring.barrier(IDLE)
     # The newcomers break the ring before anybody else does: unless they know that they have to
     # leave, they would come back.
     ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")

@@ -31,6 +31,7 @@ from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.plural import workers
 from edl.core.records import Generation, JobState, RingFailure, RingMember, Stage
 from edl.core.step.step_record import (
+    IDLE,
     StepRecord,
     StepRecords,
     SwitchTimes,
@@ -60,7 +61,6 @@ from edl.worker.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
-IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # the row that workers send in a barrier
 NO_STATE = -1  # reported as the step of a worker that does not hold the job's state yet
 PAUSE_S = 0.2  # between two rounds of records while too few workers are left
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from edl.core.records import JobState
-from edl.errors import StepsBack
+from edl.errors import EndsWithJob, JobFailed, NewcomerDiffers, StepsBack
 from edl.framework.steps import BatchSteps
 from edl.testing.counting import (
     Counted,
@@ -55,7 +55,7 @@ class Logging(Counting):
                 train_step(worker, one.member, model, model.gradient(feed.batch))
                 if not worker.warming_up:
                     rounds += 1
-                if count % self.every == 0 and (worker.rank == 0 or not self.alone):
+                if (count + 1) % self.every == 0 and (worker.rank == 0 or not self.alone):
                     rows = worker.exchange([float(worker.step)] * 3)
                     assert len({tuple(row) for row in rows}) == 1, rows
                 count += 1
@@ -93,3 +93,81 @@ def test_a_newcomer_steps_back_and_joins_at_the_next_epoch(np: int, seed: int) -
         assert "called edl." in str(job.errors[back[0]])
         assert job.memory.generations[-1].at_epochs
         assert generations_that_join(job)[-1] == (max(job.results),)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_second_time_it_ends_for_good(seed: int) -> None:
+    """Its count never begins with the others', so another newcomer would differ, too."""
+    job = run(Logging(anew=False, samples=44, every=7, epochs=6), seed=seed)
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    kinds = [type(error) for error in job.errors.values()]
+    assert kinds.count(StepsBack) <= 1, job.describe()
+    assert kinds.count(NewcomerDiffers) <= 1, job.describe()
+    assert len(job.results) in {2, 3}, job.describe()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_newcomer_that_leaves_an_epoch_by_its_own_count_steps_back(seed: int) -> None:
+    job = run(Logging(limit=9, every=100, epochs=5), seed=seed)
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    assert {type(error) for error in job.errors.values()} <= {StepsBack}, job.describe()
+    assert len(job.results) == 3, job.describe()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_workers_of_the_first_ring_that_differ_end_the_job_with_a_sentence(seed: int) -> None:
+    job = run(Logging(alone=True), seed=seed)
+    assert job.memory.job.state is JobState.FAILED, job.describe()
+    here = "tests/property/test_parting.py:"
+    assert f"w0 called edl.exchange() at {here}" in job.memory.job.reason
+    assert f"w1 went on to a batch of epoch 0 at {here}" in job.memory.job.reason
+    assert all(isinstance(error, JobFailed) for error in job.errors.values())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_job_whose_first_workers_have_ended_is_trained_to_its_end(seed: int) -> None:
+    job = run(Logging(rounds=20, every=100), seed=seed)
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    left = {w: error for w, error in job.errors.items() if not isinstance(error, SystemExit)}
+    assert all(isinstance(error, EndsWithJob) for error in left.values()), job.describe()
+    assert {0, 1} <= job.results.keys(), job.describe()
+    for error in left.values():
+        assert "the job has trained to its end with those that were there before" in str(error)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_newcomer_that_ends_first_ends_alone(seed: int) -> None:
+    class Shorter(Logging):
+        def __call__(self, one: LoopbackWorker) -> None:
+            Logging(rounds=3 if one.id == 2 else 0, every=100)(one)
+
+    job = run(Shorter(), seed=seed)
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    assert {type(error) for error in job.errors.values()} <= {NewcomerDiffers}, job.describe()
+    for error in job.errors.values():
+        assert "w2 ended the training" in str(error)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_worker_leaves_at_once_while_a_newcomer_waits_for_the_epoch(seed: int) -> None:
+    script = Logging(samples=96, epochs=3, every=5)
+    job = LoopbackJob(script, np=3, max_np=6, seed=seed)
+    job.after_step(8, lambda job: job.scale({"a": 4}))
+    job.after_step(20, lambda job: job.drain(1))
+    job.run()
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    script.prove(job.results)
+    for generation in job.memory.generations:
+        if 1 in generation.left and job.memory.generations[-1].at_epochs:
+            assert not (generation.joined and generation.previous and generation.at_epochs)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_worker_dies_while_a_newcomer_waits_for_the_epoch(seed: int) -> None:
+    script = Logging(samples=96, epochs=3, every=5)
+    job = LoopbackJob(script, np=3, max_np=6, seed=seed)
+    job.after_step(6, lambda job: job.scale({"a": 4}))
+    job.after_step(14 + seed, lambda job: job.kill(seed % 3))
+    job.run()
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    script.prove(job.results)

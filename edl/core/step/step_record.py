@@ -238,6 +238,7 @@ class StepRecord(SwitchTimes):
 FIELDS = (*(f.name for f in fields(StepRecord) if f.name not in PARTS), *PARTS)
 PAYLOAD_BYTES = 64  # of a message in a row: a mean of six numbers needs no collective of its own
 WIDTH = len(FIELDS) + PAYLOAD_BYTES // 8
+IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # the row that workers send in a barrier
 
 
 class StepRecords(Sequence[StepRecord]):
