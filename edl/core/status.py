@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from edl.core.job.liveness import GONE
 from edl.core.progress import TrainingStatus
 from edl.core.record import Record
 from edl.core.records import JobState, Reclaim, Stage
@@ -153,7 +154,11 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
         assigned=dict(snapshot.assigned.hosts),
         devices={} if job.state.over else _devices(snapshot),
         hosts={host.name: host.slots for host in snapshot.hosts},
-        evicted={f"w{worker}": reason for worker, reason in snapshot.evicted.items()},
+        evicted={
+            f"w{worker}": reason
+            for worker, reason in snapshot.evicted.items()
+            if not reason.startswith(GONE)  # it has ended, whoever ended it
+        },
         disabled_slots=_disabled_slots(snapshot),
         zookeeper=zookeeper,
     )

@@ -32,8 +32,9 @@ from edl.core.events import (
 )
 from edl.core.host.job_end import stopped_outcome
 from edl.core.job.ending import JobEnd
-from edl.core.job.script_end import waits_for_ended
+from edl.core.job.script_end import UNSERVED_S, waits_for_ended
 from edl.core.job.signature import ScriptOfJob
+from edl.core.job.stall import FOR_COLLECTIVE
 from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, JobState, Leader, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
@@ -154,6 +155,7 @@ class Daemon:
         self._incarnation = (0, 0)  # of the job that has our nodes
         self._ended_in: Generation | None = None  # the script has, and the others may not
         self.released_from = ""
+        self._awaited_since = 0.0
         self.leave_requested = False  # set by a signal handler, which must take no lock
 
     @property
@@ -548,13 +550,18 @@ class Daemon:
             return
         others = (member for member in ended_in.members if member.id != own)
         ports = {member.id: (member.address, member.port) for member in others}
-        own_step, exchanges = self._shared.progress.step, self._ring.exchanges
-        for health in ask_all(ports, self._limits.probe_timeout_s).values():
-            doing = waits_for_ended(health.report, ended_in.number, own_step, exchanges)
-            if doing and self._ended_in is ended_in:
-                self._ended_in, self.released_from = None, doing
-                self._ring.break_(ended_in.number)
-                return
+        made = self._shared.progress.step, self._ring.exchanges, self._ring.updates
+        answers = ask_all(ports, self._limits.probe_timeout_s).values()
+        doing = next(
+            (w for one in answers if (w := waits_for_ended(one.report, ended_in.number, *made))), ""
+        )
+        self.released_from, before = doing, self.released_from
+        now_s = time.monotonic()
+        self._awaited_since = self._awaited_since if before and doing else now_s
+        late = doing != FOR_COLLECTIVE or now_s - self._awaited_since >= UNSERVED_S
+        if doing and late and self._ended_in is ended_in:
+            self._ended_in = None
+            self._ring.break_(ended_in.number)
 
     def _break_ring_of(self, evicted: frozenset[int]) -> None:
         """Break this worker's ring if it is outdated or has a worker of ``evicted`` (worker ids).

@@ -68,8 +68,8 @@ class WorkerEndpoints:
     def health(self) -> Mapping[str, Any]:
         """Return the JSON object for ``GET /health``: worker, run, stage, progress, activity, ring.
 
-        ``ring`` has the number of the generation, and how many exchanges of numbers have begun in
-        it.
+        ``ring`` has the number of the generation, and how many exchanges of numbers, and updates
+        of an elastic script, this worker has made in it.
         """
         member = self._pending_writes.member
         return {
@@ -78,7 +78,11 @@ class WorkerEndpoints:
             "stage": member.stage if member else None,
             "newest_generation": self.newest_generation,
             **self._shared.progress.for_others(time.monotonic()),
-            "ring": {"generation": self._ring.membership[0], "exchanges": self._ring.exchanges},
+            "ring": {
+                "generation": self._ring.membership[0],
+                "exchanges": self._ring.exchanges,
+                "updates": self._ring.updates,
+            },
             "activity": self._watch.look().to_json(),
         }
 

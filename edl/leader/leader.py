@@ -32,7 +32,7 @@ from edl.core.events import (
 from edl.core.job.ages import Ages, AgeTracker
 from edl.core.job.borrowing import describe_returned, overdue
 from edl.core.job.decision import Limits, MembershipDecision
-from edl.core.job.liveness import USUAL
+from edl.core.job.liveness import GONE, USUAL
 from edl.core.job.membership import decide
 from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
@@ -302,7 +302,9 @@ class LeaderTerm:
         for one in decision.reclaimed:
             yield self._event(*describe_returned(one, ages.reclaims_s.get(one, 0.0)))
         for worker, reason in sorted(decision.evict.items()):
-            yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} was evicted: {reason}")
+            said = f"has ended{reason.removeprefix(GONE)}"
+            said = said if reason.startswith(GONE) else f"was evicted: {reason}"
+            yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} {said}")
         for answer in decision.answers:
             yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 

@@ -138,6 +138,7 @@ class Ring:
         is_open: whether the ring is built and not closed.
         exchanges: how many calls of :meth:`exchange` have begun in this ring.
         records: how many step records this worker has sent in this ring.
+        updates: how many updates an elastic script has made in this ring.
     """
 
     def __init__(self, collectives: Collectives, connection: RingConnection) -> None:
@@ -147,7 +148,7 @@ class Ring:
         self.generation = 0
         self.place = WorkerTopology(0, 1, 0, 1, 0, 1, 0)
         self.is_open = False
-        self.exchanges = self.records = 0
+        self.exchanges = self.records = self.updates = 0
 
     @property
     def alone(self) -> bool:
@@ -375,7 +376,7 @@ class Ring:
             self._membership = (0, ())
             raise RendezvousFailed(number, str(error)) from error
         self.generation, self.place, self.is_open = number, where, True
-        self.exchanges = self.records = 0
+        self.exchanges = self.records = self.updates = 0
         logger.info(
             "generation %d: rank %d of %d, ring built in %.3f s",
             number, where.rank, where.size, time.monotonic() - started,

@@ -70,6 +70,7 @@ from horovod.torch import (
 )
 from horovod.torch import DistributedOptimizer as _DistributedOptimizer
 
+from edl.core.job.stall import FOR_COLLECTIVE
 from edl.errors import UsageError
 from edl.framework.elastic import warmed_up
 from edl.framework.horovod_absent import ADASUM
@@ -84,7 +85,7 @@ from edl.worker.activity import waits
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 
 for _function in (synchronize, barrier, join):
-    waits("waiting for the others in a collective of the script")(_function)
+    waits(FOR_COLLECTIVE)(_function)
 
 
 def DistributedOptimizer(

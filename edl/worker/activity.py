@@ -22,7 +22,7 @@ from types import CodeType, FrameType
 from typing import TypeVar
 
 from edl import failpoints
-from edl.core.job.stall import FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE, Activity
+from edl.core.job.stall import FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE, RETURNED, SAVING, Activity
 from edl.ring.ring import Ring
 from edl.worker.shared_state import SharedState
 
@@ -39,6 +39,8 @@ _WAITS: dict[CodeType, str] = {
     Ring.broadcast.__code__: "exchanging the state with the others",
     SharedState.wait_for_generation.__code__: "waiting for the leader's next generation",
 }
+
+_ENDS: dict[CodeType, str] = {}
 
 _LIBRARIES = tuple(
     os.path.join(path, "")
@@ -79,6 +81,12 @@ def waits(what: str) -> Callable[[Function], Function]:
         return function
 
     return register
+
+
+def ends(function: Function) -> Function:
+    """Register ``function`` as the wait of a worker that has returned from training."""
+    _ENDS[function.__code__] = RETURNED
+    return function
 
 
 _unseen: list[Callable[[], str | None]] = []
@@ -191,6 +199,8 @@ class ThreadWatch:
         for each in _outwards(frame):
             if doing == IN_USER_CODE:
                 doing = _WAITS.get(each.f_code, IN_USER_CODE)
+            elif doing != SAVING:  # an end says more than what is waited for inside of it
+                doing = _ENDS.get(each.f_code, doing)
             work = work or _work(each.f_code.co_filename)
             if not where and each.f_code.co_filename.startswith("<frozen importlib"):
                 work = IMPORTING  # and not what the imported library is known for

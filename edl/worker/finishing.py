@@ -168,12 +168,11 @@ class Finishing:
         if unsaved:
             raise CheckpointError(f"the job {unsaved}")
 
-    def _row(self, stop: Stop) -> StepRecord | None:
+    def _row(self, stop: Stop) -> StepRecord:
         """Return this worker's step record about the end of its training, for the present ring.
 
-        If the script has ended (``stop`` is ``ENDED``), the coordinator is first asked to break the
-        ring when another worker waits in it for this one. The result is None for a script that
-        keeps its own place in its data.
+        If the script has ended (``stop`` is ``ENDED``), or keeps its own place in its data, the
+        coordinator is first asked to break the ring when another worker waits in it for this one.
 
         Raises:
             JobFailed: the script has ended, and such a worker was found waiting in an exchange of
@@ -187,7 +186,7 @@ class Finishing:
                 "others train on, in edl.mean() or the like; all workers must end after the same "
                 "step: count the steps of the job (edl.step()), not those of a worker"
             )
-        if stop is Stop.ENDED:
+        if stop is Stop.ENDED or not steps.ends_with_script:
             coordinator.release_others(self._switching.generation)
         return row
 

@@ -31,7 +31,7 @@ def part(records: StepRecords, ring: Ring, progress: TrainingProgress) -> None:
         return
     if not (found.leaving or records.differ_in("exchange")):
         check_together(records)
-    mine = _doing(records, ring.place.rank).encode()
+    mine = _doing(records, ring.place.rank, progress).encode()
     doing = {
         worker: ring.broadcast(mine, rank, "edl.doing").decode()
         for rank, worker in enumerate(records.values("worker"))
@@ -44,7 +44,7 @@ def part(records: StepRecords, ring: Ring, progress: TrainingProgress) -> None:
     let_leave(ring, records.values("worker"), found.leaving, why, error)
 
 
-def _doing(records: StepRecords, rank: int) -> str:
+def _doing(records: StepRecords, rank: int, progress: TrainingProgress) -> str:
     """Return a clause about what this worker does, and in which line of the script."""
     row, (call, where, _) = records[rank], call_site()
     at = f" at {where}" if where else ""
@@ -52,6 +52,8 @@ def _doing(records: StepRecords, rank: int) -> str:
         return "ended the training"
     if row.exchange:
         return f"called edl.{call}(){at}"
+    if progress.unit != "steps":
+        return f"trained on{at}"
     return f"went on to a batch of epoch {row.epoch}{at}"
 
 

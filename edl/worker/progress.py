@@ -108,6 +108,10 @@ class TrainingProgress(ABC):
         """
         return True
 
+    def reopen(self) -> None:
+        """Take back that the training has ended here, since others train on."""
+        return
+
     @abstractmethod
     def may_pause(self, repaired_at: int) -> bool:
         """Return whether all workers, which are between two steps now, can pause.

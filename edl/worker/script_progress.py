@@ -51,6 +51,11 @@ class ScriptProgress(TrainingProgress):
         """Count a save of the script's state as one more ``step``; all workers save together."""
         self.step += 1
 
+    def reopen(self) -> None:
+        """Take back the last save, by which the training has ended here, since others train on."""
+        self.step -= int(self.ended)
+        self.ended = False
+
     def may_pause(self, repaired_at: int) -> bool:
         """Return True: all workers return to the last save in a repair, so none is in a step.
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from edl import failpoints
 from edl.core.policy.ring_report import RingReport
-from edl.core.step.step_record import StepRecords, Stop
+from edl.core.step.step_record import StepRecord, StepRecords, Stop
 from edl.errors import RingError, UsageError
 from edl.ring.ring import Ring
 from edl.worker.script_progress import ScriptProgress
@@ -84,6 +84,7 @@ class ScriptSteps(WorkerSteps):
         leader would see a stall between two saves. In the warm-up nothing is reported.
         """
         self._begun += 1
+        self.ring.updates += 1
         if not self.warming_up:
             self.timer.end()
             self._shared.report(replace(self._shared.progress, updated_at=self.timer.ended))
@@ -183,11 +184,23 @@ class ScriptSteps(WorkerSteps):
     def leave(self) -> None:
         """Do nothing: a script with its own data holds no batch of edl's loader to complete."""
 
-    def last_record(self, stop: Stop) -> None:
-        """Return None: a script that keeps its own place in its data sends no record of its end.
+    def last_record(self, stop: Stop) -> StepRecord:
+        """Return, without sending it, this worker's record about the end of its training.
 
-        ``stop`` says how the training ended; it is not used.
+        ``stop`` says how the training ended.
         """
+        return replace(self.idle_record(), stop=stop)
+
+    def roll_call(self, finished: bool) -> None:
+        """Exchange a record in a repaired ring, so all learn whether some have ended the training.
+
+        Raises:
+            JobFailed, NewcomerDiffers, RingBroken: they have; see
+                :meth:`edl.worker.switching.Switching.part`.
+        """
+        is_over = finished or self.ended
+        self._send(self.last_record(Stop.FINISHED if is_over else Stop.NO))
+        self._awaited()
 
     def joined(self) -> None:
         """Mark this worker as a newcomer, which leaves if its state differs from the others'.

@@ -126,11 +126,10 @@ class WorkerSteps(ABC):
         """
 
     @abstractmethod
-    def last_record(self, stop: Stop) -> StepRecord | None:
+    def last_record(self, stop: Stop) -> StepRecord:
         """Return, without sending it, this worker's step record about the end of its training.
 
-        ``stop`` says how the training ended. The result is None in a script that keeps its own
-        place in its data, which sends no such record.
+        ``stop`` says how the training ended.
         """
 
     def note_untrained(self) -> None:

@@ -50,6 +50,7 @@ from edl.errors import (
 )
 from edl.ring.frames import split_bytes
 from edl.ring.ring import Ring
+from edl.worker.activity import ends
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
 from edl.worker.newcomer import Newcomer
@@ -80,6 +81,7 @@ class Switching:
         on_switch: called with the old and the new number of workers after each switch or repair.
         before_join: called once a newcomer is warm, before it waits for its first ring.
         on_enter: called in each new ring, before the state is exchanged.
+        roll_call: called in each repaired ring, once the state is exchanged.
         newcomer: waits for the first generation that has this worker as a member.
 
     Args:
@@ -123,6 +125,7 @@ class Switching:
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
         self.before_join: Callable[[], None] = lambda: None
         self.on_enter: Callable[[], None] = lambda: None  # in each new ring, before the exchange
+        self.roll_call: Callable[[], None] = lambda: None  # in a repaired ring
         self.newcomer = Newcomer(shared, ring, progress, coordinator, self.exit)
 
     # --- into the first ring ---
@@ -376,9 +379,10 @@ class Switching:
             self._coordinator.set_stage(Stage.FINISHED)
             raise
 
+    @ends
     def finish_together(
         self,
-        record: Callable[[], StepRecord | None],
+        record: Callable[[], StepRecord],
         compare: Callable[[StepRecords], None],
     ) -> StepRecords | None:
         """Wait at the end of training until all workers have completed the last step.
@@ -387,13 +391,12 @@ class Switching:
         its result in the repair. If others train on, their records show it, and the job fails.
 
         Args:
-            record: returns this worker's step record; None: the script keeps its own place in its
-                data, and no record is sent.
+            record: returns this worker's step record.
             compare: called with the step records of all workers; compares the workers' states by
                 them, since no later step would do so.
 
         Returns:
-            All workers' step records; None if none is sent, or if the others have ended the job.
+            All workers' step records; None if the others have ended the job.
 
         Raises:
             JobFailed: other workers train on.
@@ -403,14 +406,13 @@ class Switching:
             began = self._now_s()
             try:
                 row = record()
-                if row is None:
-                    self._ring.barrier(IDLE)
-                    return None
                 records = self._ring.finish_record(self._ring.start_record(row))
                 self.part(records)
                 compare(records)
                 return records
             except RingBroken as error:
+                if self._coordinator.released_from:  # the others train on, so this was not the end
+                    self.progress.reopen()
                 try:
                     self.repair(error, began)
                 except JobFailed:
@@ -483,9 +485,7 @@ class Switching:
         members = current.members if current is not None and current.number == generation else ()
         blamed, made = blamed_rank(text, members, self._ring.place.rank), self.progress
         at, error = -1 if blamed is None else blamed, short_error(text)
-        return RingFailure(
-            generation, step, made.exchanges, error, at, made.leaves, made.at_epochs
-        )
+        return RingFailure(generation, step, made.exchanges, error, at, made.leaves, made.at_epochs)
 
     # --- the parts of every change
 
@@ -519,6 +519,8 @@ class Switching:
                 self._synchronised = self._synchronise(generation)  # in place of one that broke
         if generation.repairs:
             self._repaired_at = self.progress.step
+            if self._synchronised:
+                self.roll_call()
         synchronised = self._now_s()
         # Not before: the write keeps the daemons busy, on the processors that the exchange needs.
         self._coordinator.set_stage(Stage.ACTIVE, generation=generation.number)

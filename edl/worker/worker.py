@@ -542,6 +542,7 @@ class Worker:
         self._switching.progress = self.checkpointing.progress = progress
         self._switching.replica = self._saved_check.replica = state
         self._switching.on_enter = entered
+        self._switching.roll_call = lambda: self.script.roll_call(self.finished)
 
     # --- between two steps ---
 

@@ -496,8 +496,8 @@ class Job:
     def distrust_parts(self) -> None:
         self.distrusts_parts = True
 
-    def exchange(self, payload: bytes) -> list[bytes]:
-        return [payload] * 3
+    def barrier(self, _record: StepRecord) -> None:
+        return
 
     def break_(self) -> None:
         self.is_broken = True
@@ -610,6 +610,7 @@ def test_the_last_states_are_compared_again_when_somebody_goes_meanwhile() -> No
     )
     switching: Any = Switching.__new__(Switching)
     switching._ring, switching.repair, switching._now_s = ring, repair, time.monotonic
+    switching._coordinator, switching.progress = SimpleNamespace(released_from=""), job.progress
     with pytest.raises(StateDiffers, match="the states of w0 and w1 differ"):
         switching.finish_together(
             lambda: replace(job.row(0, job.check.now()), stop=Stop.FINISHED), job.check.compare

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
+from edl.core.job.stall import FOR_COLLECTIVE, FOR_GRADIENTS, FOR_NUMBERS
+
+UNSERVED_S = 3.0  # a collective of the script that waits so long lacks who has returned
 
 
-def waits_for_ended(report: Mapping[str, Any], generation: int, step: int, exchanges: int) -> str:
+def waits_for_ended(
+    report: Mapping[str, Any], generation: int, step: int, exchanges: int, updates: int = 0
+) -> str:
     """Return what a worker waits for from another one, whose script has ended; empty: for nothing.
 
     Both are in the same ring. A worker that is in the last step, or in the last exchange of numbers
@@ -20,15 +24,20 @@ def waits_for_ended(report: Mapping[str, Any], generation: int, step: int, excha
         generation: the number of the ring's generation.
         step: the newest step that the other one has completed.
         exchanges: how many exchanges the other one has begun in this ring.
+        updates: how many updates the other one has made in this ring, in an elastic script; else 0.
 
     Returns:
-        :data:`FOR_GRADIENTS`, :data:`FOR_NUMBERS`, or an empty text.
+        :data:`FOR_GRADIENTS`, :data:`FOR_NUMBERS`, :data:`FOR_COLLECTIVE` (which counts once it has
+        lasted :data:`UNSERVED_S` seconds), or an empty text.
     """
     doing, ring = report.get("activity", {}).get("doing"), report.get("ring", {})
     if ring.get("generation") != generation:
         return ""
-    if doing == FOR_GRADIENTS and report.get("step", 0) >= step:
+    if doing == FOR_GRADIENTS and not updates and report.get("step", 0) >= step:
         return FOR_GRADIENTS
     if doing == FOR_NUMBERS and ring.get("exchanges", 0) > exchanges:
         return FOR_NUMBERS
+    # Of an elastic script: whoever has returned has completed all of its own collectives.
+    if doing in (FOR_GRADIENTS, FOR_COLLECTIVE) and ring.get("updates", 0) >= updates > 0:
+        return FOR_COLLECTIVE
     return ""

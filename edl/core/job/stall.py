@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from edl.core.record import Record
 
 IN_USER_CODE = "in user code"
+FOR_COLLECTIVE = "waiting for the others in a collective of the script"
+RETURNED = "waiting for the others to end, for it has returned from training"
 SAVING = "writing the last checkpoint"
 FOR_RECORDS = "waiting for the step records of the others"
 FOR_GRADIENTS = "waiting for the gradients of the others"
@@ -148,8 +150,11 @@ class Report:
         if self.activity is None:
             return f"{self.name} does not answer"
         here, seconds = self.activity, f"for {self.activity.since_s:.0f} s"
+        if here.doing == RETURNED:
+            return f"{self.name} has returned from training after step {self.step}"
         if here.waits:
-            return f"{self.name} has been {here.doing} {seconds}"
+            at = f", {here.where}," if here.where else ""
+            return f"{self.name} has been {here.doing}{at} {seconds}"
         work = f" ({here.work})" if here.work else ""
         where = f", {here.where}," if here.where else ""
         return f"{self.name} has been in its own code{work}{where} {seconds}"
@@ -230,11 +235,18 @@ def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: St
     saving = [r for r in reports if r.doing == SAVING]
     if saving:
         return Stall(f"{head}: {_list(saving)}", _ids(saving), {})
-    # Every worker waits for another one: messages get lost, and no worker is to blame.
+    # Whoever has returned takes part in no collective that the others wait in.
+    returned = [r for r in reports if r.doing == RETURNED]
+    if returned and all(r.waits for r in reports) and len(returned) < len(reports):
+        others = [r for r in reports if r not in returned]
+        why = f"{_list(returned)}, and {_list(others)}; all workers must make as many steps"
+        return Stall(f"{head}: {why}", _ids(returned), {})
+    # Every worker waits for another one: messages get lost, or the script makes other calls on
+    # one worker than on another. No worker is to blame.
     working = [r for r in reports if not r.waits]
     if not working:
         what = f"no step for {quiet_s:.0f} s and everybody waits: {_list(reports)}"
-        return Stall(f"{head}: {what}; check the network between the hosts", (), {})
+        return Stall(f"{head}: {what}{_why_all_wait(reports)}", (), {})
     # No worker waits for another one (all evaluate, say): no worker is to blame.
     if len(working) == len(reports):
         nobody = "" if len(working) == 1 else "; nobody waits for another one"
@@ -243,6 +255,15 @@ def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: St
     them = "it" if len(working) == 1 else "them"
     why = f"{head}: {_list(working)}; the others wait for {them}"
     return Stall(why, _ids(working), _past_limit(working, step, limits))
+
+
+def _why_all_wait(reports: Sequence[Report]) -> str:
+    """Return the probable cause of a stall in which all wait, as a clause; empty: none is known."""
+    lines = {r.activity.where for r in reports if r.activity is not None}
+    if len(lines) > 1:
+        return "; they wait in different lines, and all workers must make the same calls"
+    several = len({r.host for r in reports}) > 1
+    return "; check the network between the hosts" if several else ""
 
 
 def _frozen(
