@@ -429,16 +429,14 @@ class Generation(Record):
     """The membership of one ring, at the node ``generation``; only the leader writes this record.
 
     A generation without members ends the job: all workers leave after the step in which all of them
-    know this generation. Workers replace its number by :data:`END` (:meth:`as_end`), so that all
-    have the same one, whether they learn of the end from the leader or, while ZooKeeper is away,
-    from another worker.
+    know this generation. Workers replace its number by :data:`END`, so that all have the same one,
+    whether they learn of it from the leader or, while ZooKeeper is away, from another worker.
 
     Attributes:
         number: the number of the generation; it grows with each change.
         term: the term of the leader that wrote the generation.
         members: the members in rank order.
-        state_source: the number of the worker that sends the job's state to the workers in
-            ``joined``; -1: no worker of the ring before stays.
+        state_source: the number of the worker that sends its state to ``joined``; -1: none stays.
         joined: the numbers of the members that need the state of the job.
         left: the numbers of the workers that were members of the generation before and are not of
             this one.
@@ -446,15 +444,11 @@ class Generation(Record):
         scope: the unguessable prefix of this ring's keys in the rendezvous store of rank 0's
             daemon.
         previous: the members, in rank order, of the ring that trains until the switch. Empty at the
-            start and after a crash, when there is no such ring; so a worker whose ring broke knows
-            that a generation with ``previous`` was planned without its report, and waits for the
-            next one.
-        began_with: the number of workers in the first generation of this start of the job. Each
-            later generation repeats this number, so that newcomers know it when all first workers
-            are gone. 0: an older edl wrote the record.
+            start and after a crash; so a worker whose ring broke waits for a generation without.
+        began_with: the number of workers in the first generation of this start of the job, which
+            each later one repeats for newcomers. 0: an older edl wrote the record.
         fits: the number of calls of Keras' `fit` before the one for which the workers in ``joined``
-            are ready (:mod:`edl.core.job.fits`). The other workers enter the generation only while
-            they are in that call.
+            are ready. The other workers enter the generation only while they are in that call.
         at_epochs: whether newcomers join at the start of an epoch, since one has stepped back
             (:mod:`edl.core.step.parting`). Each later generation repeats it.
     """
@@ -498,12 +492,7 @@ class Generation(Record):
         return self.worker_ids.index(worker) if worker in self.worker_ids else None
 
     def after(self, before: Generation | None) -> Generation:
-        """Return a copy of this generation with what each repeats, given the one before it.
-
-        ``began_with`` is copied from ``before``; if an older edl wrote ``before``, it is the number
-        of members of ``before``. If ``before`` is None, this generation is the job's first, and
-        ``began_with`` is the number of its own members.
-        """
+        """Return a copy of this generation with what each repeats; ``before`` None: the first."""
         size = len(self.members) if before is None else before.began_with or len(before.members)
         at_epochs = self.at_epochs or (before is not None and before.at_epochs)
         return replace(self, began_with=size, at_epochs=at_epochs)

@@ -28,6 +28,8 @@ from edl.core.records import (
     SlotRecord,
 )
 
+GONE = "its process is gone"  # the beginning of each proof that a process has ended by itself
+
 
 @dataclass(frozen=True)
 class Snapshot:

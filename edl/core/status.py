@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from edl.core.job.liveness import GONE
 from edl.core.progress import TrainingStatus
 from edl.core.record import Record
 from edl.core.records import JobState, Reclaim, Stage
-from edl.core.snapshot import Snapshot
+from edl.core.snapshot import GONE, Snapshot
 
 
 @dataclass(frozen=True)

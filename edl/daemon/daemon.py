@@ -542,8 +542,7 @@ class Daemon:
     def _release_others(self) -> None:
         """Break the ring given to :meth:`release_others` if one of its members waits for this one.
 
-        Its ``/health`` page says so (:func:`waits_for_ended`); what it waits for is in
-        ``released_from`` then.
+        Its ``/health`` page says so; what it waits for is in ``released_from`` then.
         """
         ended_in, own = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:

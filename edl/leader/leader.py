@@ -32,14 +32,14 @@ from edl.core.events import (
 from edl.core.job.ages import Ages, AgeTracker
 from edl.core.job.borrowing import describe_returned, overdue
 from edl.core.job.decision import Limits, MembershipDecision
-from edl.core.job.liveness import GONE, USUAL
+from edl.core.job.liveness import USUAL
 from edl.core.job.membership import decide
 from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
 from edl.core.policy.ring_report import RingReport
 from edl.core.progress import TrainingStatus, WorkerProgress, is_status_due
 from edl.core.records import Generation
-from edl.core.snapshot import Snapshot
+from edl.core.snapshot import GONE, Snapshot
 from edl.leader.failure_detector import FailureDetector
 from edl.leader.policy_loop import PolicyLoop
 from edl.ring.rendezvous import new_scope

@@ -214,10 +214,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def takes_newcomers(self) -> bool:
-        """Whether newcomers may join after the batch in training; with one optimizer, always.
-
-        See :meth:`edl.core.step.update_order.UpdateOrder.takes_newcomers` for several.
-        """
+        """Whether newcomers may join after the batch in training; with one optimizer, always."""
         if self.optimizers < 2:
             return True
         # What this worker has left in the epoch when the present batch is trained.
@@ -398,9 +395,8 @@ class LoaderProgress(TrainingProgress):
         return self.step > repaired_at
 
     def header(self) -> dict[str, Any]:
-        """Return this position (step, epoch, ledger, ...) as JSON values, by name.
+        """Return this position (step, epoch, ledger, ...) as JSON values, for :meth:`take_over`.
 
-        The state source sends them to the other workers of a ring, which call :meth:`take_over`.
         Of :attr:`answer` they have only the lengths of the payloads, which are sent separately.
         """
         return {

@@ -153,14 +153,34 @@ def test_when_all_are_busy_nobody_is_to_blame() -> None:
 
 
 def test_when_all_wait_it_may_be_the_network() -> None:
-    found = judge([report(0, WAITS), report(1, WAITS)], 12.0, 40, 1.0)
-    assert found.reason == (
+    elsewhere = replace(report(1, WAITS), host="g")
+    found = judge([report(0, WAITS), elsewhere], 12.0, 40, 1.0)
+    said = (
         "stalled in step 41: no step for 12 s and everybody waits: "
-        f"w0 (rank 0, host h) has been {WAITS} for 12 s, w1 (rank 1, host h) has been {WAITS} for "
-        "12 s; "
-        "check the network between the hosts"
+        f"w0 (rank 0, host h) has been {WAITS} (train.py:33) for 12 s, "
+        f"w1 (rank 1, host g) has been {WAITS} (train.py:33) for 12 s"
     )
+    assert found.reason == f"{said}; check the network between the hosts"
     assert (found.culprits, dict(found.evict)) == ((), {})
+    alone = judge([report(0, WAITS), report(1, WAITS)], 12.0, 40, 1.0)
+    assert alone.reason == said.replace("host g", "host h"), "there is no network between hosts"
+
+
+def test_workers_that_wait_in_different_lines_are_told_so() -> None:
+    there = report(1, stall.FOR_COLLECTIVE)
+    assert there.activity is not None
+    there = replace(there, activity=replace(there.activity, where="train.py:40"))
+    found = judge([report(0, WAITS), there], 12.0, 40, 1.0)
+    assert "in a collective of the script (train.py:40)" in found.reason
+    assert found.reason.endswith("different lines, and all workers must make the same calls")
+
+
+def test_who_has_returned_is_named_as_that() -> None:
+    over = replace(report(2, stall.RETURNED), step=600)
+    found = judge([report(0, FOR_GRADIENTS), report(1, FOR_GRADIENTS), over], 12.0, 600, 1.0)
+    assert "w2 (rank 2, host h) has returned from training after step 600, and w0" in found.reason
+    assert "network" not in found.reason
+    assert (found.culprits, dict(found.evict)) == ((2,), {})
 
 
 def test_who_does_not_answer_for_long_is_given_up_though_its_session_lives() -> None:

@@ -48,10 +48,9 @@ from edl.core.host.supervision import (
 )
 from edl.core.job.ending import HALTED_EXIT, halted
 from edl.core.job.gang_start import why_too_few
-from edl.core.job.liveness import GONE
 from edl.core.plural import workers
 from edl.core.records import Generation, Job, JobState, Stage
-from edl.core.snapshot import Snapshot
+from edl.core.snapshot import GONE, Snapshot
 from edl.errors import REFUSED_EXIT
 
 TOLD = "the workers were told to end while ZooKeeper was away"

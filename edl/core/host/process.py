@@ -27,9 +27,8 @@ from dataclasses import dataclass, replace
 from edl.core.event_text import LAST_WORDS
 from edl.core.host.exit_status import UNKNOWN_EXIT, how, killed_in_wrapper
 from edl.core.job.ending import HALTED_EXIT
-from edl.core.job.liveness import GONE
 from edl.core.records import Generation, JobState, Stage
-from edl.core.snapshot import Snapshot
+from edl.core.snapshot import GONE, Snapshot
 from edl.errors import AGAIN_EXIT, REFUSED_EXIT
 
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped

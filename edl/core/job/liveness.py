@@ -28,9 +28,7 @@ from types import MappingProxyType
 
 from edl.core.job.ring_failure import is_broken
 from edl.core.records import Generation, Member, RingMember, Stage
-from edl.core.snapshot import Snapshot
-
-GONE = "its process is gone"  # the beginning of each proof that a process has ended by itself
+from edl.core.snapshot import GONE, Snapshot
 
 
 @dataclass(frozen=True)

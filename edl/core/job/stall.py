@@ -153,7 +153,7 @@ class Report:
         if here.doing == RETURNED:
             return f"{self.name} has returned from training after step {self.step}"
         if here.waits:
-            at = f", {here.where}," if here.where else ""
+            at = f" ({here.where})" if here.where and here.doing != SAVING else ""
             return f"{self.name} has been {here.doing}{at} {seconds}"
         work = f" ({here.work})" if here.work else ""
         where = f", {here.where}," if here.where else ""
