@@ -116,6 +116,8 @@ class Model:
     agentless: set[str] = field(default_factory=set)  # hosts whose agent is gone
     reclaims: ReclaimTracker = field(default_factory=ReclaimTracker)  # of all agents
     cut_off: set[int] = field(default_factory=set)  # workers that do not reach ZooKeeper
+    steps_back: bool = False  # a newcomer has: others join at the start of an epoch
+    in_epoch: bool = False  # no ring is at the end of one
 
     # --- reading ---
 
@@ -237,6 +239,9 @@ class Model:
     def agree(self, number: int) -> None:
         """Complete a step in which all records know the same newer generation: all go there."""
         known = {w.seen.number if w.seen else 0 for w in self.ring(number)}
+        newest = self.generations[-1]
+        if self.in_epoch and newest.waits_for_epoch and max(known, default=0) == newest.number:
+            return
         if self._whole(number) and len(known) == 1 and max(known) > number:
             for w in self.ring(number):
                 w.step += 1
@@ -325,7 +330,8 @@ class Model:
     def _fail(self, w: Worker, number: int) -> None:
         w.failed, w.ring, w.target, w.entered = number, 0, 0, False
         known = number if w.step < 0 else w.member.newest_generation
-        w.member = replace(w.member, broken=RingFailure(number, w.step), newest_generation=known)
+        broken = RingFailure(number, w.step, at_epochs=self.steps_back)
+        w.member = replace(w.member, broken=broken, newest_generation=known)
 
     # --- people ---
 

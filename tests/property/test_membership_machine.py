@@ -121,6 +121,14 @@ class Membership(RuleBasedStateMachine):
         for generation in self.model.generations[-3:]:
             self.model.agree(generation.number)
 
+    @rule(runs=st.booleans())
+    def an_epoch_begins_or_ends(self, runs: bool) -> None:
+        self.model.in_epoch = runs
+
+    @rule()
+    def a_newcomer_steps_back_when_a_ring_breaks(self) -> None:
+        self.model.steps_back = True
+
     @rule()
     def leader_looks(self) -> None:
         self.model.look()
@@ -260,6 +268,7 @@ class Membership(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         model = self.model
+        model.in_epoch = False
         model.agentless.clear()
         model.cut_off.clear()
         model.each(lambda w: None if w.works else model.expire(w))

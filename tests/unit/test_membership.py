@@ -474,6 +474,39 @@ def announced(
     return replace(now, **changes)
 
 
+def waiting(*members: Member, **changes: Any) -> Snapshot:
+    """Return :func:`announced`, whose newcomer waits for the end of the epoch."""
+    now = announced(members, **changes)
+    assert now.generation is not None
+    return replace(now, generation=replace(now.generation, at_epochs=True))
+
+
+def test_newcomers_join_at_epochs_once_one_has_stepped_back() -> None:
+    back = replace(A, broken=RingFailure(7, 40, at_epochs=True))
+    new = made(decided(job_of(back, broke(B, 40), C), dead=(2,)))
+    assert new.at_epochs
+    assert "newcomers join at the start of an epoch" in new.reason
+    after = job_of(
+        A, B, newcomers=(NEW,), **wanted({"a": 3}), generation=ring(A, B, at_epochs=True)
+    )
+    joins = made(decided(after))
+    assert (joins.joined, joins.waits_for_epoch) == ((2,), True)
+    assert "at_epochs" in joins.to_json()
+
+
+def test_no_worker_waits_for_the_epoch_to_leave() -> None:
+    waits(decided(waiting(*OLD, NEW)), "w2 joins at the next epoch's start")
+    leaving = replace(OLD[1], stage=Stage.LEAVING)
+    new = made(decided(waiting(OLD[0], leaving, NEW, **wanted({"a": 2}))))
+    assert (new.number, new.worker_ids, new.joined, new.left) == (9, (0,), (), (1,))
+    assert (ids(new.previous), new.at_epochs) == ((0, 1), True)
+
+
+def test_a_ring_that_breaks_while_a_newcomer_waits_is_repaired_without_it() -> None:
+    new = made(decided(waiting(broke(OLD[0], 40), OLD[1], NEW), dead=(1,)))
+    assert (new.number, new.worker_ids, new.repairs, new.at_epochs) == (9, (0,), True, True)
+
+
 def test_a_generation_is_adopted_by_all_before_the_next() -> None:
     now = announced((worker(0, generation=8), worker(1), NEW), **wanted({"a": 1}))
     waits(decided(now), "generation 8 waits for w1, w2 to switch")

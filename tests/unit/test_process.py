@@ -17,6 +17,7 @@ from edl.core.host.process import (
 )
 from edl.core.records import Generation, JobState, Member, RingMember, Stage
 from edl.core.snapshot import Snapshot
+from edl.errors import AGAIN_EXIT
 
 NOW = 1000.0
 JOB = make_job()
@@ -79,6 +80,16 @@ def test_to_obey_the_leader_is_no_failure_and_counts_for_the_pause() -> None:
     )
     other = replace(obeys, exit_code=3)
     assert other.failed, "that is another error than the one of a worker that was evicted"
+
+
+def test_a_newcomer_that_steps_back_is_started_again_at_once() -> None:
+    back = replace(TRAINS, exit_code=AGAIN_EXIT, exited=NOW, failures=3)
+    assert (back.failed, back.blamed, back.failures_now, back.pause_s(30.0)) == (False, False, 3, 0)
+    assert not back.uses_up(0)
+    assert back.ending_text("a") == (
+        "w1 on a exited with code 75: its replacement joins at the start of an epoch"
+    )
+    assert replace(back, seated=False).failed, "a script of its own accord"
 
 
 def test_what_ends_as_it_should() -> None:

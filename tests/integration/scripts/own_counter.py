@@ -1,0 +1,64 @@
+"""A script that counts the batches of an epoch itself: a newcomer's count begins at 0 inside one.
+
+"mean" exchanges numbers by that count, "rate" sets the learning rate by it.
+"""
+
+import sys
+
+import no_compiler  # noqa: F401 - saves a second of each worker
+
+from edl.testing import throttle
+
+SAMPLES, EPOCHS = 120, 40
+framework, kind = sys.argv[1:]
+
+if framework == "torch":
+    import torch
+
+    import edl.torch as edl
+
+    edl.init()
+    loader = edl.DataLoader(torch.arange(SAMPLES).float()[:, None], batch_size=2)
+    model = torch.nn.Linear(1, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.001)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(sgd, T_0=1, T_mult=2)
+    optimizer = edl.Optimizer(sgd, model)
+    for epoch in loader.epochs(EPOCHS):
+        for i, batch in enumerate(loader):
+            optimizer.zero_grad()
+            loss = model(batch / SAMPLES).square().mean()
+            loss.backward()
+            optimizer.step()
+            if kind == "rate":
+                schedule.step(epoch + i / len(loader))
+            elif i % 40 == 0:
+                edl.mean(loss.detach())
+            throttle.throttle_step()
+    print("final", [each.tolist() for each in model.parameters()])
+else:
+    import keras
+    import numpy as np
+
+    import edl.tensorflow as edl
+
+    edl.init()
+    keras.utils.set_random_seed(1)
+    x = np.linspace(0, 1, SAMPLES, dtype=np.float32)[:, None]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(edl.Optimizer(keras.optimizers.SGD(0.001)), "mse")
+
+    class Own(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.count = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            if kind == "rate":
+                self.model.optimizer.learning_rate.assign(0.001 / (1 + self.count))
+            elif self.count % 40 == 0:
+                edl.mean(logs["loss"])
+            self.count += 1
+            throttle.throttle_step()
+
+    callbacks = [edl.KerasCallback(), Own()]
+    model.fit(edl.Dataset((x, x), 2), epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    print("final", [each.tolist() for each in model.get_weights()])

@@ -1,0 +1,49 @@
+"""A newcomer that does something else, for it counts itself, steps back; the job keeps its size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from paths import SCRIPTS
+
+from edl.testing.job import started
+from edl.testing.throttle import Throttle
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [
+        ("torch", "mean"),
+        pytest.param("torch", "rate", marks=pytest.mark.long),
+        pytest.param("fit", "mean", marks=pytest.mark.long),
+        pytest.param("fit", "rate", marks=pytest.mark.long),
+    ],
+)
+def test_it_joins_at_the_start_of_an_epoch(
+    framework: str, kind: str, tmp_path: Path, zk_hosts: str
+) -> None:
+    script = [SCRIPTS / "own_counter.py", framework, kind]
+    slowly = Throttle(later_s=0.2)
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=slowly) as job:
+        job.wait_for_step(3)
+        job.scale(3)
+        job.wait(lambda now: "steps back" in job.output(), "a newcomer steps back")
+        job.wait_for_size(3)
+        job.kill(job.plain())
+        job.wait(lambda now: len(now["members"]) < 3, "the death")
+        job.wait_for_size(3)
+        job.hurry()
+        code = job.end()
+        story, output = job.describe("it ended otherwise"), job.output()
+        joins = job.events("generation")
+    assert code == 0, story
+    assert "newcomers join this job at the start of an epoch" in output, story
+    assert "called edl.mean() at" in output or kind == "rate", story
+    assert not job.events("slot_disabled"), story
+    finals = [line.partition("final")[2] for line in output.splitlines() if "final" in line]
+    assert len(finals) == 3, story
+    assert len(set(finals)) == 1, story
+    assert sum(bool(each["joined"]) for each in joins) >= 3, story
