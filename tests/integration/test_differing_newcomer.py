@@ -1,4 +1,4 @@
-"""A newcomer whose learning rate differs ends with its sentence, and the others train on."""
+"""A newcomer whose learning rate differs at an epoch's start, too, ends; the others train on."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def test_it_ends_and_is_not_replaced(framework: str, tmp_path: Path, zk_hosts: s
         differing, failed = job.events("state_differs"), job.events("worker_failed")
         output = job.output()
     assert code == 0, story
-    assert [event["workers"] for event in differing] == [["w2"]], story
+    assert [event["workers"] for event in differing] == [["w2"], ["w3"]], story
     assert "its state differs from that of w0, w1: the learning rate is 0.0" in output, story
+    assert "w2 steps back" in output, story
     assert [event["exit_code"] for event in failed] == [78], story
     finals = [line.partition("final")[2] for line in output.splitlines() if "final" in line]
     assert len(finals) == 2, story

@@ -6,7 +6,7 @@ import no_compiler  # noqa: F401 - saves a second of each worker
 
 from edl.testing import throttle
 
-SAMPLES, EPOCHS = 480, 6
+SAMPLES, EPOCHS = 80, 36
 
 if sys.argv[1] == "torch":
     import torch
