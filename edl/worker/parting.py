@@ -13,7 +13,10 @@ from edl.core.step.step_record import IDLE, StepRecords, Stop, check_together
 from edl.errors import EndsWithJob, NewcomerDiffers, RingBroken, StepsBack, UnevenEnd
 from edl.ring.ring import Ring
 from edl.worker.activity import call_site
+from edl.worker.loader_progress import LoaderProgress
 from edl.worker.progress import TrainingProgress
+
+UNIT = LoaderProgress.unit  # of edl's loader; a script of Horovod's counts its saves
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +32,7 @@ def part(records: StepRecords, ring: Ring, progress: TrainingProgress) -> None:
     found = parting(records)
     if found is None:
         return
-    if not (found.leaving or records.differ_in("exchange")):
+    if progress.unit == UNIT and not (found.leaving or records.differ_in("exchange")):
         check_together(records)
     mine = _doing(records, ring.place.rank, progress).encode()
     doing = {
@@ -52,7 +55,7 @@ def _doing(records: StepRecords, rank: int, progress: TrainingProgress) -> str:
         return "ended the training"
     if row.exchange:
         return f"called edl.{call}(){at}"
-    if progress.unit != "steps":
+    if progress.unit != UNIT:
         return f"trained on{at}"
     return f"went on to a batch of epoch {row.epoch}{at}"
 

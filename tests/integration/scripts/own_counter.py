@@ -47,16 +47,18 @@ else:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(edl.Optimizer(keras.optimizers.SGD(0.001)), "mse")
 
+    COUNT = [0]  # an attribute of the callback would be sent to newcomers
+
     class Own(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            self.count = 0
+            COUNT[0] = 0
 
         def on_train_batch_end(self, batch, logs=None):
             if kind == "rate":
-                self.model.optimizer.learning_rate.assign(0.001 / (1 + self.count))
-            elif self.count % 40 == 0:
+                self.model.optimizer.learning_rate.assign(0.001 / (1 + COUNT[0]))
+            elif COUNT[0] % 40 == 0:
                 edl.mean(logs["loss"])
-            self.count += 1
+            COUNT[0] += 1
             throttle.throttle_step()
 
     callbacks = [edl.KerasCallback(), Own()]
