@@ -23,6 +23,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from edl import failpoints
 from edl.core.events import EpochLeftDetails, Event, SlowWorkerDetails
@@ -107,7 +108,6 @@ class LoaderSteps(WorkerSteps):
         self.replica: Replica | None = None  # None where no other worker can miss an update
         self._progress = progress
         self._sites: set[int] = set()  # lines of the script where all have exchanged together
-        self._held: int | None = None  # the generation to switch to when the epoch is over
         self._check = state_check
         self._watch = RingWatch(shared)
 
@@ -409,12 +409,12 @@ class LoaderSteps(WorkerSteps):
 
     # --- between two steps, and at the end
 
-    def exchange(self, payload: bytes) -> list[bytes]:
+    def exchange(self, payload: bytes, alike: bool = False) -> list[bytes]:
         """Send ``payload`` to all workers between two steps; return all payloads in rank order.
 
-        The call waits until all workers have sent theirs. If the ring breaks meanwhile, it is
-        repaired, and all survivors get the same answer. While this worker warms up, the answer is
-        its own payload.
+        The call waits until all workers have sent theirs, of equal sizes if ``alike``. If the ring
+        breaks meanwhile, it is repaired, and all survivors get the same answer. While this worker
+        warms up, the answer is its own payload.
 
         Raises:
             UsageError: a step is open, or training has not begun.
@@ -428,9 +428,10 @@ class LoaderSteps(WorkerSteps):
             # A worker that missed the last update gets what is kept now, not at the next batch.
             self.replica.end_batch(self._progress.step, self.epoch)
         now_s = self._shared.clock.now_s
-        return exchange(payload, self._exchange, self._progress, self._repair, now_s)
+        send = partial(self._exchange, len(payload) if alike else 0)
+        return exchange(payload, send, self._progress, self._repair, now_s)
 
-    def _exchange(self, payload: bytes) -> list[bytes]:
+    def _exchange(self, size: int, payload: bytes) -> list[bytes]:
         """Send ``payload`` in the place of a step record, so all see who does something else.
 
         Raises:
@@ -447,7 +448,7 @@ class LoaderSteps(WorkerSteps):
             wanted=0,
             newest_generation=self.generation,
             ledger=0,
-            exchange=zlib.crc32(call.encode()) + 1,
+            exchange=(size << 33) + zlib.crc32(call.encode()) + 1,
             site=site if site in self._sites else -site,
             payload_bytes=len(payload),
             joined=progress.joined,

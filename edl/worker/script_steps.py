@@ -167,7 +167,7 @@ class ScriptSteps(WorkerSteps):
         self._progress.saved()
         self._progress.ended = True
 
-    def exchange(self, payload: bytes) -> list[bytes]:
+    def exchange(self, payload: bytes, alike: bool = False) -> list[bytes]:
         """Send ``payload`` to all workers, wait for theirs, and return all in rank order.
 
         While this worker warms up, the answer is its own payload.

@@ -72,6 +72,7 @@ class WorkerSteps(ABC):
     ) -> None:
         self.ring = ring
         self.target: int | None = None
+        self._held: int | None = None  # the generation to switch to when the epoch is over
         self.saves_parts_in = -1
         self.trained_in = 0
         self.on_trained: Callable[[], None] = lambda: None
@@ -108,12 +109,12 @@ class WorkerSteps(ABC):
         """
 
     @abstractmethod
-    def exchange(self, payload: bytes) -> list[bytes]:
+    def exchange(self, payload: bytes, alike: bool = False) -> list[bytes]:
         """Send ``payload`` to all workers between two steps; return all payloads in rank order.
 
         All workers call it at the same point, and it waits for all. Their payloads may have
-        different sizes. The answer is the same on all workers; while this worker warms up, it is
-        its own payload. If a worker dies meanwhile, the ring is repaired; but in a script that
+        different sizes, if not ``alike``. The answer is the same on all workers; while this worker
+        warms up, it is its own payload. If a worker dies meanwhile, the ring is repaired; but in a script that
         keeps its own place in its data, RingBroken is raised.
         """
 
@@ -212,7 +213,7 @@ class WorkerSteps(ABC):
 
         What the script has answered in the old ring about the job's size is dropped.
         """
-        self._size_request.change = 0
+        self._size_request.change, self._held = 0, None
         self.timer.enter(self.progress.step)
         self.slowest.restart()
         self.target = None

@@ -558,14 +558,14 @@ class Worker:
             RingBroken: a worker is gone, in a script that keeps its own place in its data.
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        return unpacked(self.exchange_bytes(packed(values)))
+        return unpacked(self.exchange_bytes(packed(values), alike=True))
 
-    def exchange_bytes(self, payload: bytes) -> list[bytes]:
+    def exchange_bytes(self, payload: bytes, alike: bool = False) -> list[bytes]:
         """Send ``payload`` to all workers; return the payloads of all in rank order.
 
         All workers call it between two steps, at the same point of the script, and each waits for
-        all. The sizes of the payloads may differ. The answer is the same on all workers, even if
-        some die meanwhile: if one of the survivors had the answer, then all get it, with what the
+        all. The sizes of the payloads may differ, if not ``alike``. The answer is the same on all
+        workers, even if some die meanwhile: if one of the survivors had the answer, then all get it, with what the
         dead workers have sent; otherwise the survivors send their payloads again. While this worker
         warms up, and in a job of one, the answer is its own payload.
 
@@ -579,7 +579,7 @@ class Worker:
         """
         if self.finished:
             raise UsageError(f"{OUT_OF_PLACE}: all epochs are trained")
-        return self.steps.exchange(payload)
+        return self.steps.exchange(payload, alike)
 
     def log_event(self, details: Details, reason: str) -> None:
         """Add an event to the job's event log, with its ``details`` and a ``reason`` for people.

@@ -38,6 +38,7 @@ class Logging(Counting):
     limit: int = 0
     alone: bool = False
     rounds: int = 0
+    at_end: bool = False  # it exchanges numbers at the end of each epoch, too
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
@@ -64,6 +65,8 @@ class Logging(Counting):
                     return
                 if self.limit and count == self.limit:
                     break
+            if self.at_end and not worker.warming_up:
+                worker.exchange([1.0])
         one.result = Counted(model, worker.step, {}, {})
 
 
@@ -171,3 +174,18 @@ def test_a_worker_dies_while_a_newcomer_waits_for_the_epoch(seed: int) -> None:
     job.run()
     assert job.memory.job.state is JobState.FINISHED, job.describe()
     script.prove(job.results)
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_a_worker_dies_at_each_point_around_the_end_of_such_an_epoch(first: int) -> None:
+    script = Logging(samples=48, epochs=3, every=7, at_end=True)
+    waited = 0
+    for point in range(90 + first, 250, 4):
+        job = LoopbackJob(script, np=2, max_np=6, seed=point % 5)
+        job.after_step(3, lambda job: job.scale({"a": 3}))
+        job.at(point % 2, point, lambda job, dies=point % 2: job.kill(dies))
+        job.run()
+        assert job.memory.job.state is JobState.FINISHED, job.describe()
+        script.prove(job.results)
+        waited += job.memory.generations[-1].at_epochs
+    assert waited > 10, "in most runs the newcomer steps back"

@@ -41,6 +41,8 @@ def rows(*fields: dict[str, Any]) -> StepRecords:
         ([{}, {}, OVER | NEW], Parting((2,), ended=True)),
         ([OVER, {}], Parting()),
         ([OVER, OVER | {"epoch": 3}], None),
+        ([MEAN, MEAN | NEW | {"exchange": 7 + (24 << 33)}], Parting((1,), back=True)),
+        ([MEAN, MEAN | {"exchange": 7 + (24 << 33)}, MEAN | NEW], None),  # it is told so later
         # Lines count only where workers have called together before.
         ([MEAN, MEAN, MEAN | NEW | {"site": -71}], Parting((2,), back=True)),
         ([MEAN | {"site": -70}, MEAN | NEW | {"site": -71}], None),

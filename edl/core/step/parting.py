@@ -15,6 +15,8 @@ from edl.core.plural import names, verb
 from edl.core.step.newcomers import what_follows
 from edl.core.step.step_record import StepRecords, Stop
 
+CALL_BITS = 2**33 - 1  # of the field `exchange`: what is called; above are sizes that must be equal
+
 CURE = (
     "what a script counts itself begins at 0 in a newcomer; loader.batch_index (in TensorFlow that "
     "of edl.Dataset) and edl.step() are the job's"
@@ -43,11 +45,14 @@ def parting(records: StepRecords) -> Parting | None:
     first = records.column("joined") == records.column("joined").min()
     ended, epochs = records.column("stop") >= Stop.FINISHED, records.values("epoch")
     rows = zip(ended.tolist(), epochs, records.values("exchange"), strict=True)
-    points = [(1, 0, 0) if over else (0, epoch, exchange) for over, epoch, exchange in rows]
+    points = [(1, 0, 0) if over else (0, epoch, call & CALL_BITS) for over, epoch, call in rows]
     of_first = {point for point, is_first in zip(points, first, strict=True) if is_first}
     if len(of_first) > 1:
         return Parting()
     out = [at for at, point in enumerate(points) if point not in of_first]
+    calls = {*records.column("exchange")[first].tolist()}
+    if not out and len(calls) == 1:  # means of other numbers, for one
+        out = [at for at, call in enumerate(records.values("exchange")) if call not in calls]
     if not out:
         # Lines count where workers have met before: `if rank == 0: mean(x) else: mean(x)` has two.
         sites = {*records.column("site")[first].tolist()}

@@ -178,8 +178,9 @@ class StepRecord(SwitchTimes):
             float64; 0: not measured.
         save: 1 if the worker, as rank 0, wants all workers to save their parts of a checkpoint
             after this step; else 0.
-        exchange: what the worker calls between two steps, such as ``edl.mean``, as a digest; 0: it
-            is in a step, or exchanges nothing. Rows of one table that differ in it are of workers
+        exchange: what the worker calls between two steps, such as ``edl.mean``, as a digest, and
+            above its 33 bits the size of the message, if all must send as much; 0: it is in a step,
+            or exchanges nothing. Rows of one table that differ in it are of workers
             at different points of the script (:mod:`edl.core.step.parting`).
         site: the lines of the script that call it, as a digest; negative: two workers or more have
             not called it at these lines together before.
