@@ -114,8 +114,8 @@ class WorkerSteps(ABC):
 
         All workers call it at the same point, and it waits for all. Their payloads may have
         different sizes, if not ``alike``. The answer is the same on all workers; while this worker
-        warms up, it is its own payload. If a worker dies meanwhile, the ring is repaired; but in a script that
-        keeps its own place in its data, RingBroken is raised.
+        warms up, it is its own payload. If a worker dies meanwhile, the ring is repaired; but in a
+        script that keeps its own place in its data, RingBroken is raised.
         """
 
     @abstractmethod

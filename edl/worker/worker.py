@@ -565,9 +565,9 @@ class Worker:
 
         All workers call it between two steps, at the same point of the script, and each waits for
         all. The sizes of the payloads may differ, if not ``alike``. The answer is the same on all
-        workers, even if some die meanwhile: if one of the survivors had the answer, then all get it, with what the
-        dead workers have sent; otherwise the survivors send their payloads again. While this worker
-        warms up, and in a job of one, the answer is its own payload.
+        workers, even if some die meanwhile: if one of the survivors had the answer, then all get
+        it, with what the dead workers have sent; otherwise the survivors send their payloads again.
+        While this worker warms up, and in a job of one, the answer is its own payload.
 
         In a script that keeps its own place in its data, RingBroken is raised when a worker dies.
 
