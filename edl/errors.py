@@ -35,7 +35,7 @@
     │   │   └── StateDiffers    the workers of the job hold different states
     │   ├── NewcomerDiffers     a newcomer differs from the others, which train on without it
     │   │   ├── StepsBack       it joins again at the start of an epoch
-    │   │   └── EndsWithJob     the others have trained the job to its end
+    │   │   └── JobTrained     the others have trained the job to its end
     │   ├── JobStopped          the job was asked to stop, and has no result
     │   └── WorkerEvicted       the leader has evicted this worker
     ├── BuildError              Horovod could not be built or patched
@@ -437,7 +437,7 @@ class StepsBack(NewcomerDiffers):
     exit_code = AGAIN_EXIT
 
 
-class EndsWithJob(NewcomerDiffers):
+class JobTrained(NewcomerDiffers):
     """A newcomer ends with steps left, for the others have trained the job to its end."""
 
     exit_code = 0

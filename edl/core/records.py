@@ -450,7 +450,7 @@ class Generation(Record):
         fits: the number of calls of Keras' `fit` before the one for which the workers in ``joined``
             are ready. The other workers enter the generation only while they are in that call.
         at_epochs: whether newcomers join at the start of an epoch, since one has stepped back
-            (:mod:`edl.core.step.parting`). Each later generation repeats it.
+            (:mod:`edl.core.step.mismatch`). Each later generation repeats it.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"seats": "members", "sync_root": "state_source"}

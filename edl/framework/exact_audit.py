@@ -15,7 +15,7 @@ from edl.core.step.aligned import AlignedSource
 from edl.core.step.batch import Batch
 from edl.core.step.exact_audit import AuditMismatch, AuditTable, Pass
 from edl.framework.exact_mean import Together, check_alike
-from edl.worker.parting import let_leave
+from edl.worker.mismatch import let_leave
 from edl.worker.worker import Worker
 
 DIFFERS = (

@@ -435,7 +435,8 @@ class LoaderSteps(WorkerSteps):
         """Send ``payload`` in the place of a step record, so all see who does something else.
 
         Raises:
-            RingBroken, NewcomerDiffers, JobFailed: see :meth:`edl.worker.switching.Switching.part`.
+            RingBroken, NewcomerDiffers, JobFailed: see
+                :meth:`edl.worker.switching.Switching.check_point`.
         """
         progress, (call, _, site) = self._progress, call_site()
         row = StepRecord(
@@ -455,7 +456,7 @@ class LoaderSteps(WorkerSteps):
             inside=int(progress.joined_inside),
         )
         records = self.ring.exchange_rows(row, payload)
-        self._switching.part(records)
+        self._switching.check_point(records)
         if len(records) > 1 and not records.differ_in("site"):
             self._sites.add(site)
         answer = records.payloads()

@@ -196,7 +196,7 @@ class ScriptSteps(WorkerSteps):
 
         Raises:
             JobFailed, NewcomerDiffers, RingBroken: they have; see
-                :meth:`edl.worker.switching.Switching.part`.
+                :meth:`edl.worker.switching.Switching.check_point`.
         """
         is_over = finished or self.ended
         self._send(self.last_record(Stop.FINISHED if is_over else Stop.NO))

@@ -50,7 +50,7 @@ from edl.errors import NewcomerDiffers, StateDiffers, StepsBack
 from edl.ring.ring import Ring
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.loader_progress import LoaderProgress
-from edl.worker.parting import let_leave
+from edl.worker.mismatch import let_leave
 from edl.worker.progress import Receive, TrainingProgress
 
 logger = logging.getLogger(__name__)

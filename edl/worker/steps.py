@@ -264,7 +264,7 @@ class WorkerSteps(ABC):
         if isinstance(self._pending, RingBroken):
             raise self._pending
         records = self.ring.finish_record(self._pending)
-        self._switching.part(records)
+        self._switching.check_point(records)
         check_records(records)
         self.compare(records)
         self._last_records = records

@@ -40,8 +40,8 @@ from edl.core.step.step_record import (
     us,
 )
 from edl.errors import (
-    EndsWithJob,
     JobFailed,
+    JobTrained,
     NewcomerDiffers,
     RingBroken,
     RingError,
@@ -53,8 +53,8 @@ from edl.ring.ring import Ring
 from edl.worker.activity import ends
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
+from edl.worker.mismatch import end_mismatch
 from edl.worker.newcomer import Newcomer
-from edl.worker.parting import part
 from edl.worker.progress import Receive, TrainingProgress
 from edl.worker.repairs import Repairs
 from edl.worker.replica import Shared
@@ -323,7 +323,7 @@ class Switching:
             began = self._now_s()
             try:
                 records = self._ring.finish_record(self._ring.start_record(record()))
-                self.part(records)
+                self.check_point(records)
             except RingBroken as error:
                 self.repair(error, began)
                 continue
@@ -363,7 +363,7 @@ class Switching:
         """The number of the present generation; 0 before the first ring, or without a launcher."""
         return 0 if self.generation is None else self.generation.number
 
-    def part(self, records: StepRecords) -> None:
+    def check_point(self, records: StepRecords) -> None:
         """Return if all workers are at the same point of the script, by their rows.
 
         Raises:
@@ -372,10 +372,10 @@ class Switching:
             RingBroken: another one is.
         """
         try:
-            part(records, self._ring, self.progress)
+            end_mismatch(records, self._ring, self.progress)
         except UnevenEnd as error:
             self._checkpointing.fail_together(str(error), self._ring.place.rank)
-        except EndsWithJob:
+        except JobTrained:
             self._coordinator.set_stage(Stage.FINISHED)
             raise
 
@@ -407,7 +407,7 @@ class Switching:
             try:
                 row = record()
                 records = self._ring.finish_record(self._ring.start_record(row))
-                self.part(records)
+                self.check_point(records)
                 compare(records)
                 return records
             except RingBroken as error:

@@ -118,7 +118,7 @@ def test_a_worker_that_took_a_wrong_turn_is_named(name: str) -> None:
 
 
 AGREED = {"generation", "step", "worker", "epoch", "ledger", "stop", "part", "updated"}
-AGREED |= {"exchange", "site"}  # tests/unit/test_step_parting.py
+AGREED |= {"exchange", "site"}  # tests/unit/test_step_mismatch.py
 
 
 def test_rows_may_differ_in_what_is_a_workers_own() -> None:

@@ -181,7 +181,7 @@ class StepRecord(SwitchTimes):
         exchange: what the worker calls between two steps, such as ``edl.mean``, as a digest, and
             above its 33 bits the size of the message, if all must send as much; 0: it is in a step,
             or exchanges nothing. Rows of one table that differ in it are of workers
-            at different points of the script (:mod:`edl.core.step.parting`).
+            at different points of the script (:mod:`edl.core.step.mismatch`).
         site: the lines of the script that call it, as a digest; negative: two workers or more have
             not called it at these lines together before.
         payload_bytes: the length of the message that it sends to all, which is in the row itself if

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from edl.core.plural import names
-from edl.core.step.parting import parting, why_parted
+from edl.core.step.mismatch import find_mismatch, why_mismatch
 from edl.core.step.step_record import IDLE, StepRecords, Stop, check_together
-from edl.errors import EndsWithJob, NewcomerDiffers, RingBroken, StepsBack, UnevenEnd
+from edl.errors import JobTrained, NewcomerDiffers, RingBroken, StepsBack, UnevenEnd
 from edl.ring.ring import Ring
 from edl.worker.activity import call_site
 from edl.worker.loader_progress import LoaderProgress
@@ -21,7 +21,7 @@ UNIT = LoaderProgress.unit  # of edl's loader; a script of Horovod's counts its 
 logger = logging.getLogger(__name__)
 
 
-def part(records: StepRecords, ring: Ring, progress: TrainingProgress) -> None:
+def end_mismatch(records: StepRecords, ring: Ring, progress: TrainingProgress) -> None:
     """Return if all workers are at the same point of the script; all call it with the same rows.
 
     Raises:
@@ -29,7 +29,7 @@ def part(records: StepRecords, ring: Ring, progress: TrainingProgress) -> None:
         NewcomerDiffers: this worker is a newcomer that is elsewhere.
         RingBroken: another one is; this worker goes on without it, as after a crash.
     """
-    found = parting(records)
+    found = find_mismatch(records)
     if found is None:
         return
     if progress.unit == UNIT and not (found.leaving or records.differ_in("exchange")):
@@ -39,11 +39,11 @@ def part(records: StepRecords, ring: Ring, progress: TrainingProgress) -> None:
         worker: ring.broadcast(mine, rank, "edl.doing").decode()
         for rank, worker in enumerate(records.values("worker"))
     }
-    why = why_parted(found, records, doing)
+    why = why_mismatch(found, records, doing)
     if not found.leaving:
         raise UnevenEnd(why)
     progress.at_epochs |= found.back
-    error = StepsBack if found.back else EndsWithJob if found.over else NewcomerDiffers
+    error = StepsBack if found.back else JobTrained if found.over else NewcomerDiffers
     let_leave(ring, records.values("worker"), found.leaving, why, error)
 
 

@@ -2,8 +2,9 @@
 
 One worker calls ``edl.mean`` where another takes the next batch, has left the epoch, or has ended:
 each would wait for the other for ever. All workers see it in the same table, and decide alike
-(:func:`parting`). Who was there first is right: a count of the script's own begins at 0 in a worker
-that joined later. If the first ones differ among themselves, the script is wrong, and the job ends.
+(:func:`find_mismatch`). Who was there first is right: a count of the script's own begins at 0 in a
+worker that joined later. If the first ones differ among themselves, the script is wrong, and the
+job ends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CURE = (
 
 
 @dataclass(frozen=True)
-class Parting:
+class Mismatch:
     """Which workers go another way than those that joined first.
 
     Attributes:
@@ -40,7 +41,7 @@ class Parting:
     ended: bool = False
 
 
-def parting(records: StepRecords) -> Parting | None:
+def find_mismatch(records: StepRecords) -> Mismatch | None:
     """Return who leaves, by the rows of all workers; None: all are at the same point."""
     if not any(records.differ_in(name) for name in ("stop", "epoch", "exchange", "site")):
         return None  # as in nearly every step
@@ -50,7 +51,7 @@ def parting(records: StepRecords) -> Parting | None:
     points = [(1, 0, 0) if over else (0, epoch, call & CALL_BITS) for over, epoch, call in rows]
     of_first = {point for point, is_first in zip(points, first, strict=True) if is_first}
     if len(of_first) > 1:
-        return Parting()
+        return Mismatch()
     out = [at for at, point in enumerate(points) if point not in of_first]
     calls = {*records.column("exchange")[first].tolist()}
     if not out and len(calls) == 1:  # means of other numbers, for one
@@ -64,10 +65,10 @@ def parting(records: StepRecords) -> Parting | None:
         return None
     gone, over = bool(ended[out].any()), bool(ended[first].any())
     back = bool(records.column("inside")[out].all()) and not (gone or over)
-    return Parting(tuple(records.values("worker")[at] for at in out), back, over, gone)
+    return Mismatch(tuple(records.values("worker")[at] for at in out), back, over, gone)
 
 
-def why_parted(found: Parting, records: StepRecords, doing: Mapping[int, str]) -> str:
+def why_mismatch(found: Mismatch, records: StepRecords, doing: Mapping[int, str]) -> str:
     """Return a sentence that says what each worker does, and what follows.
 
     ``doing`` has a clause about each worker by id, such as "called edl.mean() at train.py:17".

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from edl.core.records import JobState
-from edl.errors import EndsWithJob, JobFailed, NewcomerDiffers, StepsBack
+from edl.errors import JobFailed, JobTrained, NewcomerDiffers, StepsBack
 from edl.framework.steps import BatchSteps
 from edl.testing.counting import (
     Counted,
@@ -121,7 +121,7 @@ def test_a_newcomer_that_leaves_an_epoch_by_its_own_count_steps_back(seed: int) 
 def test_workers_of_the_first_ring_that_differ_end_the_job_with_a_sentence(seed: int) -> None:
     job = run(Logging(alone=True), seed=seed)
     assert job.memory.job.state is JobState.FAILED, job.describe()
-    here = "tests/property/test_parting.py:"
+    here = "tests/property/test_mismatches.py:"
     assert f"w0 called edl.exchange() at {here}" in job.memory.job.reason
     assert f"w1 went on to a batch of epoch 0 at {here}" in job.memory.job.reason
     assert all(isinstance(error, JobFailed) for error in job.errors.values())
@@ -132,7 +132,7 @@ def test_a_job_whose_first_workers_have_ended_is_trained_to_its_end(seed: int) -
     job = run(Logging(rounds=20, every=100), seed=seed)
     assert job.memory.job.state is JobState.FINISHED, job.describe()
     left = {w: error for w, error in job.errors.items() if not isinstance(error, SystemExit)}
-    assert all(isinstance(error, EndsWithJob) for error in left.values()), job.describe()
+    assert all(isinstance(error, JobTrained) for error in left.values()), job.describe()
     assert {0, 1} <= job.results.keys(), job.describe()
     for error in left.values():
         assert "the job has trained to its end with those that were there before" in str(error)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.core.step.parting import Parting, parting, why_parted
+from edl.core.step.mismatch import Mismatch, find_mismatch, why_mismatch
 from edl.core.step.step_record import PAYLOAD_BYTES, StepRecord, StepRecords, Stop
 
 ROW = StepRecord(1, 40, 0, 2, 8, 0, 0, 1, 0)
@@ -28,48 +28,48 @@ def rows(*fields: dict[str, Any]) -> StepRecords:
     [
         ([{}, {}, NEW], None),
         ([MEAN, MEAN, MEAN | NEW], None),
-        ([{}, {}, MEAN | NEW], Parting((2,), back=True)),
-        ([MEAN, MEAN, NEW], Parting((2,), back=True)),
-        ([MEAN, MEAN, GATHER | NEW], Parting((2,), back=True)),
-        ([{}, {}, MEAN | AT_EPOCH], Parting((2,))),  # a second time it ends
-        ([{}, MEAN], Parting()),  # the script is wrong
-        ([{}, MEAN, NEW], Parting()),
-        ([NEW, MEAN | {"joined": 12, "inside": 1}], Parting((0,), back=True)),  # the later one
-        ([{"epoch": 3}, {"epoch": 3}, NEW], Parting((2,), back=True)),  # a `break` by its count
-        ([OVER, OVER, NEW], Parting((2,), over=True)),
-        ([OVER, OVER, MEAN | NEW], Parting((2,), over=True)),
-        ([{}, {}, OVER | NEW], Parting((2,), ended=True)),
-        ([OVER, {}], Parting()),
+        ([{}, {}, MEAN | NEW], Mismatch((2,), back=True)),
+        ([MEAN, MEAN, NEW], Mismatch((2,), back=True)),
+        ([MEAN, MEAN, GATHER | NEW], Mismatch((2,), back=True)),
+        ([{}, {}, MEAN | AT_EPOCH], Mismatch((2,))),  # a second time it ends
+        ([{}, MEAN], Mismatch()),  # the script is wrong
+        ([{}, MEAN, NEW], Mismatch()),
+        ([NEW, MEAN | {"joined": 12, "inside": 1}], Mismatch((0,), back=True)),  # the later one
+        ([{"epoch": 3}, {"epoch": 3}, NEW], Mismatch((2,), back=True)),  # a `break` by its count
+        ([OVER, OVER, NEW], Mismatch((2,), over=True)),
+        ([OVER, OVER, MEAN | NEW], Mismatch((2,), over=True)),
+        ([{}, {}, OVER | NEW], Mismatch((2,), ended=True)),
+        ([OVER, {}], Mismatch()),
         ([OVER, OVER | {"epoch": 3}], None),
-        ([MEAN, MEAN | NEW | {"exchange": 7 + (24 << 33)}], Parting((1,), back=True)),
+        ([MEAN, MEAN | NEW | {"exchange": 7 + (24 << 33)}], Mismatch((1,), back=True)),
         ([MEAN, MEAN | {"exchange": 7 + (24 << 33)}, MEAN | NEW], None),  # it is told so later
         # Lines count only where workers have called together before.
-        ([MEAN, MEAN, MEAN | NEW | {"site": -71}], Parting((2,), back=True)),
+        ([MEAN, MEAN, MEAN | NEW | {"site": -71}], Mismatch((2,), back=True)),
         ([MEAN | {"site": -70}, MEAN | NEW | {"site": -71}], None),
         ([MEAN, MEAN | {"site": -71}], None),
     ],
 )
 def test_those_that_joined_first_are_right(
-    table: list[dict[str, Any]], found: Parting | None
+    table: list[dict[str, Any]], found: Mismatch | None
 ) -> None:
-    assert parting(rows(*table)) == found
+    assert find_mismatch(rows(*table)) == found
 
 
 def test_the_sentence_says_who_does_what_and_what_follows() -> None:
     records = rows({}, {}, MEAN | NEW)
     doing = dict.fromkeys((0, 1), "went on to a batch of epoch 2 at train.py:12")
     doing[2] = "called edl.mean() at train.py:17"
-    said = why_parted(Parting((2,), back=True), records, doing)
+    said = why_mismatch(Mismatch((2,), back=True), records, doing)
     assert said.startswith(
         "w2 joined after step 30, and after step 40 w0, w1 went on to a batch of epoch 2 at "
         "train.py:12 while w2 called edl.mean() at train.py:17: "
     )
     assert "loader.batch_index" in said
     assert "w2 steps back; from now on newcomers join this job at the start of an epoch" in said
-    assert "w2 ends, and the others train on" in why_parted(Parting((2,)), records, doing)
-    assert "trained to its end" in why_parted(Parting((2,), over=True), records, doing)
-    assert "hvd.size()" in why_parted(Parting((2,), ended=True), records, doing)
-    assert "wait for each other for ever" in why_parted(Parting(), records, doing)
+    assert "w2 ends, and the others train on" in why_mismatch(Mismatch((2,)), records, doing)
+    assert "trained to its end" in why_mismatch(Mismatch((2,), over=True), records, doing)
+    assert "hvd.size()" in why_mismatch(Mismatch((2,), ended=True), records, doing)
+    assert "wait for each other for ever" in why_mismatch(Mismatch(), records, doing)
 
 
 @pytest.mark.parametrize("longest", [0, 24, PAYLOAD_BYTES, PAYLOAD_BYTES + 1])
