@@ -120,7 +120,8 @@ def why_they_leave(
     state = verb(count, "its state differs", "their states differ")
     return (
         f"{names(leaving)} joined after {unit} {when}, and after {unit} {step} {state} from that "
-        f"of {names(staying)}: {what}. {cure or cause}. {names(leaving)} {what_follows(count, back)}"
+        f"of {names(staying)}: {what}. {cure or cause}. "
+        f"{names(leaving)} {what_follows(count, back)}"
     )
 
 
