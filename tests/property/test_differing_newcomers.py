@@ -18,7 +18,7 @@ from edl.core.events import Event, StateDiffersDetails
 from edl.core.job.signature import Arithmetic, ScriptOfJob
 from edl.core.records import JobState
 from edl.core.step.source import SUBSET, Source
-from edl.errors import DataError, NewcomerDiffers
+from edl.errors import DataError, NewcomerDiffers, StepsBack
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.worker.stream_sampler import StreamReader
@@ -58,7 +58,7 @@ def differing(job: LoopbackJob) -> list[Event]:
 
 
 def assert_goes_on(job: LoopbackJob, *leavers: int) -> None:
-    """All but those have trained to the end, each sample once; and they are not replaced."""
+    """All but those have trained to the end, each sample once."""
     assert job.memory.job.state is JobState.FINISHED, job.describe()
     assert job.errors.keys() == set(leavers), job.describe()
     assert all(isinstance(error, NewcomerDiffers) for error in job.errors.values())
@@ -78,7 +78,8 @@ def test_it_leaves_before_its_second_update(np: int, heals: bool, seed: int) -> 
     [event] = differing(job)
     assert event.details == StateDiffersDetails((f"w{np}",))
     assert f"w{np} joined after step {event.step - 1}, and after step {event.step}" in event.reason
-    assert len(job.results) == np == len(job.workers) - 1
+    assert isinstance(job.errors[np], StepsBack)
+    assert len(job.results) == np == len(job.workers) - 2, "its replacement waits for an epoch"
     sizes = job.results[0].sizes
     assert [size for step, size in sorted(sizes.items()) if size > np] == [np + 1]
 
