@@ -47,3 +47,23 @@ def test_it_joins_at_the_start_of_an_epoch(
     assert len(finals) == 3, story
     assert len(set(finals)) == 1, story
     assert sum(bool(each["joined"]) for each in joins) >= 3, story
+
+
+@pytest.mark.long  # tests/README.md, Time
+def test_a_newcomer_that_returns_before_the_others_ends_alone(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    script = SCRIPTS / "hvd_uneven.py"
+    with started(tmp_path, zk_hosts, script, np=2, max_np=3, throttled=Throttle()) as job:
+        job.wait_for_step(3)
+        job.scale(3)
+        job.wait_for_size(3)
+        job.hurry()
+        code = job.end()
+        story, output = job.describe("it ended otherwise"), job.output()
+        disabled = job.events("slot_disabled")
+    assert code == 0, story
+    assert "w2 ended the training: a length that follows from hvd.size()" in output, story
+    assert "network" not in output, story
+    assert len(disabled) == 1, story
+    assert output.count("returned at 900 of 900") == 2, story
