@@ -1,159 +1,193 @@
-"""Give each worker random numbers of its own in the training thread (:class:`RandomNumbers`).
+"""Give each worker random numbers of its own in a step, and all the same between steps.
 
-All workers run one script, which seeds its random generators, so all would draw the same dropout
-masks and the same noise: the samples of a step would not be independent, and a newcomer would
-repeat what was drawn in the first epoch. So a worker's generators are seeded anew when it has the
-job's state and training begins: from the script's own seeds, and from the worker's rank in the
-job's first ring, or for a newcomer from its id and the step in which it joins. The model was made
-before, and is the same everywhere. Rank 0 of a job that begins goes on with the numbers of the
-script, so a job of one worker draws what the framework alone would.
+All workers run one script, which seeds its random generators. If all drew the same dropout masks,
+the samples of a step would not be independent, and a newcomer would repeat what was drawn in the
+first epoch. But what the script draws outside of a step (the order of its data set, a subsample)
+belongs to all workers. So there are two streams of random numbers:
 
-If a script seeds again while it trains (``torch.manual_seed(seed + epoch)``), edl notices that at
-the worker's next batch, and derives a new seed of the worker's own from it, except on that rank 0.
+- in a step, from the batch that is handed out until its gradients are the job's mean, the worker's
+  own. It is derived from the script's seeds and the worker's rank in the job's first ring; for a
+  newcomer from its id and the step in which it joins. Rank 0 of a job that begins goes on with the
+  numbers of the script. The stream of one step goes on in the next.
+- at any other time after the training has begun, the job's: derived from the seeds that the script
+  had set before it, on the job's first rank 0, and from the epoch that begins or the step that is
+  made. A newcomer needs nothing else to draw the same.
+
+If a script seeds again while it trains (``torch.manual_seed(seed + epoch)``), all draw as it has
+asked until the next batch is handed out, and the worker's own stream is derived from the new seed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 
 from edl.core.step.seeds import derived_seed
 from edl.worker.worker import Worker
 
-KEPT = 0  # the rank, in a job that begins, whose numbers are those of the script
+KEPT = 0  # the rank, in a job that begins, whose numbers in a step are those of the script
+BETWEEN = "between steps"  # what a seed is for
+EPOCH = "epoch"
+LOOP_END = "after a loop"
+
+_global: Any = np.random  # its functions for the global generator are not in its stubs
 
 
 def seed_python(seed: int) -> None:
-    """Seed the global random generators of Python (:mod:`random`) and NumPy.
-
-    Args:
-        seed: a whole number from 0; NumPy gets its lowest 32 bits.
-    """
+    """Seed the global generators of Python and NumPy, which gets the lowest 32 bits."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
+class Generators(Protocol):
+    """The global random generators of a framework."""
+
+    def read(self) -> int:
+        """Return the seed that they were given last."""
+
+    def seed(self, seed: int) -> None:
+        """Seed them, and those of the models' layers."""
+
+    def save(self) -> Any:
+        """Return their state, without those of layers."""
+
+    def restore(self, saved: Any) -> None:
+        """Go back to a state that :meth:`save` has returned."""
+
+    def seed_between(self, seed: int) -> None:
+        """Seed them for the script's code between two steps; layers draw in steps only."""
+
+
 class RandomNumbers:
-    """A seeder of a worker's random generators; no two workers draw the same numbers.
+    """Decides by which stream the global generators of this process draw.
 
-    The generators are those of Python, NumPy and the framework. None is seeded if the setting
-    ``same_random`` asks for the same numbers on all workers.
-
-    Args:
-        worker: the worker that this process is.
-        read: a function that returns the seed that the framework's generator was given last.
-        seed: a function that seeds all generators of the framework with a number.
-
+    Nothing is seeded with the setting ``same_random``. A job without a launcher has one worker for
+    ever, and draws what the framework alone would.
     """
 
-    def __init__(
-        self, worker: Worker, read: Callable[[], int], seed: Callable[[int], object]
-    ) -> None:
-        self._worker, self._read, self._seed = worker, read, seed
+    def __init__(self, worker: Worker, generators: Generators) -> None:
+        self._worker, self._framework = worker, generators
+        self._python = _PythonAndNumPy()
         self._seen: int | None = None  # what read() returned last; None: training has not begun
         self._own: tuple[str, int, int] | None = None  # mixed into seeds; None: the script's seeds
+        self._aside: tuple[Any, Any] | None = None  # the worker's stream, while the job's draws
         self._one_at_a_time = threading.Lock()
 
     @property
     def script(self) -> int:
-        """The seed that the script has given to the framework last, in a job with logical workers.
-
-        The seed has to be the same on all workers. Newcomers and a resumed job take that of the
-        job. -1: not known yet.
-        """
+        """The job's seed; with logical workers the one that the script has given last; -1: none."""
         return self._worker.loader.progress.seed
 
     def warm_up(self) -> None:
-        """Seed a newcomer's generators for its warm-up; call this before its first batch.
+        """Seed a newcomer for its warm-up.
 
-        The seed is derived from the script's own seeds and the worker's id. This cannot wait until
-        the newcomer joins: its first batch may build a TensorFlow graph, which keeps for ever the
-        seeds that were set when it was built. :meth:`enter` seeds again.
+        Its first batch may build a TensorFlow graph, which keeps its seeds for ever.
         """
-        self.look()
+        self.step()
         self._begin("warm-up", self._worker.id, 0)
 
-    def enter(self) -> None:
-        """Seed this worker's generators; call this once, when it has the job's state.
+    def describe(self) -> None:
+        """Note the script's seeds as the job's; who joins, or resumes, takes over others later."""
+        progress = self._worker.loader.progress
+        if self._has_streams and progress.seed < 0:
+            python, numpy_ = random.getstate(), np.random.get_state()
+            drawn = random.getrandbits(63), int(np.random.randint(2**31))
+            random.setstate(python)
+            np.random.set_state(numpy_)
+            progress.seed = derived_seed(self._framework.read(), *drawn)
 
-        In the first ring of a job that begins, rank 0 keeps the script's own seeds, and the seeds
-        of the other workers depend on their ranks. In a later ring, and in a job that is resumed, a
-        worker's seeds depend on its id and the job's step.
-        """
+    def enter(self) -> None:
+        """Begin the worker's stream; call this once, when it has the job's state."""
         worker = self._worker
         if worker.logical:  # each pass is seeded on its own
             if worker.step > 0 and self.script >= 0:  # that of the job, which has come so far
-                self._seen = self._read()
-            self.look()
-        elif worker.generation > 1 or worker.step > 0:
+                self._seen = self._framework.read()
+            self.step()
+            return
+        self.step()
+        if worker.generation > 1 or worker.step > 0:
             self._begin("worker", worker.id, worker.step)
         elif worker.rank != KEPT:
             self._begin("rank", worker.rank, 0)
         else:
-            self._seen = self._read()
+            self._own, self._seen = None, self._framework.read()
 
-    def look(self) -> None:
-        """Seed this worker's generators anew if the script has seeded them since edl did.
+    def step(self) -> None:
+        """Draw by the worker's stream, from a new seed if the script has set one since.
 
-        Call this between two batches. The worker's new seed is derived from the script's new seed.
-        Nothing happens if the script has not seeded, on a worker that keeps the script's own seeds,
-        and before :meth:`warm_up` or :meth:`enter`. With logical workers the script's seed is only
-        noted, for :meth:`begin_piece`.
+        With logical workers the script's seed is only noted, for :meth:`begin_piece`.
+        """
+        aside, self._aside = self._aside, None
+        now = self._framework.read()
+        if self._worker.logical:
+            if now != self._seen:
+                self._worker.loader.progress.seed = self._seen = now
+        elif self._seen is None:
+            return
+        elif now != self._seen:  # the script has
+            self._seen = now
+            if self._own is not None:
+                self._begin(*self._own)
+        elif aside is not None:
+            self._python.restore(aside[0])
+            self._framework.restore(aside[1])
+            self._seen = self._framework.read()
+
+    def between(self, kind: str, number: int) -> None:
+        """Draw by the job's stream, in the script's code outside of a step.
+
+        ``kind`` and ``number`` say where the job is: at the start of an epoch, after a step.
         """
         if self._worker.logical:
-            if self._read() != self._seen:
-                self._worker.loader.progress.seed = self._seen = self._read()
-        elif self._own is not None and self._read() != self._seen:
-            self._begin(*self._own)
+            self._seed_logical(kind, number, 0)
+        elif self._seen is not None and self._has_streams:
+            self.step()  # so the state is that of the worker's stream
+            self._aside = self._python.save(), self._framework.save()
+            seed = derived_seed(self.script, kind, number)
+            self._python.seed(seed)
+            self._framework.seed_between(seed)
+            self._seen = self._framework.read()
+
+    def end_step(self) -> None:
+        """Go on with the job's stream after a step's reduction, or its end, if not there yet.
+
+        Call it before the step is counted, or not, on all workers alike.
+        """
+        worker = self._worker
+        if self._aside is None or worker.logical:
+            # A worker that has missed the step has got the others' state, which counts it already.
+            self.between(BETWEEN, worker.step - worker.loader.engine.completed_by_peers)
 
     def begin_piece(self, epoch: int, position: int) -> None:
-        """Seed the generators for the pass of a logical worker; other workers draw the same there.
+        """Seed the generators for the pass of a logical worker, by its place in the data alone.
 
-        The seed is derived from the one that the script gave to the framework last, and from where
-        in the data the logical worker is. Nothing else enters, so what was drawn before does not
-        matter.
-
-        Args:
-            epoch: the number of the job's epoch.
-            position: the epoch position of the logical worker's first sample.
+        ``position`` is the epoch position of its first sample.
         """
         self._seed_logical("logical", epoch, position)
 
     def begin_update(self, step: int) -> None:
-        """Seed the generators for an optimizer's update, in a job with logical workers.
-
-        All workers draw the same in the update. ``step`` is the number of steps made before it.
-        """
+        """Seed for an optimizer's update with logical workers; ``step`` were made before it."""
         self._seed_logical("update", step, 0)
-
-    def end_step(self, step: int) -> None:
-        """Seed the generators for the script's code between two steps of logical workers.
-
-        All workers draw the same there. ``step`` is the number of steps that the job has made.
-        """
-        self._seed_logical("between steps", step, 0)
 
     def _seed_logical(self, kind: str, number: int, position: int) -> None:
         seed = derived_seed(self.script, kind, number, position)
+        self._framework.seed(seed)  # it may make a generator, and draw the seed for that
         with self._one_at_a_time:
             seed_python(seed)
-        self._seed(seed)
-        self._seen = self._read()
+        self._seen = self._framework.read()
 
     @contextmanager
     def loading(self, epoch: int, position: int) -> Iterator[None]:
-        """Seed the generators of Python and NumPy for a ``with`` block that loads a batch.
+        """Seed Python's and NumPy's generators for a block that loads a logical worker's batch.
 
-        It is for the batch of a logical worker, in a thread that loads it while the training thread
-        waits. Afterwards the generators are as they were.
-
-        Args:
-            epoch: the number of the job's epoch.
-            position: the epoch position of the batch's first sample.
+        It is for a thread that loads it while the training thread waits. Afterwards the generators
+        are as they were. ``position`` is the epoch position of the batch's first sample.
         """
         with self._one_at_a_time:
             before = random.getstate(), np.random.get_state()
@@ -164,12 +198,71 @@ class RandomNumbers:
                 random.setstate(before[0])
                 np.random.set_state(before[1])
 
+    @property
+    def _has_streams(self) -> bool:
+        """Whether a step and the time between steps have numbers of their own."""
+        worker = self._worker
+        return worker.is_shared and not (worker.same_random or worker.logical)
+
     def _begin(self, kind: str, number: int, step: int) -> None:
         if self._worker.same_random or self._worker.logical:
             return
         self._own = kind, number, step
         drawn = random.getrandbits(63), int(np.random.randint(2**31))
-        seed = derived_seed(self._read(), *drawn, *self._own)
+        seed = derived_seed(self._framework.read(), *drawn, *self._own)
         seed_python(seed)
-        self._seed(seed)
-        self._seen = self._read()
+        self._framework.seed(seed)
+        self._seen = self._framework.read()
+
+
+class _PythonAndNumPy:
+    """Swaps the states of Python's and NumPy's global generators in 5 µs, twice in each step.
+
+    random.getstate() and setstate() alone take 16, and random.seed() 8.
+    """
+
+    def __init__(self) -> None:
+        self._python: Any = random.getrandbits.__self__  # type: ignore[attr-defined]
+        self._memory = _memory_of(self._python)
+        self._bits, words = np.random.MT19937(), np.random.MT19937()
+        self._seeders = np.random.RandomState(self._bits), np.random.RandomState(words)
+        self._words = words
+
+    def save(self) -> tuple[Any, Any, Any]:
+        python = random.getstate() if self._memory is None else self._memory.raw
+        return python, self._python.gauss_next, _global.get_bit_generator()
+
+    def restore(self, saved: tuple[Any, Any, Any]) -> None:
+        if self._memory is None:
+            random.setstate(saved[0])
+        else:
+            self._memory.raw = saved[0]
+        self._python.gauss_next = saved[1]
+        _global.set_bit_generator(saved[2])
+
+    def seed(self, seed: int) -> None:
+        self._seeders[0].seed(seed >> 31)
+        _global.set_bit_generator(self._bits)
+        self._seeders[1].seed(seed * ODD >> 16 & 0xFFFFFFFF)
+        if self._memory is None:
+            key = self._words.state["state"]["key"]
+            random.setstate((3, (*map(int, key), WORDS), None))
+        else:
+            at = ctypes.addressof(self._memory)
+            ctypes.c_int.from_address(at).value = WORDS
+            ctypes.memmove(at + 4, self._words.ctypes.state_address, 4 * WORDS)
+        self._python.gauss_next = None
+
+
+WORDS = 624  # of a Mersenne Twister
+ODD = 0x9E3779B97F4A7C15
+
+
+def _memory_of(generator: Any) -> Any:
+    """Return the memory of Python's generator, an index and 624 words; None if it is elsewhere."""
+    size, head = 4 * (1 + WORDS), object.__basicsize__
+    if type(generator).__basicsize__ < head + size:
+        return None
+    memory = (ctypes.c_char * size).from_address(id(generator) + head)
+    index, *words = np.frombuffer(memory.raw, np.uint32).tolist()
+    return memory if (*words, index) == generator.getstate()[1] else None

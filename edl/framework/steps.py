@@ -10,13 +10,14 @@ import logging
 import math
 import numbers
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from edl.core.step.batch import Batch
 from edl.core.step.training_length import TrainingLength
 from edl.errors import UsageError
 from edl.framework.process import is_over
-from edl.framework.random_numbers import RandomNumbers
+from edl.framework.random_numbers import EPOCH, LOOP_END, RandomNumbers
 from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ class BatchSteps:
         self._in_epoch = False
         self.max_steps: int | None = None
         self._has_entered = False
+        self._loop = object()  # the newest of the script's loops over batches
         self._is_new = False  # it has come into the ring, and has trained nothing there yet
 
     def check_may_iterate(self, outside: str) -> None:
@@ -239,6 +241,7 @@ class BatchSteps:
         without a seeder.
         """
         if self._numbers is not None:
+            self._numbers.describe()
             self._numbers.warm_up()
 
     def warm_up_again(self) -> None:
@@ -300,6 +303,8 @@ class BatchSteps:
             self._feed.restart()  # while no other worker waits for this one
             self._worker.join()
             self._is_new = True
+        elif self._numbers is not None:
+            self._numbers.describe()
         self._worker.begin()
         if self._numbers is not None and not self._has_entered:
             self._numbers.enter()
@@ -336,8 +341,6 @@ class BatchSteps:
             StateDiffers, JobFailed, WorkerEvicted: if the job or this worker cannot go on.
         """
         worker, feed = self._worker, self._feed
-        if self._numbers is not None:
-            self._numbers.look()
         self._end_batch()
         if worker.loader.open:
             if not worker.loader.engine.batches.may_grow:
@@ -349,6 +352,7 @@ class BatchSteps:
             if self._warmed_up:
                 return False
             self._warmed_up = True
+            self._draw_for_step()
             worker.loader.begin(self._next()[0])
             return True
         self._padding = 0
@@ -359,11 +363,32 @@ class BatchSteps:
         feed.form_lost_again()
         worker.boundary()
         self._restart_feed()
+        self._draw_for_step()
         with worker.loader.timer.loading():
             batch, padding = self._next(waits=not (self._is_new and self._others_train()))
         self._is_new &= padding
         worker.loader.begin(batch, padding)
         return True
+
+    @contextmanager
+    def looping(self) -> Iterator[None]:
+        """Let the script loop over the batches; what it draws after the loop is the job's."""
+        self._loop = mine = object()
+        self._draw_for_step()  # what the framework draws for its iterator
+        try:
+            yield
+        finally:
+            if self._numbers is not None and self._loop is mine:  # the iterator may be kept
+                self._numbers.between(LOOP_END, self._worker.step)
+
+    def begin_epoch(self) -> None:
+        """Let the script draw the same numbers on all workers from now on, until a batch."""
+        if self._numbers is not None:
+            self._numbers.between(EPOCH, self._worker.loader.epoch)
+
+    def _draw_for_step(self) -> None:
+        if self._numbers is not None:
+            self._numbers.step()
 
     def _next(self, waits: bool = True) -> tuple[Batch, bool]:
         """Return the next batch of the queue; see :meth:`BatchSource.next`.
@@ -412,6 +437,7 @@ class BatchSteps:
                 nothing, so the script seems to make no update.
         """
         worker = self._worker
+        self._draw_for_step()  # the script may have seeded
         self._restart_feed()  # a repair inside the step may have changed the leases
         if worker.loader.engine.batches.is_exhausted:
             worker.loader.begin(self._feed.pad(), True)
@@ -435,6 +461,7 @@ class BatchSteps:
         """
         self._in_epoch, self._came_to_end = True, False
         self._form_again()
+        self.begin_epoch()
         yield epoch
         self._end_batch()  # the script may have left its loop in the middle
         if not self._worker.loader.open and not self._came_to_end:

@@ -296,7 +296,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
             SystemExit: with code 0: this worker leaves the job.
             StateDiffers, JobFailed, WorkerEvicted: the job or this worker cannot go on.
         """
-        with now.feed.receiving(self._raw()) as receive:
+        with now.steps.looping(), now.feed.receiving(self._raw()) as receive:
             while now.begin_step():
                 with unhiding():
                     batch = receive()

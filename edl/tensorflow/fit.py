@@ -213,6 +213,7 @@ class KerasCallback(keras.callbacks.Callback):
             UsageError: the job's epoch is not ``epoch``.
         """
         self._training.fits.begin_epoch(epoch)
+        self._training.steps.begin_epoch()
         self._samples, self._whole = 0, {}
         self.metrics.restore()
         self.last.before_epoch(epoch)

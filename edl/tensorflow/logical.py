@@ -321,11 +321,11 @@ class LogicalReduction:
                 assert agreed is not None
                 found = self._means(agreed)
             self._place(found[len(gradients) :])
-            self._numbers.end_step(self._worker.step + 1)
+            self._numbers.end_step()
             return self._typed(found, gradients, without), True
         if self._reduction.done:  # others have completed the step, and this worker has their state
             self._kept = []
-            self._numbers.end_step(self._worker.step)
+            self._numbers.end_step()
         return list(gradients), False
 
     def _end_piece(

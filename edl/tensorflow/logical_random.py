@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-import numpy as np
 import tensorflow as tf
 from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 from tensorflow.python.eager import context
@@ -27,7 +26,7 @@ from edl.errors import UsageError
 from edl.framework.process import current_worker, is_initialized
 from edl.framework.random_numbers import RandomNumbers
 from edl.tensorflow.probe import drawing_kinds, kinds_of
-from edl.tensorflow.random_numbers import is_seed, set_global_seed
+from edl.tensorflow.random_numbers import Seeder, is_seed, seed_state, set_global_seed
 from edl.tensorflow.source import Load
 from edl.tensorflow.variables import CREATED, plain
 from edl.worker.worker import Worker
@@ -67,8 +66,8 @@ class _Reader(threading.local):
 _reader = _Reader()
 
 
-class LogicalSeeder:
-    """A function that seeds all random generators of TensorFlow and Keras from one number alone.
+class LogicalSeeder(Seeder):
+    """The random generators of TensorFlow and Keras, seeded from one number alone.
 
     Args:
         variables: a function without arguments that returns a pair (path, variable) for each of
@@ -76,11 +75,10 @@ class LogicalSeeder:
     """
 
     def __init__(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-        self._variables = variables
-        self._shared: Any = None  # the generator of keras.random, of the training thread
+        super().__init__(variables)
         self._seeded: set[int] = set()  # ids of variables
 
-    def __call__(self, seed: int) -> None:
+    def seed(self, seed: int) -> None:
         """Seed all generators from ``seed``, whatever their states are.
 
         The seed variable of each layer gets a value that depends on ``seed`` and its path.
@@ -98,11 +96,10 @@ class LogicalSeeder:
             states = list(self._states())
             self._seeded = {id(state) for _, state in states}
             for name, state in states:
-                value = derived_seed(seed, name)
-                state.assign(np.array([value % 2**32, value >> 32], state.dtype.as_numpy_dtype))
+                state.assign(seed_state(derived_seed(seed, name), state))
 
     def check(self) -> None:
-        """Raise UsageError if a generator of Keras exists that :meth:`__call__` has not seeded."""
+        """Raise UsageError if a generator of Keras exists that :meth:`seed` has not seeded."""
         if any(id(state) not in self._seeded for _, state in self._states()):
             raise UsageError(NEW)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 from tensorflow.python.eager import context
 
 from edl.core.step.seeds import derived_seed
@@ -23,6 +24,7 @@ from edl.framework.random_numbers import KEPT
 from edl.tensorflow.variables import plain
 from edl.worker.worker import Worker
 
+SHARED = "global_seed_generator"  # the name of Keras' attribute for that of keras.random
 SEED_STATE = "seed_generator_state"  # the name of a layer's variable for its seed
 
 
@@ -58,23 +60,62 @@ def set_global_seed(seed: int) -> None:
 
 
 class Seeder:
-    """A function that seeds all random generators of TensorFlow and Keras in this process.
+    """The generators of TensorFlow and Keras: those of eager operations, keras.random, and layers.
 
-    These are TensorFlow's global generator, that of ``keras.random``, and those of the models'
-    layers. Call it as ``seeder(seed)``. The first call also lets the random operations of each
-    ``tf.function`` that was traced before begin their sequences again; a later call does not
-    (:func:`set_global_seed`).
+    It is :class:`edl.framework.random_numbers.Generators`. The first :meth:`seed` also lets the
+    random operations of each ``tf.function`` that was traced before begin their sequences again; a
+    later call does not (:func:`set_global_seed`).
 
     Args:
         variables: a function without arguments that returns a pair (path, variable) for each of
             the models' variables.
+        warms_up: returns whether this worker warms up: what it draws then between steps must not
+            use up the job's numbers, since eager operations go on where they were.
     """
 
-    def __init__(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-        self._variables = variables
+    def __init__(
+        self,
+        variables: Callable[[], Iterable[tuple[str, Any]]],
+        warms_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._variables, self._warms_up = variables, warms_up
         self._has_seeded = False
+        self._shared: Any = None  # the generator of keras.random, of the training thread
+        self._job: _JobGenerator | None = None  # stands in for it between steps
 
-    def __call__(self, seed: int) -> None:
+    def read(self) -> int:
+        """Return TensorFlow's global seed."""
+        shared = global_state.get_global_attribute(SHARED)
+        if shared is not None:  # in another thread there is none; set_random_seed() makes another
+            self._shared = shared
+        return last_seed()
+
+    def save(self) -> tuple[Any, Any]:
+        """Return the state of eager operations; keras.random's stays in its generator."""
+        now = context.context()
+        if self._job is None and tf.executing_eagerly():  # at an epoch's start
+            with tf.init_scope():
+                self._shared, self._job = global_seed_generator(), _JobGenerator(seed=0)
+        return now._seed, now._rng
+
+    def restore(self, saved: tuple[Any, Any]) -> None:
+        """Set the state of eager operations, and let keras.random draw by its own generator."""
+        now = context.context()
+        now._seed, now._rng = saved
+        if self._shared is not None:
+            vars(self._shared).pop("next", None)
+
+    def seed_between(self, seed: int) -> None:
+        """Let eager operations and keras.random draw by ``seed``."""
+        if self._job is None:
+            return
+        if self._warms_up():
+            seed = derived_seed(seed, "warm-up")
+        set_global_seed(seed % 2**31)
+        self._job.seed = seed
+        self._shared.next = self._job.next
+
+    def seed(self, seed: int) -> None:
         """Seed all generators from ``seed``; do nothing in a script that builds graphs.
 
         The seed variable of each layer gets a value that depends on ``seed``, its path and its
@@ -86,12 +127,31 @@ class Seeder:
         set_seed(seed % 2**31)
         self._has_seeded = True
         states = [(name, plain(v)) for name, v in self._variables() if is_seed(name)]
-        shared = global_state.get_global_attribute("global_seed_generator")
+        shared = global_state.get_global_attribute(SHARED)
         if shared is not None:
             states.append(("keras", plain(shared.state)))
         for name, state in states:
             value = derived_seed(seed, name, *np.asarray(state.numpy()).tolist())
-            state.assign(np.array([value % 2**32, value >> 32], state.dtype.as_numpy_dtype))
+            state.assign(seed_state(value, state))
+
+
+class _JobGenerator(SeedGenerator):
+    """A generator of Keras that is seeded where it draws first: an assignment takes 50 µs."""
+
+    seed: int | None = None
+
+    def next(self, ordered: bool = True) -> Any:
+        """Return the next seed of an operation."""
+        if self.seed is not None:
+            with tf.init_scope():
+                self.state.assign(seed_state(self.seed, self.state))
+            self.seed = None
+        return super().next(ordered)
+
+
+def seed_state(seed: int, state: Any) -> Any:
+    """Return ``seed`` as a value of the variable ``state`` of a generator of Keras."""
+    return np.array([seed % 2**32, seed >> 32], plain(state).dtype.as_numpy_dtype)
 
 
 @contextmanager

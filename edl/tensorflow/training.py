@@ -40,7 +40,7 @@ from edl.tensorflow.lr_schedule import (
     present_rates,
     warn_of_a_changed_batch,
 )
-from edl.tensorflow.random_numbers import Seeder, is_seed, last_seed
+from edl.tensorflow.random_numbers import Seeder, is_seed
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Collate, Load, load_read, reader_of
@@ -110,10 +110,14 @@ class Training:
         # What optimizers were given for that are created after a fit.
         self._named_models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         apart = LogicalSeeder(self._named_variables)
-        seeder = apart if worker.logical else Seeder(self._named_variables)
-        self._numbers = numbers = RandomNumbers(worker, last_seed, seeder)
+        own = Seeder(self._named_variables, lambda: worker.warming_up)
+        self._numbers = numbers = RandomNumbers(worker, apart if worker.logical else own)
         if worker.logical:
             self.reduction.keep_apart(self.buffers, numbers, apart.check)
+        else:  # with several optimizers nobody knows which update of a batch is the last
+            worker.loader.on_reduced = lambda: (
+                None if self.reduction.several else numbers.end_step()
+            )
         self.steps = BatchSteps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.end_batch = self.finish_step
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer

@@ -186,9 +186,9 @@ def _is_between_logical() -> bool:
 
 
 def begin_piece(numbers: RandomNumbers) -> None:
-    """Prepare for the pass of a logical worker, whose samples the script gets now.
+    """Prepare for the pass on a batch, whose samples the script gets now.
 
-    Without logical workers, and without an ``edl.Optimizer``, nothing happens.
+    Without an ``edl.Optimizer`` nothing happens.
 
     Args:
         numbers: the seeder of the training thread's random generators.

@@ -32,7 +32,7 @@ from edl.torch.loader_options import seed_of_order
 from edl.torch.loader_process import LoaderProcessInit
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
-from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
+from edl.torch.seeding import Items, Seeded, SeededCollate, TorchGenerators, draws_nothing
 from edl.torch.tensor_rows import TensorRows, as_read, is_of_tensors
 from edl.worker.worker import Worker
 
@@ -165,7 +165,7 @@ class DataLoader:
         )
         # PyTorch's RandomSampler draws its seed in each epoch, unless it has a generator.
         self._draws = self._source.shuffle and generator is None
-        self._numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
+        self._numbers = RandomNumbers(self._worker, TorchGenerators())
         self._steps = BatchSteps(self._worker, self._feed, unfinished, end_batch, self._numbers)
         self.dataset = dataset
         self._length = total if is_numbered(dataset) and order is None else None
@@ -282,11 +282,12 @@ class DataLoader:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        if self._draws and not self._worker.logical:
-            torch.empty((), dtype=torch.int64).random_()  # so a job of one draws as without edl
-        while self._steps.begin():
-            begin_piece(self._numbers)
-            yield self._feed.data
+        with self._steps.looping():
+            if self._draws and not self._worker.logical:
+                torch.empty((), dtype=torch.int64).random_()  # so a job of one draws as without edl
+            while self._steps.begin():
+                begin_piece(self._numbers)
+                yield self._feed.data
 
     @property
     def epoch_is_over(self) -> bool:

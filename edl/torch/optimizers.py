@@ -165,9 +165,10 @@ class Optimizers:
         self._computed: list[OptimizerReduction] = []  # in the current backward pass
         self._skipped = 0  # batches in a row without an update
         self._updating: dict[OptimizerReduction, int] = {}  # the last step whose update was begun
-        self._numbers: RandomNumbers | None = None  # with logical workers
+        self._numbers: RandomNumbers | None = None
         self._owners: dict[torch.nn.Parameter, OptimizerReduction] = {}
         self.backward_end = BackwardEnd(self._backward_ended)
+        worker.loader.on_reduced = self._reduced
 
     def add(self, reduction: OptimizerReduction, two_passes: bool = False) -> None:
         """Add the reduction of one more optimizer.
@@ -404,13 +405,12 @@ class Optimizers:
             each.end_batch()
 
     def begin_piece(self, numbers: RandomNumbers) -> None:
-        """Prepare for the pass of a logical worker, whose samples the script gets now.
+        """Prepare for the pass on a batch, whose samples the script gets now.
 
-        Without logical workers nothing happens. ``numbers`` seeds the random generators.
+        For a logical worker ``numbers`` seeds the random generators.
         """
-        loader = self.worker.loader
+        loader, self._numbers = self.worker.loader, numbers
         if loader.engine.logical:
-            self._numbers = numbers
             batch = loader.engine.batches.newest
             numbers.begin_piece(loader.epoch, 0 if batch is None else batch.position)
             for each in self._reductions:
@@ -428,10 +428,16 @@ class Optimizers:
         if self._numbers is not None:
             self._numbers.begin_update(self.worker.step)
 
-    def end_logical_step(self) -> None:
-        """Seed the random generators for the script's code after a step of logical workers."""
+    def end_draws(self) -> None:
+        """End the worker's own random numbers: what the script draws next is for all alike."""
         if self._numbers is not None:
-            self._numbers.end_step(self.worker.step)
+            self._numbers.end_step()
+
+    def _reduced(self) -> None:
+        # With several, nobody knows which update of a batch is the last. Logical workers go on
+        # until the update.
+        if not (self.several or self.worker.logical):
+            self.end_draws()
 
     def _refuse_broken_off(self) -> None:
         """Raise UsageError if an exception has ended a backward pass or an update of this step.

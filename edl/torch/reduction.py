@@ -269,10 +269,10 @@ class GradientReduction:
         if skipped is not True:
             self._reduction.apply()
         if not self._optimizers.several:
+            self._optimizers.end_draws()
             self._reduction.end_step()
             self.accumulation.begin_step()
             self._logical.clear()
-            self._optimizers.end_logical_step()
         for gradient in self._gradients:
             gradient.remember()
         if not self._worker.loader.open and self._worker.loader.ledger.finished:

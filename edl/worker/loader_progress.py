@@ -61,7 +61,9 @@ class LoaderProgress(TrainingProgress):
         self._sampler: BatchSampler | None = None
         self._ledger: Ledger | None = None
         self._upcoming: Ledger | None = None  # of the next epoch, if others have begun it
-        self.seed = -1  # of the script, with logical workers; -1: not known yet
+        self.seed = (
+            -1
+        )  # of the job's random numbers; with logical workers the script's; -1: unknown
         self.engine = StepEngine()
         self.update_order = UpdateOrder()
         self.noise = GradientNoise()
@@ -576,7 +578,7 @@ class LoaderProgress(TrainingProgress):
         known = saved.epoch * self.source.known_total + saved.done
         self.trained = self.trained_before = known if samples < 0 else samples
         self.noise.resume(noise or {})
-        self.seed, self.fit_stopped = seed, fit_stopped
+        self.seed, self.fit_stopped = self.seed if seed < 0 else seed, fit_stopped
         self.batches_resumed = size_changes(batches)
         if chosen and self.source.batching.is_chosen:
             self._take_batching(self.source.batching.choosing(chosen))

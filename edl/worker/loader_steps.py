@@ -77,6 +77,7 @@ class LoaderSteps(WorkerSteps):
         engine: the open step: its batches, records and optimizers.
         driver: tells the engine what happens, and carries out what it instructs.
         before_exchange: called without arguments before each exchange of messages between steps.
+        on_reduced: called without arguments when gradients are reduced.
         replica: the model and optimizer, whose state other workers may need after a failure; None
             until the script has declared them.
 
@@ -105,6 +106,7 @@ class LoaderSteps(WorkerSteps):
         self.driver = StepDriver(self.engine, self)
         self._leaves_before = 0  # how often all had left their loops when the open step began
         self.before_exchange: Callable[[], None] = lambda: None
+        self.on_reduced: Callable[[], None] = lambda: None
         self.replica: Replica | None = None  # None where no other worker can miss an update
         self._progress = progress
         self._sites: set[int] = set()  # lines of the script where all have exchanged together
@@ -326,6 +328,7 @@ class LoaderSteps(WorkerSteps):
 
         A newcomer that warms up has no timer to stop.
         """
+        self.on_reduced()
         if not self.warming_up:
             self.timer.reduce()
             failpoints.reached("reduced")

@@ -1295,16 +1295,16 @@ def begins(**worker):  # as another worker would, with the state of this one
     is_so = {"id": 1, "rank": 1, "step": 0, "generation": 1, "same_random": False, "logical": 0}
     one = SimpleNamespace(**{**is_so, **worker})
     variables = training.current().replica.variables
-    RandomNumbers(one, last_seed, Seeder(lambda: variables()["model"].items())).enter()
+    RandomNumbers(one, Seeder(lambda: variables()["model"].items())).enter()
     return drops(model), float(tf.random.uniform(()))
 several = [begins(), begins(rank=2), begins(id=3, step=9, generation=2)]
 assert len({each[0] for each in several}) == len({each[1] for each in several}) == 3, several
 @tf.function
 def traced(): return tf.random.uniform(())
 first, seeder = float(traced()), Seeder(lambda: ())
-seeder(7); assert float(traced()) == first  # so a worker begins what the script drew on all alike
-seeder(8); second = float(traced())  # what is traced by then stays ready to run, and goes on
-seeder(9); assert len({first, second, float(traced())}) == 3, (first, second)
+seeder.seed(7); assert float(traced()) == first  # a worker begins what the script drew on all alike
+seeder.seed(8); second = float(traced())  # what is traced by then stays ready to run, and goes on
+seeder.seed(9); assert len({first, second, float(traced())}) == 3, (first, second)
 one = SimpleNamespace(id=1, rank=1, generation=1, warming_up=False, same_random=False, logical=0)
 def mapped(worker):
     tf.random.set_seed(5)

@@ -27,6 +27,7 @@ from edl.testing.loopback import LoopbackWorker
 
 MEMBERS: dict[int, Any] = {}  # by thread: all workers are in this process
 FEED: Any = SimpleNamespace(is_trial=False)
+ONE_SEED: Any = SimpleNamespace(read=lambda: 5, seed=lambda _: None)
 
 
 def allreduce_of(array: Vector, kind: str) -> Any:
@@ -89,7 +90,7 @@ class TensorFlowNet(LogicalNet):
         model = one.model = VariablesModel([weights, momentum, average, frozen])
         worker.attach_replica(model)
         reduction = GradientReduction(worker, FEED)
-        numbers = RandomNumbers(worker, lambda: 5, lambda _: None)
+        numbers = RandomNumbers(worker, ONE_SEED)
         reduction.keep_apart(lambda: {"average": average, "frozen": frozen}, numbers, lambda: None)
         assert reduction.logical is not None
         feed = CountingBatchSource(worker, self.prefetch_batches)

@@ -13,8 +13,9 @@ import torch
 import torch.utils.data
 
 from edl.core.step.seeds import derived_seed
+from edl.framework import random_numbers
 from edl.framework.random_numbers import RandomNumbers
-from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
+from edl.torch.seeding import Items, Seeded, SeededCollate, TorchGenerators, draws_nothing
 from edl.worker.worker import Worker
 
 
@@ -45,9 +46,13 @@ def numbers_of(**worker: Any) -> RandomNumbers:
     """Those of a worker whose script has seeded everything with 0."""
     seed_script()
     is_so = {"id": 0, "rank": 0, "step": 0, "generation": 1, "same_random": False, "logical": 0}
-    loader = SimpleNamespace(progress=SimpleNamespace(seed=-1))
-    one = cast(Worker, SimpleNamespace(**(is_so | {"loader": loader} | worker)))
-    return RandomNumbers(one, torch.initial_seed, torch.manual_seed)
+    engine = SimpleNamespace(completed_by_peers=False)
+    loader = SimpleNamespace(progress=SimpleNamespace(seed=-1), engine=engine)
+    is_so |= {"loader": loader, "is_shared": True}
+    one = cast(Worker, SimpleNamespace(**(is_so | worker)))
+    numbers = RandomNumbers(one, TorchGenerators())
+    numbers.describe()
+    return numbers
 
 
 def begun(**worker: Any) -> tuple[float, float, float]:
@@ -61,7 +66,7 @@ def test_a_job_of_one_draws_what_the_script_seeds() -> None:
     assert begun() == plain
     numbers = numbers_of()
     numbers.enter()
-    numbers.look()
+    numbers.step()
     assert draw() == plain
 
 
@@ -90,41 +95,41 @@ def test_a_seed_that_is_set_while_training_becomes_the_worker_s_own() -> None:
     for rank in (1, 2):
         numbers = numbers_of(rank=rank)
         numbers.enter()
-        numbers.look()
+        numbers.step()
         for epoch in (0, 1):
             torch.manual_seed(100 + epoch)
-            numbers.look()
+            numbers.step()
             drawn.append(float(torch.rand(())))
-            numbers.look()  # nothing has changed since
+            numbers.step()  # nothing has changed since
             drawn.append(float(torch.rand(())))
     assert len({*drawn}) == len(drawn)
 
 
 def drawn_by_logical(seed: int = 0, epoch: int = 1, **worker: Any) -> list[tuple[float, ...]]:
     """Return what a worker draws in the pass of a logical worker, and after the step."""
-    numbers = numbers_of(logical=8, **worker)
+    numbers = numbers_of(logical=8, **({"step": 3} | worker))
     torch.manual_seed(seed)
     numbers.warm_up()
     numbers.enter()
     draw()
-    numbers.look()
+    numbers.step()
     numbers.begin_piece(epoch, 40)
     in_pass = draw()
-    numbers.look()
-    numbers.end_step(3)
+    numbers.step()
+    numbers.end_step()
     return [in_pass, draw()]
 
 
 def test_a_logical_worker_draws_the_same_on_any_worker() -> None:
     expected = drawn_by_logical()
-    assert drawn_by_logical(id=7, rank=2, step=30, generation=4) == expected
+    assert drawn_by_logical(id=7, rank=2, generation=4) == expected
     assert all(a != b for a, b in zip(drawn_by_logical(seed=1), expected, strict=True))
     assert drawn_by_logical(epoch=2)[0] != expected[0]
     numbers = numbers_of(logical=8)
     numbers.enter()
     numbers.begin_piece(1, 40)
     torch.manual_seed(1)  # the script seeds in its loop
-    numbers.look()
+    numbers.step()
     numbers.begin_piece(1, 40)
     assert draw() == drawn_by_logical(seed=1)[0]
 
@@ -134,11 +139,11 @@ def test_a_newcomer_and_a_resumed_job_go_on_with_the_seed_of_the_job() -> None:
     loader = SimpleNamespace(progress=SimpleNamespace(seed=999))  # that of the job, or checkpoint
     numbers = numbers_of(logical=8, step=13, loader=loader)
     numbers.enter()
-    numbers.look()
+    numbers.step()
     numbers.begin_piece(1, 40)
     assert draw() == drawn_by_logical(seed=999)[0]
     torch.manual_seed(5)
-    numbers.look()
+    numbers.step()
     assert loader.progress.seed == 5
 
 
@@ -158,6 +163,102 @@ def test_all_workers_draw_the_same_if_the_script_wants_it() -> None:
     seed_script()
     plain = draw()
     assert begun(rank=1, same_random=True) == begun(rank=2, same_random=True) == plain
+
+
+def test_between_steps_all_workers_draw_the_same_and_in_a_step_none_does() -> None:
+    drawn, in_steps = set(), set()
+    of_job = numbers_of().script
+    newcomer = {"id": 5, "rank": 2, "generation": 2, "step": 9}
+    for worker in ({}, {"rank": 1, "id": 1}, newcomer):
+        numbers = numbers_of(**worker)
+        numbers._worker.loader.progress.seed = of_job
+        numbers.enter()
+        numbers.between("epoch", 2)
+        drawn.add(draw())
+        numbers.step()
+        in_steps.add(draw())
+        numbers._worker.step = 9  # type: ignore[misc]
+        numbers.end_step()
+        drawn.add(draw())
+        numbers.end_step()  # the job's stream is there already, and goes on
+        drawn.add(draw())
+        numbers.between("epoch", 3)
+        drawn.add(draw())
+        numbers.step()
+        in_steps.add(draw())
+    assert len(drawn) == 4
+    assert len(in_steps) == 6
+
+
+def test_a_worker_s_own_numbers_go_on_from_step_to_step() -> None:
+    """What is drawn between two steps takes none of them; rank 0 has those of the script."""
+    seed_script()
+    plain = [(random.gauss(0, 1), *draw()) for _ in range(4)]
+    numbers = numbers_of()
+    numbers.enter()
+    found = []
+    for step in range(4):
+        numbers.step()
+        found.append((random.gauss(0, 1), *draw()))
+        numbers.between("between steps", step)
+        random.gauss(0, 1)
+        draw()
+    assert found == plain
+
+
+def test_a_worker_without_the_step_draws_what_the_others_draw_after_it() -> None:
+    """It has got their state, which counts the step already."""
+    drawn = []
+    for missed in (False, True):
+        numbers = numbers_of(step=9 + missed)
+        numbers._worker.loader.engine.completed_by_peers = missed  # type: ignore[misc]
+        numbers.enter()
+        numbers.end_step()
+        drawn.append(draw())
+    assert drawn[0] == drawn[1]
+
+
+def test_a_seed_of_the_script_holds_until_the_next_batch() -> None:
+    expected, in_steps = [], set()
+    torch.manual_seed(107)
+    expected = [float(torch.rand(())) for _ in range(2)]
+    for rank in (0, 1, 2):
+        numbers = numbers_of(rank=rank)
+        numbers.enter()
+        numbers.between("epoch", 7)
+        torch.manual_seed(107)
+        assert float(torch.rand(())) == expected[0]
+        numbers.step()
+        in_steps.add(float(torch.rand(())))
+    assert len(in_steps) == 3
+    assert expected[1] in in_steps, "rank 0 goes on as the script alone would"
+
+
+def test_a_job_without_a_launcher_draws_as_without_edl() -> None:
+    seed_script()
+    plain = draw()
+    numbers = numbers_of(is_shared=False)
+    numbers.enter()
+    numbers.between("epoch", 0)
+    assert draw() == plain
+
+
+def test_python_s_generator_is_seeded_alike_on_any_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where its memory is not as CPython has it, its methods get and set the state."""
+    found = []
+    for _ in range(2):
+        swaps = random_numbers._PythonAndNumPy()
+        seed_script()
+        random.gauss(0, 1)
+        saved = swaps.save()
+        swaps.seed(2**62 + 12345)
+        found.append(draw())
+        swaps.restore(saved)
+        found.append((random.gauss(0, 1), draw()))
+        monkeypatch.setattr(random_numbers, "_memory_of", lambda generator: None)
+    assert found[:2] == found[2:]
 
 
 # --- while a batch is loaded

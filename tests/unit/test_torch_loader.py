@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -161,7 +162,7 @@ def test_an_epoch_draws_from_pytorchs_generator_what_its_own_sampler_draws(
     given.logical = logical
     own = options if not logical else {**options, "shuffle": True}
     loader = edl.torch.DataLoader(cast(Any, range(4)), worker=given, **own)
-    loader._steps = Mock(begin=lambda: False)
+    loader._steps = Mock(begin=lambda: False, looping=nullcontext)
     plain = torch.utils.data.DataLoader(cast(Any, range(4)), **options)
     drawn = []
     with torch.random.fork_rng():
@@ -197,7 +198,7 @@ def test_a_loop_with_a_loader_of_pytorchs_draws_what_that_one_draws(options: Any
     given.loader.sampler.has_more = lambda _: bool(leases)
     given.loader.ledger = None
     loader = edl.torch.DataLoader(**training_options(plain), worker=given)
-    loader._steps = Mock(begin=lambda: bool(leases and loader._feed.next()))
+    loader._steps = Mock(begin=lambda: bool(leases and loader._feed.next()), looping=nullcontext)
 
     def epoch_of_edl(epoch: int) -> Any:
         loader._feed.restart()
