@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from edl.core.job.stall import AFTER_FIT
+from edl.core.step.batch import Batch
 from edl.core.step.shuffle import SampleOrder
 from edl.core.step.stream import StreamSource
+from edl.data.dataset import Dataset
 from edl.data.stateful_stream import StatefulStream
 from edl.errors import UsageError
 from edl.framework import ending, process
+from edl.framework.data_check import DataCheck
 from edl.framework.lr_tuner import refuse_several
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.source import (
@@ -205,12 +210,21 @@ class Training:
                 process.track(TensorFlowReplica.check, {"edl.Dataset": stream})
             self.load = load_read(stream, collate)
         else:
-            total, self.load = reader_of(source, collate)
-            total = total if self.order is None else self.order.total
+            length, self.load = reader_of(source, collate)
+            total = length if self.order is None else self.order.total
             attach_source(self.worker, source, total, *order, self.order)
+            if not isinstance(source, Dataset):  # files of edl's cannot change
+                self.load = one_at_a_time(self.load)
+                self.worker.loader.compare_data(DataCheck(lambda: length, self._sample))
         if self.worker.logical:
             self.load = seeded(self.load, self.worker, self._numbers)
         return self.load
+
+    def _sample(self, index: int, seed: int) -> Any:
+        """Return the batch of one sample, read with Python's and NumPy's generators seeded."""
+        assert self.load is not None
+        with self._numbers.loading(seed, index):
+            return self.load(Batch(0, np.array([index])))
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
         """Add the variables of ``optimizer`` and ``model`` to the state that all workers share.
@@ -537,6 +551,17 @@ class Training:
         if begun and self.reduction.logical is not None:
             self.reduction.logical.begin_piece()
         return begun
+
+
+def one_at_a_time(load: Load) -> Load:
+    """Return ``load`` so that no two threads are in it: a data set may share a file among them."""
+    lock = threading.Lock()
+
+    def read(batch: Batch) -> Any:
+        with lock:
+            return load(batch)
+
+    return read
 
 
 _training: Training | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sized
+from functools import partial
 from typing import Any, cast
 
 import torch.utils.data
@@ -16,6 +17,7 @@ from edl.data.stateful_stream import StatefulStream
 from edl.data.stream import Stream
 from edl.errors import DataError, UsageError
 from edl.framework.batch_number import batch_in_epoch
+from edl.framework.data_check import DataCheck, held
 from edl.framework.process import current_worker
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.source import (
@@ -32,7 +34,14 @@ from edl.torch.loader_options import seed_of_order
 from edl.torch.loader_process import LoaderProcessInit
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
-from edl.torch.seeding import Items, Seeded, SeededCollate, TorchGenerators, draws_nothing
+from edl.torch.seeding import (
+    Items,
+    Seeded,
+    SeededCollate,
+    TorchGenerators,
+    draws_nothing,
+    read_seeded,
+)
 from edl.torch.tensor_rows import TensorRows, as_read, is_of_tensors
 from edl.worker.worker import Worker
 
@@ -127,6 +136,7 @@ class DataLoader:
                 raise DataError("the dataset has 0 samples; at least one is needed")
             self._source = attach_source(self._worker, dataset, total, *how, order)
             self._worker.loader.sampler.rereads = True
+            self._compare_samples(dataset, num_workers)
         else:
             stream = stream_of(dataset)
             self._source = attach_stream(self._worker, stream, *how)
@@ -170,6 +180,13 @@ class DataLoader:
         self.dataset = dataset
         self._length = total if is_numbered(dataset) and order is None else None
         self.batch_size = self._source.batch_size
+
+    def _compare_samples(self, dataset: Any, num_workers: int) -> None:
+        reads_here = num_workers == 0 or draws_nothing(dataset)
+        read = read_seeded if reads_here else lambda data, index, _: held(data, index)
+        if not isinstance(dataset, Dataset):  # files of edl's cannot change
+            check = DataCheck(lambda: len(dataset), partial(read, dataset))
+            self._worker.loader.compare_data(check)
 
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs to train: from the job's current epoch to ``count - 1``.

@@ -84,6 +84,13 @@ def generators_aside() -> Iterator[None]:
             generator.set_state(state)
 
 
+def read_seeded(dataset: Any, index: int, seed: int) -> Any:
+    """Return the sample of ``index``, read with generators that ``seed`` has seeded."""
+    with generators_aside():
+        seed_all(seed)
+        return dataset[index]
+
+
 def _generators() -> tuple[torch.Generator, ...]:
     """Return PyTorch's global generators: of the CPU, and of each GPU if this process uses GPUs."""
     uses_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -52,7 +52,7 @@ from edl.worker.ring_watch import RingWatch
 from edl.worker.sampler import BatchSampler
 from edl.worker.shared_state import SharedState
 from edl.worker.size_request import SizeRequest
-from edl.worker.state_check import StateCheck
+from edl.worker.state_check import DataSamples, StateCheck
 from edl.worker.step_driver import StepDriver
 from edl.worker.steps import WorkerSteps
 from edl.worker.switching import Switching
@@ -387,6 +387,10 @@ class LoaderSteps(WorkerSteps):
             logger.info("after step %d: %s", progress.step, reason)
         self.timer.end()
         self._publish()
+
+    def compare_data(self, data: DataSamples) -> None:
+        """Compare samples of the data set with the other workers', from the first step on."""
+        self._check.data = data
 
     def joined(self) -> None:
         """Mark this worker as a newcomer, which leaves if its state differs from the others'.

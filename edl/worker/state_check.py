@@ -25,6 +25,12 @@ from collections.abc import Callable
 from typing import ClassVar, NoReturn, Protocol
 
 from edl.core.events import Details, StateDiffersDetails
+from edl.core.step.data_check import (
+    are_comparable,
+    samples_of,
+    why_data_differ,
+    without_samples,
+)
 from edl.core.step.newcomers import (
     CAUSE,
     StateReport,
@@ -83,6 +89,16 @@ class Compared(Protocol):
         All workers of the ring call it. ``receive`` says which part of the state this worker takes
         over; with ``Receive.NOTHING``, as on ``root``, its own state stays the same.
         """
+
+
+class DataSamples(Protocol):
+    """Digests of a few samples of the data set, by name, the same samples on all workers."""
+
+    def digests(self, epoch: int) -> dict[str, int]:
+        """Return the digests of those that are compared in ``epoch``."""
+
+    def again(self, epoch: int) -> dict[str, int]:
+        """Return others, ``UNSTABLE`` for a sample that is not the same each time."""
 
 
 class StateComparison:
@@ -184,6 +200,10 @@ class StateComparison:
         back = all(said[worker].inside for worker in leaving)
         self._at.at_epochs |= back
         why = why_they_leave(leaving, step, said, self.cause, self.unit, back)
+        self._let_leave(leaving, why, back)
+
+    def _let_leave(self, leaving: tuple[int, ...], why: str, back: bool = False) -> NoReturn:
+        """Make the newcomers ``leaving`` end, or step back; see :func:`let_leave`."""
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in leaving)), why)
         self._checkpointing.distrust_parts()
         error = StepsBack if back else NewcomerDiffers
@@ -221,6 +241,7 @@ class StateCheck(StateComparison):
     ) -> None:
         super().__init__(ring, progress, checkpointing, log_event)
         self._progress = progress
+        self.data: DataSamples | None = None  # None: they are not compared
         self._split_in: int | None = None  # the generation in whose ring states differ
 
     def begin_step(self) -> None:
@@ -235,6 +256,12 @@ class StateCheck(StateComparison):
         begins_epoch = progress.ledger.done == 0
         group = due(progress.step, begins_epoch, self._every, progress.joined_after)
         self.state = self.now(group) if group is not None else 0
+        compared = self.data is not None and self._every and not self._ring.alone
+        if compared and (begins_epoch or progress.step == progress.joined_after):
+            assert self.data is not None
+            held = self._digests if self.state else {}
+            self._digests = {**held, **self.data.digests(progress.ledger.epoch)}
+            self.state = fold(self._digests)
 
     def compare(self, records: StepRecords) -> None:
         """Compare the digests in ``records``, the step records of all workers.
@@ -251,13 +278,43 @@ class StateCheck(StateComparison):
                 states were exchanged. The records are sent and compared again in the next ring.
         """
         found = split_of(records)
-        if found is not None and not self._only_resyncs:
-            self._judge(found, self._exchange(self._digests))
+        if found is not None:
+            said = self._exchange(self._digests)
+            found = self._judge_data(found, said)
+            if found is not None and not self._only_resyncs:
+                self._judge(found, said)
         if self._resyncs:
             if found is not None:
                 self._split_in = self._ring.generation
             if (records.column("stop") >= Stop.FINISHED).all():
                 self.resync()
+
+    def _judge_data(self, found: Split, said: dict[int, StateReport]) -> Split | None:
+        """Judge whether the data sets differ; return how the states do, without the samples.
+
+        Raises:
+            StateDiffers: the data sets of old workers differ; the job ends.
+            NewcomerDiffers: this worker is a newcomer whose data set differs; it ends.
+            RingBroken: another worker is such a newcomer.
+        """
+        tables = {worker: report.digests for worker, report in said.items()}
+        if not any(map(samples_of, tables.values())):
+            return found
+        if len({fold(samples_of(table)) for table in tables.values()}) > 1:
+            epoch = self._progress.ledger.epoch
+            again = self._exchange(self.data.again(epoch) if self.data is not None else {})
+            read = {worker: report.digests for worker, report in again.items()}
+            if not are_comparable(read):
+                self.data = None  # on all
+            elif split := split_by_digest((w, fold(table)) for w, table in read.items()):
+                if leaving := newcomers_that_leave(split, again):
+                    staying = tuple(w for w in read if w not in leaving)
+                    why = why_data_differ(leaving, staying, epoch, read, again, leaving=True)
+                    self._let_leave(leaving, why)
+                odd = split.odd or split.groups[1]
+                why = why_data_differ(odd, split.groups[0], epoch, read, again, leaving=False)
+                self._end(why, split)
+        return split_by_digest((w, fold(without_samples(one))) for w, one in tables.items())
 
     def is_same(self, exchange: Callable[[bytes], list[bytes]]) -> bool:
         """Compare the digests of the whole state of all workers, which are between two steps.

@@ -697,7 +697,7 @@ def test_at_the_end_of_the_training_it_is_healed_at_once() -> None:
 def test_without_a_majority_of_whole_states_the_job_ends_and_says_so() -> None:
     """In the group that was compared two of three agree; in another one they do not."""
     job = Job(heals=True)
-    parts = iter([{"a": 1, "b": 2}, {"a": 9, "b": 2}, {"a": 8, "b": 3}])
+    parts = itertools.cycle([{"a": 1, "b": 2}, {"a": 9, "b": 2}, {"a": 8, "b": 3}])
     job.broadcast = lambda *_: job.said(next(parts))  # type: ignore[method-assign]
     job.check.compare(job.rows(5, 5, 6))
     with pytest.raises(StateDiffers, match="first in a; no majority agrees, so nobody is resynced"):
@@ -724,3 +724,48 @@ def test_nobody_is_healed_in_a_ring_that_has_not_found_it() -> None:
     job.check.compare(split_rows(job))
     job.check.resync()
     assert job.replica.received == [(1, Receive.RESYNC)]
+
+
+class Samples:
+    """Those of a data set; what a second reading gives, ``again``, counts."""
+
+    def __init__(self, digest: int, again: int) -> None:
+        self.digest, self.second = digest, again
+
+    def digests(self, _epoch: int) -> dict[str, int]:
+        return {"sample 3": self.digest}
+
+    def again(self, _epoch: int) -> dict[str, int]:
+        return {"sample 3": self.second}
+
+
+def test_other_data_end_the_job_before_a_step_of_the_epoch() -> None:
+    job = Job(**{"sample 3": 6})
+    job.check.data = Samples(5, 5)
+    job.check.begin_step()  # step 0, at the start of an epoch
+    assert job.check.state == fold({"sample 3": 5})
+    job.check.compare(job.rows(*[job.check.state] * 3))
+    with pytest.raises(StateDiffers, match="w0 has another sample 3 in its data set than w1, w2"):
+        job.check.compare(job.rows(job.check.state, *[fold(job.others)] * 2))
+
+
+def test_data_that_change_by_themselves_are_compared_no_more() -> None:
+    for second in (6, -1):  # equal, or not the same each time
+        job = Job(**{"sample 3": 6})
+        job.check.data = Samples(5, second)
+        job.check.begin_step()
+        job.check.compare(job.rows(job.check.state, *[fold(job.others)] * 2))
+        assert (job.check.data is None) == (second == -1)
+
+
+def test_data_are_compared_where_workers_join() -> None:
+    job = Job()
+    job.check.data = Samples(5, 5)
+    job.progress.step, job.progress.joined_after = 4, 4
+    job.progress._ledger = replace(job.progress.ledger, total=108)  # 8 are done
+    job.check.begin_step()
+    assert job.check.state == fold({**job.check._digests})
+    assert "sample 3" in job.check._digests
+    job.progress.step = 6
+    job.check.begin_step()
+    assert "sample 3" not in job.check._digests

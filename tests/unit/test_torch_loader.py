@@ -42,7 +42,7 @@ class Listener:
         self.source: Source | None = None
         self.policy: PolicyFile | None = None
         self.follows = lambda: self.policy
-        self.loader = SimpleNamespace(sampler=SimpleNamespace())
+        self.loader = SimpleNamespace(sampler=SimpleNamespace(), compare_data=lambda data: None)
         self.finishing = SimpleNamespace()
         self.logical = 0
         self.checkpointing = SimpleNamespace(settings=JobSettings())
