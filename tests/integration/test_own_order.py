@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def test_all_draw_one_order(tmp_path: Path, zk_hosts: str) -> None:
-    with started(tmp_path, zk_hosts, SCRIPTS / "own_order.py", "shuffle", np=2) as job:
+    with started(tmp_path, zk_hosts, SCRIPTS / "own_order.py", "shuffle", np=2, max_np=2) as job:
         code, output = job.end(), job.output()
     assert code == 0, output
     assert output.count("counted [0, 0, 0, 96]") == 2, output
@@ -21,7 +21,7 @@ def test_all_draw_one_order(tmp_path: Path, zk_hosts: str) -> None:
 
 @pytest.mark.long
 def test_orders_by_rank_are_refused_at_the_epoch_s_start(tmp_path: Path, zk_hosts: str) -> None:
-    with started(tmp_path, zk_hosts, SCRIPTS / "own_order.py", "rank", np=2) as job:
+    with started(tmp_path, zk_hosts, SCRIPTS / "own_order.py", "rank", np=2, max_np=2) as job:
         code, output = job.end(), job.output()
         differing = job.events("state_differs")
     assert code != 0, output
