@@ -73,7 +73,7 @@ class RandomNumbers:
 
     def __init__(self, worker: Worker, generators: Generators) -> None:
         self._worker, self._framework = worker, generators
-        self._python = _PythonAndNumPy()
+        self._python = _GlobalGenerators()
         self._seen: int | None = None  # what read() returned last; None: training has not begun
         self._own: tuple[str, int, int] | None = None  # mixed into seeds; None: the script's seeds
         self._aside: tuple[Any, Any] | None = None  # the worker's stream, while the job's draws
@@ -215,7 +215,7 @@ class RandomNumbers:
         self._seen = self._framework.read()
 
 
-class _PythonAndNumPy:
+class _GlobalGenerators:
     """Swaps the states of Python's and NumPy's global generators in 5 µs, twice in each step.
 
     random.getstate() and setstate() alone take 16, and random.seed() 8.

@@ -61,9 +61,7 @@ class LoaderProgress(TrainingProgress):
         self._sampler: BatchSampler | None = None
         self._ledger: Ledger | None = None
         self._upcoming: Ledger | None = None  # of the next epoch, if others have begun it
-        self.seed = (
-            -1
-        )  # of the job's random numbers; with logical workers the script's; -1: unknown
+        self.seed = -1  # of random numbers; with logical workers the script's; -1: not known yet
         self.engine = StepEngine()
         self.update_order = UpdateOrder()
         self.noise = GradientNoise()

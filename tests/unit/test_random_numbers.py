@@ -249,7 +249,7 @@ def test_python_s_generator_is_seeded_alike_on_any_interpreter(
     """Where its memory is not as CPython has it, its methods get and set the state."""
     found = []
     for _ in range(2):
-        swaps = random_numbers._PythonAndNumPy()
+        swaps = random_numbers._GlobalGenerators()
         seed_script()
         random.gauss(0, 1)
         saved = swaps.save()
