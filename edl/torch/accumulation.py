@@ -13,7 +13,7 @@ and does not run this hook.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,8 @@ class Accumulation:
         self._per_step = 1 if worker.logical else passes_per_step
         self._left = self._per_step  # backward passes of this step
         self._parts: list[Contribution] = []
+        self._zeros: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._has_put_zeros = False
         self.counts_passes = passes_per_step > 1
         self.is_watched = self.expected = self._per_step > 1
         if self.expected:
@@ -186,6 +188,35 @@ class Accumulation:
         """
         left, self._left = self._left, self._per_step
         return left < self._per_step
+
+    # --- what the script finds between two microbatches
+
+    def put_zeros(
+        self, parameters: Iterable[torch.nn.Parameter], also: Collection[torch.nn.Parameter]
+    ) -> None:
+        """Set gradients to zeros if microbatches follow, since scripts clip and read them in each.
+
+        ``also``: those of ``parameters`` that get them though they require no gradient.
+        """
+        if not self.is_between_microbatches:
+            return
+        self._has_put_zeros = True
+        for memory in self._zeros.values():  # the script may have written to it
+            memory.zero_()
+        for parameter in parameters:
+            if parameter.grad is None and (parameter.requires_grad or parameter in also):
+                kind, size = (parameter.dtype, parameter.device), parameter.numel()
+                if kind not in self._zeros or len(self._zeros[kind]) < size:
+                    self._zeros[kind] = torch.zeros(size, dtype=kind[0], device=kind[1])
+                # All share the memory of the largest, so that no time is spent on zeros.
+                parameter.grad = self._zeros[kind][:size].view(parameter.shape)
+
+    def drop_zeros(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Drop what :meth:`put_zeros` has set, and what the script has made of it."""
+        if self._has_put_zeros:
+            self._has_put_zeros = False
+            for parameter in parameters:
+                parameter.grad = None
 
     # --- what the passes add
 

@@ -244,7 +244,7 @@ def reduce_as_horovod(never_none: Iterable[torch.nn.Parameter]) -> None:
         never_none: the parameters that get zeros where no logical worker has computed a gradient.
     """
     if (optimizers := _of_this_job()) is not None and current_worker().logical:
-        optimizers.wait_for_step, optimizers.never_none = True, tuple(never_none)
+        optimizers.wait_for_step, optimizers.never_none = True, frozenset(never_none)
 
 
 def unfinished() -> str:

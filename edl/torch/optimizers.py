@@ -159,7 +159,7 @@ class Optimizers:
         self.worker = worker
         self.several = False  # no property: it is read once for each parameter
         self.wait_for_step = False
-        self.never_none: tuple[torch.nn.Parameter, ...] = ()
+        self.never_none: frozenset[torch.nn.Parameter] = frozenset()
         self.scaler: torch.amp.GradScaler | None = None
         self._reductions: list[OptimizerReduction] = []
         self._computed: list[OptimizerReduction] = []  # in the current backward pass

@@ -213,10 +213,8 @@ class GradientReduction:
     def synchronize(self) -> None:
         """Complete the reduction of the gradients, if ``backward()`` has not done so.
 
-        Horovod's optimizer has a method of this name. Here the gradients are the mean when
-        ``backward()`` returns, so it mostly does nothing. It reduces if ``backward()`` on this
-        worker has met no parameter of the optimizer, but may have on other workers. It does nothing
-        before the last microbatch of a batch, and if no batch is handed out.
+        Horovod's optimizer has a method of this name. It does nothing before the last microbatch of
+        a batch, and if no batch is handed out.
         """
         self._optimizers.see_failure()
         if self.accumulation.is_between_microbatches:
@@ -225,6 +223,8 @@ class GradientReduction:
             self._optimizers.begin_anew()
         if self._worker.loader.open:
             self.finish()
+            # A death may have given this worker more passes.
+            self.accumulation.put_zeros(self._listed, self._optimizers.never_none)
 
     def begin_update(self) -> None:
         """Make each gradient the mean over the global batch, right before the optimizer's step.
@@ -239,6 +239,7 @@ class GradientReduction:
                 another optimizer has accumulated gradients that are not sent yet.
         """
         self._optimizers.see_failure()
+        self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=True)
         if self._optimizers.several:
             if self._reduction.step.state is StepState.APPLIED:
                 raise UsageError(TWICE)
@@ -348,6 +349,7 @@ class GradientReduction:
             UsageError: the loader splits batches into microbatches, and the script accumulates
                 gradients or has several optimizers.
         """
+        self.accumulation.drop_zeros(self._listed)
         if self._worker.loader.open and self._reduction.step.is_decided:
             self.end_step(skipped=True)
         if not self._worker.loader.open and self.accumulation.begin_step():
@@ -357,10 +359,7 @@ class GradientReduction:
         self.accumulation.expect_microbatches(self._optimizers.several)
 
     def skip(self) -> None:
-        """End the current step without an update, with or without a backward pass before.
-
-        This worker still takes part in the reduction of the step, which the others wait for.
-        """
+        """End the current step without an update; take part in its reduction all the same."""
         if not self._reduction.done:
             for gradient in self._gradients:
                 if gradient.is_leftover():
@@ -481,6 +480,7 @@ class GradientReduction:
                 for gradient in self._gradients:
                     gradient.put_aside(self._reduction.step.number)
             self._worker.loader.accumulate()
+            self.accumulation.put_zeros(self._listed, self._optimizers.never_none)
         elif not self._optimizers.wait_for_step:
             self.synchronize()
 
@@ -501,6 +501,8 @@ class GradientReduction:
         If the microbatch had no backward pass, it adds nothing to the gradients of this worker, and
         the step goes on with the next one.
         """
+        self.accumulation.drop_zeros(self._listed)
+        self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=False)
         self._logical.end_batch(self._gradients)
         if not self._worker.loader.engine.batches.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the microbatch out
@@ -530,9 +532,6 @@ class GradientReduction:
 
         The result has the records of the gradients that some worker has; their averages in the same
         order, not yet multiplied; and whether some are void, so all must be sent again.
-
-        Raises:
-            RingBroken: the ring is broken.
         """
         flights, reduction = self._pending, self._reduction
         with_gradient, is_void = flights.with_gradient(self._gradients, reduction, self._suffix)

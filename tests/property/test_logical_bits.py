@@ -21,7 +21,7 @@ from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.records import JobState
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, logical_batching
-from edl.errors import NewcomerDiffers
+from edl.errors import NewcomerDiffers, UsageError
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.steps import BatchSteps
 from edl.testing.counting import CountingBatchSource, CountingModel, Vector
@@ -115,6 +115,8 @@ class LogicalNet:
     stray: int = -1  # the id of a worker that computes something else
     decay: float = 0.0  # of all weights, also those without a gradient
     passes: int = 1  # backward passes for the batch of a logical worker
+    clip: float = 0.0  # each element of the gradients to it, as scripts do after backward()
+    steers: bool = False  # counts the rate itself, in each pass of the loop
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
@@ -132,7 +134,7 @@ class LogicalNet:
         sgd = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=self.decay)
         optimizers = Optimizers(worker)
         if self.decay:
-            optimizers.never_none = tuple(net.parameters())
+            optimizers.never_none = frozenset(net.parameters())
         listen(sgd, GradientReduction(optimizers, sgd, net, LastStep(), self.passes))
         numbers = RandomNumbers(worker, OneSeed())
         feed = CountingBatchSource(worker, self.prefetch_batches)
@@ -148,6 +150,11 @@ class LogicalNet:
                 inputs = data[feed.batch.indices] * (1.0 + (worker.id == self.stray) * 1e-4)
                 for part in inputs.split(-(-self.batch_size // self.passes)):
                     (net(part).square().sum() / len(inputs)).backward()
+                if self.clip:
+                    torch.nn.utils.clip_grad_value_(net.parameters(), self.clip)
+                    for layer in (net.first, net.last):
+                        layer.weight.grad.data.mul_(0.5)
+                sgd.param_groups[0]["lr"] -= 1e-4 * self.steers
                 sgd.step()
                 if worker.warming_up or worker.loader.open:  # between two logical workers
                     continue
@@ -207,6 +214,26 @@ def test_a_batch_in_several_backward_passes(size: int) -> None:
     Scenario(np=size, script=LogicalNet(28, 6, 4, passes=3)).run()
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_gradients_that_the_script_changes_after_backward(size: int) -> None:
+    """In a pass before the update they are zeros, and what the script makes of them is dropped."""
+    clipped = LogicalNet(29, 3, 4, clip=1e-3)
+    Scenario(np=size, script=clipped).run()
+    assert undisturbed(clipped) != undisturbed(LogicalNet(29, 3, 4))
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_rate_that_the_script_changes_in_each_pass_is_refused(size: int) -> None:
+    """Where each logical worker has a process, passes are steps."""
+    job: LoopbackJob[dict[int, str]] = LoopbackJob(LogicalNet(steers=True), np=size, max_np=size)
+    job.run()
+    if size == 4:
+        assert job.memory.job.state is JobState.FINISHED, job.describe()
+    else:
+        assert isinstance(error := job.errors[0], UsageError)
+        assert "in step 1 the learning rate was 0.0999 in one pass" in str(error)
+
+
 def test_steps_that_are_audited() -> None:
     """Each logical worker is trained by two workers; an epoch's last batch has two of them."""
     done = Scenario(np=3, script=LogicalNet(29, 3, 4, audits=4)).run()
@@ -246,7 +273,9 @@ def test_a_newcomer_whose_result_differs_ends_alone(np: int) -> None:
     prefetch=st.integers(0, 2),
     exchange_every=st.integers(0, 2),
     audits=st.sampled_from([0, 1, 100]),
-    decay_and_passes=st.sampled_from([(0.0, 1), (0.1, 1), (0.0, 2), (0.1, 2)]),
+    decay_passes_clip=st.sampled_from(
+        [(0.0, 1, 0.0), (0.1, 1, 0.0), (0.0, 2, 0.01), (0.1, 2, 0.0)]
+    ),
     changes=some(scales(), 0, 3),
     deaths=some(faults("kill", "cut", "fail", "freeze"), 0, 3),
 )
@@ -256,11 +285,11 @@ def test_through_joins_and_deaths(
     prefetch: int,
     exchange_every: int,
     audits: int,
-    decay_and_passes: tuple[float, int],
+    decay_passes_clip: tuple[float, int, float],
     changes: tuple[Change, ...],
     deaths: tuple[Fault, ...],
 ) -> None:
-    decay, passes = decay_and_passes
+    decay, passes, clip = decay_passes_clip
     script = LogicalNet(
         20 * passes,
         2 * passes,
@@ -269,6 +298,7 @@ def test_through_joins_and_deaths(
         audits=audits,
         decay=decay,
         passes=passes,
+        clip=clip,
     )
     Scenario(seed, np, 1, 5, script, deaths, changes).run()
 
