@@ -30,7 +30,7 @@ from edl.torch import api
 from edl.torch.sampler import allow_logical_samplers
 from edl.transparent.averages import ScriptAverages, watch_averages
 from edl.transparent.model_search import is_training
-from edl.transparent.ranks import ranks
+from edl.transparent.ranks import Ranks, ranks
 from edl.transparent.script_weights import (
     BroadcastModules,
     broadcast_tensors,
@@ -123,6 +123,11 @@ class ScriptLoaders:
         self._examples: weakref.WeakKeyDictionary[DataLoader[Any], list[Any]] = (
             weakref.WeakKeyDictionary()
         )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the script has come to its training."""
+        return self._training is not None
 
     @property
     def passes_over(self) -> bool:
@@ -243,6 +248,7 @@ class ScriptLoaders:
             epochs = ScriptEpochs()
             epochs.name(0, number, sampler.epoch)
             self._loader, self._training = loader, self._begun(loader, epochs)
+        shown.begin_epoch()
         yield from self._training.batches(number, sampler.epoch)
 
     def _begun(self, loader: DataLoader[Any], epochs: ScriptEpochs) -> Training:
@@ -263,6 +269,9 @@ class ScriptLoaders:
 
 
 loaders = ScriptLoaders()
+shown = Ranks(
+    lambda: loaders.has_begun, lambda: loaders.passes_over, lambda: torch.cuda.device_count() > 0
+)
 averages = ScriptAverages(lambda: loaders.passes_over)
 plain_iterator, plain_length = DataLoader.__iter__, DataLoader.__len__
 

@@ -50,7 +50,6 @@ from edl.framework.process import (
     cross_rank,
     cross_size,
     is_initialized,
-    local_rank,
     local_size,
     shutdown,
 )
@@ -58,11 +57,22 @@ from edl.tensorflow.random_numbers import last_seed
 from edl.tensorflow.tape import as_it_is
 from edl.transparent.input_pipeline import record_pipelines
 from edl.transparent.keras_fit import replace_fit, script
-from edl.transparent.ranks import check_collective, check_has_ranks, check_reduction, place_of_root
+from edl.transparent.ranks import (
+    Ranks,
+    check_collective,
+    check_has_ranks,
+    check_reduction,
+    place_of_root,
+)
 from edl.transparent.ranks import ranks as size
 from edl.transparent.tape_loop import TapeLoop
 
 loop = TapeLoop(script.pipelines, script.exchanges)
+shown = Ranks(
+    lambda: script.exchanges.has_trained,
+    lambda: loop.passes_over or process.current_worker().fits.passes_over,
+    lambda: bool(tf.config.list_physical_devices("GPU")),
+)
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 _TAPE_SIGNATURE = inspect.signature(_DistributedGradientTape)
@@ -97,18 +107,32 @@ def init(*_: Any, **__: Any) -> None:
     """
     edl.tensorflow.init()
     check_has_ranks()
+    shown.show_newcomer()
     if not last_seed():
         set_random_seed(0)
 
 
 def rank() -> int:
-    """Return the number of this process, from 0.
+    """Return the number of this process, from 0; while it comes to where the job is, never 0.
 
     Raises:
         UsageError: the script has left its loop over the training data early.
     """
     loop.refuse_left_early()
-    return process.rank()
+    return shown.rank()
+
+
+def local_rank() -> int:
+    """Return the number of this process on its host; it is 0 on one of them, which may change.
+
+    Where there are GPUs, it is the number of one, and only a comparison tells which process is the
+    first. While the process comes to where the job is, it is never 0.
+
+    Raises:
+        UsageError: the script has left its loop over the training data early.
+    """
+    loop.refuse_left_early()
+    return shown.local_rank()
 
 
 def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
@@ -256,6 +280,7 @@ def _iterating(plain: Any) -> Any:
         reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
         is_own = reader not in ("keras", "tensorflow")  # not an evaluation
         if is_own and tf.executing_eagerly() and loop.is_training(self):
+            shown.begin_epoch()
             return loop.batches(self)
         return plain(self)
 

@@ -47,7 +47,6 @@ from edl.framework.process import (
     cross_rank,
     cross_size,
     is_initialized,
-    local_rank,
     local_size,
     shutdown,
 )
@@ -57,7 +56,7 @@ from edl.torch.objects import exchange_objects
 from edl.torch.value_reduction import reduced
 from edl.transparent import data_loading
 from edl.transparent.collective_gradient import refuse_gradient
-from edl.transparent.data_loading import loaders
+from edl.transparent.data_loading import loaders, shown
 from edl.transparent.model_search import model_with
 from edl.transparent.ranks import check_collective, check_has_ranks, check_reduction, place_of_root
 from edl.transparent.ranks import ranks as size
@@ -90,6 +89,7 @@ def init(*_: Any, **__: Any) -> None:
     """
     edl.torch.init()
     check_has_ranks()
+    shown.show_newcomer()
 
 
 def rank() -> int:
@@ -101,8 +101,20 @@ def rank() -> int:
         UsageError: the script has left its loop over the training data early.
     """
     loaders.refuse_left_early()
-    own = process.rank()
-    return max(own, 1) if loaders.passes_over else own
+    return shown.rank()
+
+
+def local_rank() -> int:
+    """Return the number of this process on its host; it is 0 on one of them, which may change.
+
+    Where there are GPUs, it is the number of one, and only a comparison tells which process is the
+    first. While the process comes to where the job is, it is never 0.
+
+    Raises:
+        UsageError: the script has left its loop over the training data early.
+    """
+    loaders.refuse_left_early()
+    return shown.local_rank()
 
 
 def DistributedOptimizer(

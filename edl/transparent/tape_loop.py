@@ -83,6 +83,11 @@ class TapeLoop:
         return self._uses_tape
 
     @property
+    def passes_over(self) -> bool:
+        """Whether the script is in, or has just left, a loop that the job has behind it."""
+        return self._loops <= self._epoch
+
+    @property
     def is_within(self) -> bool:
         """Whether the script has begun to train by a loop."""
         return self._dataset is not None

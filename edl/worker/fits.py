@@ -57,6 +57,7 @@ class FitProgress:
         self._switching = switching
         self._check = check
         self._exchange = exchange
+        self.passes_over = False  # the job had done the script's last fit before
 
     @property
     def begun(self) -> int:
@@ -93,7 +94,7 @@ class FitProgress:
         self._loader.progress.fits, self._loader.progress.stop = done, ""
         self._loader.progress.fit_stopped = ""
         self._loader.wants_to_stop = False
-        self._finishing.has_trained_all = False
+        self._finishing.has_trained_all = self.passes_over = False
         self._shared.fits = ScriptFits(done, len(done) + 1)
 
     def compare_states(self) -> None:
@@ -139,7 +140,7 @@ class FitProgress:
         The job has trained it before. ``done`` are all fits that are over, with this one as the
         last.
         """
-        self._loader.progress.fits = done
+        self._loader.progress.fits, self.passes_over = done, True
         self._leave(done)
 
     def check(self, theirs: ScriptFits) -> None:

@@ -110,6 +110,7 @@ class Switching:
         self._checkpointing = checkpointing
         self.warming_up = False  # a newcomer trains its warm-up batch alone, before it joins
         self._expected_rank = 0
+        self.is_first_of_host = False  # of a newcomer that warms up
         self._member = RingMember(-1, config.host, config.slot, config.own_address, 0)
         self._synchronised = True
         self._begins = False  # no worker had the job's state in this ring
@@ -146,6 +147,8 @@ class Switching:
         if generation.rank_of(self.worker) is None:
             self._coordinator.set_stage(Stage.PREPARING)
             self.warming_up, self._expected_rank = True, max(1, len(generation.members))
+            hosts = {each.host for each in generation.members}
+            self.is_first_of_host = member.slot == 0 and member.host not in hosts
             self._ring.build_alone()
             logger.info("w%d warms up: the job is in %s", self.worker, generation.number)
             return

@@ -293,6 +293,13 @@ class Worker:
         return self._switching.expected_rank or self.ring.place.rank
 
     @property
+    def is_first_of_host(self) -> bool:
+        """Whether it has the lowest rank on its host; for a newcomer: whether it is alone there."""
+        if self.warming_up:
+            return self._switching.is_first_of_host
+        return self.ring.place.local_rank == 0
+
+    @property
     def size(self) -> int:
         """The number of workers in the ring; before a newcomer's first ring, the number expected.
 

@@ -2,10 +2,10 @@
 
     plain_horovod.py --out DIRECTORY [--epochs N] [--habits NAME,NAME]
 
-Rank 0 appends a line to DIRECTORY/epochs after each epoch: its number, a digest of the weights and
-the optimizer's state, the rate, and the number of batches of its loops. At the end it saves the
-weights in DIRECTORY/weights.pt. Without habits nothing is random but the order of the samples, so
-plain Horovod with as many ranks trains the same.
+The first process of the host appends a line to DIRECTORY/epochs after each epoch: its number, a
+digest of the weights and the optimizer's state, the rate, and the number of batches of its loops.
+At the end it saves the weights in DIRECTORY/weights.pt. Without habits nothing is random but the
+order of the samples, so plain Horovod with as many ranks trains the same.
 """
 
 from __future__ import annotations
@@ -205,9 +205,9 @@ for epoch in range(first, args.epochs):
         if hvd.rank() == 0:
             model.load_state_dict({name: one / 2 for name, one in model.state_dict().items()})
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    if hvd.rank() == 0:
+    if hvd.local_rank() == 0:
         rate = optimizer.param_groups[0]["lr"]
         with (args.out / "epochs").open("a") as file:
             file.write(f"{epoch} {digest()} {rate:.6g} {trained}\n")
-if hvd.rank() == 0:
+if hvd.local_rank() == 0:
     torch.save(model.state_dict(), args.out / "weights.pt")

@@ -78,6 +78,9 @@ def main():
             write(model, optimizer)
             if step % 10 == 0 and hvd.rank() == 0:
                 print(f"step {step}, loss {float(loss):.4f}")
+        if hvd.local_rank() == 0:
+            with open(args.out / "epochs", "a") as file:
+                file.write(f"{epoch} {int(optimizer.iterations)}\n")
     if hvd.rank() == 0:
         tf.train.Checkpoint(model=model, optimizer=optimizer).save(str(args.out / "checkpoint"))
         np.savez(args.out / "weights.npz", *[np.asarray(weight) for weight in model.weights])
