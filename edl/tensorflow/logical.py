@@ -34,11 +34,13 @@ from edl.framework.exact_audit import ExactAudit
 from edl.framework.exact_mean import Summands, exact_means, logical_workers_of_step
 from edl.framework.exact_sum import CHUNK, add_rounded, divide_into
 from edl.framework.instructions import of_onednn
+from edl.framework.pass_options import PassOptions
 from edl.framework.random_numbers import RandomNumbers
 from edl.framework.reduction import StepReduction
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow.collectives import allreduce_of
 from edl.tensorflow.logical_random import refuse_draws
+from edl.tensorflow.lr_schedule import with_inner
 from edl.tensorflow.variables import Array
 from edl.worker.worker import Worker
 
@@ -244,6 +246,7 @@ class LogicalReduction:
         self._buffers = LogicalBuffers(buffers)
         self._variables = buffers
         self._audit = ExactAudit(worker)
+        self._options = PassOptions()
         self._kept: list[tuple[list[Array | None], float]] = []  # by logical worker, and its weight
         self._likes: list[_TensorSpec] = []  # of the gradients
         self._names: list[str] = []
@@ -279,6 +282,18 @@ class LogicalReduction:
             position = batch.position
         self._numbers.begin_piece(loader.epoch, position)
         self._in_piece, self._checks = True, False
+
+    def check_rates(self, optimizer: Any) -> None:
+        """Raise UsageError if the script has set another rate than in the step's first pass."""
+        engine, step = self._worker.loader.engine, self._reduction.step.number
+        if not engine.batches.pieces_left and self._options.step != step:
+            return  # the only pass
+        rates: dict[str, float] = {}
+        for one in with_inner(optimizer):
+            rate: Any = getattr(one, "_learning_rate", None)
+            if hasattr(rate, "numpy"):  # it is no schedule
+                rates[f"learning rate of {one.name}"] = float(rate.numpy())
+        self._options.check(step, rates, self._worker.step)
 
     def end_step(self) -> None:
         """Check, at the end of a step, that only edl has written the model's other variables.

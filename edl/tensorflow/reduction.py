@@ -186,8 +186,10 @@ class GradientReduction:
         """
         if self._feed.is_trial:
             return False
-        if self.logical is not None and self.logical.is_kept and not self.done:
-            return False
+        if self.logical is not None:
+            self.logical.check_rates(self.noise.optimizer)
+            if self.logical.is_kept and not self.done:
+                return False
         if not self.done:
             raise UsageError(
                 "gradients were applied that no edl.DistributedGradientTape has computed for this "
@@ -469,6 +471,8 @@ class GradientReduction:
             return gradients, False
         self._check()
         if self.logical is not None:
+            if not self._early:
+                self.logical.check_rates(self.noise.optimizer)
             return self.logical.complete(gradients, self._without_gradient, self._variables)
         means = self._reduction.complete(lambda weights: self._averages(gradients, weights))
         if means is None:
@@ -529,14 +533,15 @@ class GradientReduction:
         This is for logical workers, and for a Horovod without edl's patch, whose operations do not
         outlive the ring.
 
-        Returns:
-            The means, then whether to apply them, a scalar boolean tensor.
+        The result has the means, then whether to apply them, a scalar boolean tensor.
         """
 
         def complete(*gradients: Any) -> list[Any]:
             def act() -> tuple[list[Any], bool]:
                 if self._is_broken_off:
                     return list(gradients), False
+                if self.logical is not None:  # a graph that updates, too, asks nothing later
+                    self.logical.check_rates(self.noise.optimizer)
                 return self._complete(list(gradients))
 
             means, proceed = self.from_graph(act, (list(gradients), False))
@@ -585,12 +590,7 @@ class GradientReduction:
             )
 
     def _received(self) -> None:
-        """Check that Horovod has reduced all gradients that the graph's operations have sent.
-
-        Raises:
-            RingBroken: some gradients have failed.
-            UsageError: Horovod refuses the gradients, on all workers alike.
-        """
+        """Check that Horovod has reduced all gradients that the graph's operations have sent."""
         failure = gradient_ops.failure()
         if failure is None:
             return

@@ -28,6 +28,7 @@ from edl.framework.digest import ByteRange
 from edl.framework.exact_audit import ExactAudit
 from edl.framework.exact_mean import Summands, exact_means, logical_workers_of_step
 from edl.framework.instructions import of_mkl, of_onednn
+from edl.framework.pass_options import PassOptions
 from edl.ring.ring import CollectiveFailed
 from edl.torch.collectives import average_start, finish
 from edl.torch.computed_options import option_numbers
@@ -61,14 +62,6 @@ CHANGED = (
     "the gradient of {name} was changed between backward() and optimizer.step(), where it is that "
     "of one rank; call optimizer.synchronize() before, which makes it the mean (torch.nn.utils."
     "clip_grad_norm_ comes after it), and optimizer.step() in `with optimizer.skip_synchronize():`"
-)
-STEERED = (
-    "in step {step} the {name} was {before} in one pass of the script's loop and is {now} in "
-    "another: a process goes through the loop once for each logical worker (with --transparent: "
-    "rank) that it has, so what the script counts or decides in each pass depends on the number of "
-    "processes; set it before optimizer.step(), by the epoch and the number of the step, the same "
-    "in all passes (with --transparent `i` of `for i, batch in enumerate(loader)`, else "
-    "edl.step()), or by an LR scheduler of PyTorch"
 )
 THREADS_DIFFER = (
     "the workers compute with different numbers of threads (torch.get_num_threads()), by which the "
@@ -137,8 +130,7 @@ class LogicalSums:
         self._passed = 0  # backward passes of the present logical worker
         self._versions: dict[Gradient, tuple[torch.Tensor, int]] = {}  # as backward() left them
         self.unstepped = -1
-        self._options: dict[str, Any] = {}  # of the optimizer in the first pass of a step
-        self._options_of = -1  # the number of that step
+        self._options = PassOptions()
         self._buffers = LogicalBuffers(model)
         self._audit = ExactAudit(worker)
 
@@ -248,17 +240,12 @@ class LogicalSums:
         It is the first pass of the open ``step``; ``is_last``: this one makes the update.
         """
         loader = self._worker.loader
-        if not (loader.engine.logical and loader.open) or (is_last and self._options_of != step):
+        if not (loader.engine.logical and loader.open) or (is_last and self._options.step != step):
             return
         options: dict[str, Any] = {**rates_of([optimizer])}
         for index, group in enumerate(option_numbers(optimizer)):
             options |= {f"{name} of parameter group {index}": one for name, one in group.items()}
-        if self._options_of != step:
-            self._options, self._options_of = options, step
-        for name, now in options.items():
-            if now != (before := self._options.get(name, now)):
-                number = self._worker.step + 1
-                raise UsageError(STEERED.format(step=number, name=name, before=before, now=now))
+        self._options.check(step, options, self._worker.step)
 
     def clear(self) -> None:
         """Drop all gradients, at the end of the step."""

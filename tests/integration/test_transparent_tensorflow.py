@@ -176,6 +176,7 @@ EARLY, IN_LOOP = (
     "left its loop over the training data early",
     "takes batches until the data set ends",
 )
+STEERED = "in step 1 the learning rate of sgd was 0.1"
 LOOPS = {
     "for step, (x, y) in enumerate(data):\n    train(x, y)\n    if step == 2: break": EARLY,
     "for step, (x, y) in enumerate(data):\n    train(x, y)\n    break\nhvd.rank()": EARLY,
@@ -184,11 +185,13 @@ LOOPS = {
     "kept = iter(data)\nfor _ in range(4): train(*next(kept))\nhvd.allgather(1)": IN_LOOP,
     "for i, (x, y) in enumerate(data):\n    if i == 2: break\n    train(x, y)\nhvd.rank()": "",
     "for x, y in data:\n    train(x, y)\n    hvd.rank()\nfor x, y in data: train(x, y)": "",
+    "n = 0\nfor x, y in data: n += 1; optimizer.learning_rate = 0.1 / n; train(x, y)": STEERED,
+    "for i, (x, y) in enumerate(data): optimizer.learning_rate = 0.1 / (1 + i); train(x, y)": "",
 }
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_loop_that_counts_batches_is_refused(loop: str, tmp_path: Path) -> None:
+def test_a_loop_that_counts_is_refused(loop: str, tmp_path: Path) -> None:
     """Two ranks have four steps; one process takes eight batches."""
     arguments = ["-c", RUN, "-c", LEFT_EARLY.replace("LOOP", loop)]
     environment = os.environ | ENVIRONMENT | {"EDL_LOGICAL": "2"}
