@@ -110,7 +110,7 @@ class Switching:
         self._checkpointing = checkpointing
         self.warming_up = False  # a newcomer trains its warm-up batch alone, before it joins
         self._expected_rank = 0
-        self.is_first_of_host = False  # of a newcomer that warms up
+        self._opens_host = False  # as a newcomer, before others of its host
         self._member = RingMember(-1, config.host, config.slot, config.own_address, 0)
         self._synchronised = True
         self._begins = False  # no worker had the job's state in this ring
@@ -148,7 +148,7 @@ class Switching:
             self._coordinator.set_stage(Stage.PREPARING)
             self.warming_up, self._expected_rank = True, max(1, len(generation.members))
             hosts = {each.host for each in generation.members}
-            self.is_first_of_host = member.slot == 0 and member.host not in hosts
+            self._opens_host = member.slot == 0 and member.host not in hosts
             self._ring.build_alone()
             logger.info("w%d warms up: the job is in %s", self.worker, generation.number)
             return
@@ -162,6 +162,11 @@ class Switching:
     def expected_rank(self) -> int:
         """The rank that a newcomer would get, above 0; 0 for all but a newcomer that warms up."""
         return self._expected_rank if self.warming_up and self.generation is None else 0
+
+    @property
+    def is_first_of_host(self) -> bool:
+        """Whether it has the lowest rank on its host; for a newcomer: whether it is alone there."""
+        return self._opens_host if self.warming_up else self._ring.place.local_rank == 0
 
     def _wait_for_start(self) -> Generation:
         """Wait as a candidate for leader until the job's first generation is announced; return it.

@@ -295,16 +295,11 @@ class Worker:
     @property
     def is_first_of_host(self) -> bool:
         """Whether it has the lowest rank on its host; for a newcomer: whether it is alone there."""
-        if self.warming_up:
-            return self._switching.is_first_of_host
-        return self.ring.place.local_rank == 0
+        return self._switching.is_first_of_host
 
     @property
     def size(self) -> int:
-        """The number of workers in the ring; before a newcomer's first ring, the number expected.
-
-        A newcomer expects the ring that it found at its start, with itself as one more member.
-        """
+        """The number of workers in the ring; for a newcomer, the number expected."""
         expected = self._switching.expected_rank
         return expected + 1 if expected else self.ring.place.size
 
@@ -315,10 +310,7 @@ class Worker:
 
     @property
     def generation(self) -> int:
-        """The number of the present generation; 0 while this worker is in no ring of the job.
-
-        It is always 0 in a job without a launcher.
-        """
+        """The number of the present generation; 0 in no ring of a shared job."""
         return self.steps.generation
 
     @property
