@@ -19,7 +19,6 @@ asked until the next batch is handed out, and the worker's own stream is derived
 
 from __future__ import annotations
 
-import ctypes
 import random
 import threading
 from collections.abc import Iterator
@@ -216,53 +215,20 @@ class RandomNumbers:
 
 
 class _GlobalGenerators:
-    """Swaps the states of Python's and NumPy's global generators in 5 µs, twice in each step.
-
-    random.getstate() and setstate() alone take 16, and random.seed() 8.
-    """
+    """Python's and NumPy's global generators, whose states are swapped twice in each step."""
 
     def __init__(self) -> None:
-        self._python: Any = random.getrandbits.__self__  # type: ignore[attr-defined]
-        self._memory = _memory_of(self._python)
-        self._bits, words = np.random.MT19937(), np.random.MT19937()
-        self._seeders = np.random.RandomState(self._bits), np.random.RandomState(words)
-        self._words = words
+        self._bits = np.random.MT19937()  # of the job's stream
+        self._seeder = np.random.RandomState(self._bits)
 
-    def save(self) -> tuple[Any, Any, Any]:
-        python = random.getstate() if self._memory is None else self._memory.raw
-        return python, self._python.gauss_next, _global.get_bit_generator()
+    def save(self) -> tuple[Any, Any]:
+        return random.getstate(), _global.get_bit_generator()
 
-    def restore(self, saved: tuple[Any, Any, Any]) -> None:
-        if self._memory is None:
-            random.setstate(saved[0])
-        else:
-            self._memory.raw = saved[0]
-        self._python.gauss_next = saved[1]
-        _global.set_bit_generator(saved[2])
+    def restore(self, saved: tuple[Any, Any]) -> None:
+        random.setstate(saved[0])
+        _global.set_bit_generator(saved[1])  # forgets the second of two normal numbers, too
 
     def seed(self, seed: int) -> None:
-        self._seeders[0].seed(seed >> 31)
+        random.seed(seed)
+        self._seeder.seed(seed % 2**32)
         _global.set_bit_generator(self._bits)
-        self._seeders[1].seed(seed * ODD >> 16 & 0xFFFFFFFF)
-        if self._memory is None:
-            key = self._words.state["state"]["key"]
-            random.setstate((3, (*map(int, key), WORDS), None))
-        else:
-            at = ctypes.addressof(self._memory)
-            ctypes.c_int.from_address(at).value = WORDS
-            ctypes.memmove(at + 4, self._words.ctypes.state_address, 4 * WORDS)
-        self._python.gauss_next = None
-
-
-WORDS = 624  # of a Mersenne Twister
-ODD = 0x9E3779B97F4A7C15
-
-
-def _memory_of(generator: Any) -> Any:
-    """Return the memory of Python's generator, an index and 624 words; None if it is elsewhere."""
-    size, head = 4 * (1 + WORDS), object.__basicsize__
-    if type(generator).__basicsize__ < head + size:
-        return None
-    memory = (ctypes.c_char * size).from_address(id(generator) + head)
-    index, *words = np.frombuffer(memory.raw, np.uint32).tolist()
-    return memory if (*words, index) == generator.getstate()[1] else None
