@@ -51,6 +51,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 FEW = 5  # names in one message
+NO_PROGRAM_EXIT = 127  # a shell's exit status for a program that is not there, or may not be run
 REFUSED_EXIT = 78  # sysexits.h: of a script that no other start of the same command would help
 AGAIN_EXIT = 75  # sysexits.h: of a newcomer whose next start joins at the start of an epoch
 

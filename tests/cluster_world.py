@@ -167,6 +167,8 @@ class Machine:
     workers: set[tuple[str, str, int]] = field(default_factory=set)  # job, run, device
     broken_for: set[str] = field(default_factory=set)  # jobs whose workers die at once here
     refuses: set[str] = field(default_factory=set)  # jobs whose agents cannot be started here
+    denies: set[str] = field(default_factory=set)  # jobs whose agents refuse to run here
+    failing: str = ""  # why each worker dies again and again, as agents say
     lacks: set[str] = field(default_factory=set)  # paths that are not here
 
     def runs(self, job: str, run: str) -> list[int]:
@@ -252,7 +254,7 @@ class World:
             if goes_on.get(job) != agent.run:
                 self.agent_dies(name, job)
         for job, run in goes_on.items():
-            if job not in machine.agents and job not in machine.refuses:
+            if job not in machine.agents and job not in machine.refuses | machine.denies:
                 machine.agents[job] = Agent(run)
                 self._register(name, job)
         self.check()
@@ -265,6 +267,11 @@ class World:
             job: JobReport(entry.run, reason="the agent cannot be started: No space left on device")
             for job, entry in machine.read[0].jobs.items()
             if job in machine.refuses and not entry.ends
+        }
+        found |= {
+            job: JobReport(entry.run, False, 2, (), "--slots is wrong", refused=True)
+            for job, entry in machine.read[0].jobs.items()
+            if job in machine.denies and not entry.ends
         }
         for job in {*machine.agents, *(one[0] for one in machine.workers)}:
             agent = machine.agents.get(job)
@@ -375,11 +382,12 @@ class World:
         if agent is None or run is None or run.token != agent.run or agent.read is None:
             return
         declared = run.agents.get(host, AgentView()).devices & set(agent.read[0])
-        if job not in machine.broken_for:
+        if job not in machine.broken_for and not machine.failing:
             machine.workers |= {(job, agent.run, device) for device in declared}
         if host in run.agents:
-            busy = frozenset(machine.runs(job, agent.run))
-            run.agents[host] = replace(run.agents[host], busy=busy)
+            busy, why = frozenset(machine.runs(job, agent.run)), machine.failing
+            failing = len(declared) if why else 0
+            run.agents[host] = replace(run.agents[host], busy=busy, failing=failing, why=why)
         self.check()
 
     def _register(self, host: str, job: str) -> None:
@@ -418,10 +426,10 @@ class World:
             new = StepTimeSample(size, 1, 8 / size, 8 / size)
             one.measured = replace(one.measured, steps=(*steps, new))
 
-    def run_fails(self, job: str, reason: str = "ZeroDivisionError") -> None:
+    def run_fails(self, job: str, reason: str = "ZeroDivisionError", code: int = 1) -> None:
         run = self.jobs[job].run
         if run is not None and not run.state.over:
-            run.state, run.reason, run.exit_code = JobState.FAILED, reason, 1
+            run.state, run.reason, run.exit_code = JobState.FAILED, reason, code
 
     def run_stops(self, job: str) -> None:
         """Let a stranger tell the run of a job to stop."""
@@ -698,7 +706,7 @@ class World:
             if life.result is LifeResult.DELETED:
                 assert job.wanted.goal is Goal.GONE, f"{name} was not deleted"
             if life.result is LifeResult.FAILED:
-                assert life.failures > job.request.retries
+                assert life.failures > job.request.retries or life.exit_code in (2, 78, 127)
         if job.run is not None and not job.run.state.over and job.tokens:
             assert job.tokens[-1] == job.run.token
             assert len(set(job.tokens)) == len(job.tokens)

@@ -243,16 +243,15 @@ class Host(Record):
         address: the network address of the host.
         pid: the process id of the agent.
         leaving: whether the agent was asked to leave the job; other processes set this field.
-        requested_np: the number of workers that the agent asks for on its host; 0: it asks for
-            none, or its request was met.
+        requested_np: the number of workers that the agent asks for on its host; 0: for no more.
         disabled: the number of each slot in which no worker is started any more, as a text -> why.
-        devices: the numbers of the devices on which the agent may start workers, sorted: those that
-            it has seen in :attr:`Assigned.devices`. Empty if it has seen none. The agent starts no
-            worker on a device before this record has it.
-        busy: the numbers of the devices that living processes use, sorted. Other devices that are
-            not in ``devices`` are free for other jobs.
+        devices: the numbers of the devices on which the agent may start workers, sorted: those of
+            :attr:`Assigned.devices` that it has seen. It starts none on others.
+        busy: the numbers of the devices that living processes use, sorted. Others are free.
         machine: a name of the machine and the pid namespace of the agent; empty: not known.
-        metrics_port: the port on which the agent serves the metrics of the job; 0: it serves none.
+        metrics_port: the port of its metrics of the job; 0: it serves none.
+        failing: the slots whose worker ended before it was ready, without one that was ready since
+            -> why, after some such ends. The first ring does not wait for them.
     """
 
     name: str
@@ -266,6 +265,7 @@ class Host(Record):
     busy: tuple[int, ...] = ()  # that living processes use
     machine: str = ""
     metrics_port: int = 0
+    failing: Mapping[str, str] = field(default_factory=dict)
 
     def shares_machine(self, other: Host) -> bool:
         """Return whether two agents have one address and, if both say it, one pid namespace."""

@@ -26,7 +26,7 @@ from edl.core.host.devices import CUDA, busy_devices, entries
 from edl.core.host.exit_codes import EXIT_CODES, AgentEnd, AgentResult, end_of_job
 from edl.core.host.exit_status import exit_status, how
 from edl.core.host.headlines import Headlines
-from edl.core.host.job_end import TOLD, failed_late
+from edl.core.host.job_end import TOLD, failed_late, failing_slots
 from edl.core.host.process import Process
 from edl.core.host.python_command import title
 from edl.core.host.restart_policy import is_terminating
@@ -318,8 +318,9 @@ class Agent(Supervisor[AgentState]):
         here = [member for member in foreign(snapshot, own) if member.host == own.host]
         busy = busy_devices(assigned, own.host, own.living, here)
         devices = tuple(sorted(assigned.devices_on(own.host) or ()))
-        if (devices, busy) != (self._host.devices, self._host.busy):
-            self._host = replace(self._host, devices=devices, busy=busy)
+        failing = failing_slots(own)
+        if (devices, busy, failing) != (self._host.devices, self._host.busy, self._host.failing):
+            self._host = replace(self._host, devices=devices, busy=busy, failing=failing)
 
     def _look_at_template(self, snapshot: Snapshot) -> None:
         """Start the template of the workers, or read its messages without a wait.

@@ -167,6 +167,7 @@ def joining_agent(
     if record.state.over:
         raise UsageError(f"job {record.name} {record.state.phrase}; nothing can join it")
     here = _host_of(record, settings, slots, store.session.hosts)
+    check_command(record.spec.command, Path(record.spec.cwd), config.environment().get("PATH"))
     if np is not None and not 1 <= np <= here.slots:
         raise UsageError(
             f"-np is {np} and --slots is {here.slots}; -np must lie between 1 and --slots"
@@ -198,8 +199,8 @@ def agent_of_run(
     Raises:
         RunEnded: the run is over, or another one has taken its place.
         UnknownJob: there is no such job.
-        UsageError: ``run`` cannot be a token, the job was started by horovodrun, ``slots`` is out
-            of range, or the job's command cannot run on this host.
+        UsageError: ``run`` cannot be a token, the job was started by horovodrun, or ``slots`` is
+            out of range.
     """
     check_run_token(run)
     current = current_run(store.session, store.paths)
@@ -210,6 +211,7 @@ def agent_of_run(
     if why := why_run_is_over(record, run, current):
         raise RunEnded(why)
     here = _host_of(record, settings, slots, store.session.hosts)
+    # The command is not checked here: a worker that cannot start leaves a log, and ends the run.
     role = Role(f"{_offer(here, record)}, run {run}", joined=True, of_run=True)
     return _agent(store, record, here, settings, display, role)
 
@@ -225,8 +227,7 @@ def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -
         zookeeper: the ZooKeeper servers, ``host:port,...``.
 
     Raises:
-        UsageError: the job was started by horovodrun, ``slots`` is out of range, or the job's
-            command cannot run on this host.
+        UsageError: the job was started by horovodrun, or ``slots`` is out of range.
     """
     if record.driver:
         raise UsageError(
@@ -237,7 +238,6 @@ def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -
         slots = record.sizes.max_np or record.spec.np
     if slots < 1:
         raise UsageError(f"--slots is {slots}; a host needs at least 1")
-    check_command(record.spec.command, Path(record.spec.cwd), config.environment().get("PATH"))
     return this_host(settings, slots, zookeeper)
 
 

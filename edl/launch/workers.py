@@ -26,7 +26,9 @@ from pathlib import Path
 
 from edl.core.host.exit_status import UNKNOWN_EXIT
 from edl.core.host.process import FORMER_LOG, ScriptEnd
+from edl.errors import UsageError
 from edl.launch.adoption import RunningWorker, find, identity, kill_helpers
+from edl.launch.command import check_command
 from edl.launch.log_use import MARK_EACH_S, last_use_s, mark_as_used
 from edl.launch.named_logs import named_logs
 from edl.launch.template import Child
@@ -194,15 +196,24 @@ class Workers:
             OSError: the process cannot be started, or the log cannot be opened.
         """
         with self.log_of(attempt_id).open("ab") as log:
-            return subprocess.Popen(
-                self._command,
-                cwd=self._cwd,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                return subprocess.Popen(
+                    self._command,
+                    cwd=self._cwd,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                reason = error.strerror or str(error)
+                try:
+                    check_command(self._command, self._cwd, environment.get("PATH"))
+                except UsageError as wrong:
+                    reason = str(wrong)
+                log.write(f"edl: cannot start {' '.join(self._command)}: {reason}\n".encode())
+                raise OSError(error.errno, reason) from error
 
     def close(self) -> None:
         """End the template process, and remove its list of imports. No worker is ended."""

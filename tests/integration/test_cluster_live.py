@@ -21,11 +21,27 @@ def shown(shell: Shell, job: str = "j") -> dict[str, Any]:
     return found
 
 
+def fails_at_once(shell: Shell) -> str:
+    """Submit a job whose command cannot start; return why it failed, which its log says, too."""
+    command = [sys.executable, "nosuch.py"]
+    manifest = shell.directory / "wrong.yaml"
+    manifest.write_text(f"name: wrong\ncommand: {json.dumps(command)}\nmin: 1\nmax: 2\n")
+    assert shell.edl("submit", str(manifest)).returncode == 0
+    assert shell.edl("wait", "wrong", "--timeout", str(WAIT_S)).returncode == 2
+    found = shown(shell, "wrong")
+    assert (found["result"], found["runs"]) == ("failed", 1)
+    reason = found["reason"].partition("the last line of slot 0: ")[2]
+    assert reason in shell.edl("logs", "wrong").stdout
+    assert reason in shell.edl("events", "wrong").stdout
+    return str(reason)
+
+
 def test_a_job_of_a_cluster_whose_processes_die(shell: Shell) -> None:
     controller = ("cluster", "start", "--name", "lab", "--policy", "fifo")
     host = ("host", "--cluster", "lab", "--host", "a", "--slots", "2")
     shell.start(*controller).expect("leads cluster lab")
     shell.start(*host).expect("host a offers 2 slots")
+    assert "[Errno 2] No such file" in fails_at_once(shell)
     end = shell.directory / "end"
     command = json.dumps([sys.executable, STANDIN, "--until", str(end)])
     manifest = shell.directory / "j.yaml"

@@ -65,7 +65,7 @@ def test_the_last_line_of_the_log_says_it(places: LogPlaces, agents: HostAgents)
         (AgentEnd.LEFT, False, True),
         (AgentEnd.PREEMPTED, False, False),
         (AgentEnd.ERROR, False, False),
-        (AgentEnd.REFUSED, False, False),
+        (AgentEnd.REFUSED, True, False),
         (AgentEnd.ALREADY_HERE, False, False),
         (AgentEnd.NO_SUCH_JOB, False, False),
     ],

@@ -64,7 +64,7 @@ def test_a_run_as_a_plan_reads_it() -> None:
     assert (view.devices, view.version, view.workers) == ({"a": (0, 1)}, 7, {"a": 1})
     assert view.batch == 64
     assert replace(one, desired=Desired()).view.batch is None
-    assert view.agents == {"a": AgentView(frozenset({0, 1}), frozenset({1}), True, 1)}
+    assert view.agents == {"a": AgentView(frozenset({0, 1}), frozenset({1}), True, 1, why="why")}
 
 
 def test_the_reason_of_a_run_is_one_line_without_terminal_sequences() -> None:

@@ -303,6 +303,15 @@ def test_what_a_process_has_said_is_known_of_one_that_has_ended(tmp_path: Path) 
     assert workers.reap()["x-0"].said == ScriptEnd(0, handled=True, stopped=True)
 
 
+def test_a_program_that_is_not_there_leaves_a_log(tmp_path: Path) -> None:
+    workers = Workers(("pythn", "x.py"), tmp_path, dict(os.environ), tmp_path)
+    with pytest.raises(FileNotFoundError) as caught:
+        workers.start("x-0", 0)
+    said = "there is no program 'pythn' on PATH"
+    assert caught.value.strerror == said
+    assert workers.log_of("x-0").read_text() == f"edl: cannot start pythn x.py: {said}\n"
+
+
 def test_a_process_that_somebody_else_has_reaped_has_ended(tmp_path: Path) -> None:
     """As in a program that calls `edl.run` in a thread and ignores SIGCHLD."""
     workers = Workers(("true",), tmp_path, dict(os.environ), tmp_path)

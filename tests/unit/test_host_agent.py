@@ -7,7 +7,7 @@ from made import changed, make_job, wanted
 
 from edl.core.host.agent import AgentLimits, AgentState, decide_agent, with_placement
 from edl.core.host.exit_status import UNKNOWN_EXIT, exit_status, how
-from edl.core.host.job_end import TOLD
+from edl.core.host.job_end import TOLD, failing_slots
 from edl.core.host.process import Process, backoff_s, exited, seen
 from edl.core.host.restart_policy import to_ask, waiting_members
 from edl.core.host.supervision import (
@@ -353,6 +353,28 @@ def test_all_died_but_one_had_been_ready() -> None:
 def test_all_died_here_but_not_elsewhere() -> None:
     facts = snapshot(2, members=(member(0, "other-0", host="b"),))
     assert decide_agent(facts, own(died(0), died(1)), NOW).outcome is None
+
+
+def test_workers_elsewhere_that_have_not_registered_may_begin() -> None:
+    facts = snapshot(4)
+    here = replace(facts.assigned, hosts={"a": 2, "b": 2})
+    other = Host("b", 2, "10.0.0.2", failing={"0": ""})
+    facts = replace(facts, assigned=here, hosts=(*facts.hosts, other))
+    assert decide_agent(facts, own(died(0), died(1)), NOW).outcome is None
+    failing = replace(other, failing={"0": "", "1": "exited with code 1"})
+    facts = replace(facts, hosts=(*facts.hosts[:-1], failing))
+    outcome = decide_agent(facts, own(died(0), died(1)), NOW).outcome
+    assert outcome is not None
+    assert outcome.state is JobState.FAILED
+
+
+def test_a_slot_fails_until_a_worker_of_it_is_ready() -> None:
+    first, third = died(0), died(1, failures=2)
+    said = "exited with code 1; the last line of slot 1: Boom"
+    assert failing_slots(own(first, third)) == {"0": "", "1": said}
+    again = trainer(1, attempt_id="t-9", failures=3, started=NOW, ready=False)
+    assert failing_slots(own(third, again)) == {"1": said}
+    assert failing_slots(own(third, replace(again, ready=True))) == {}
 
 
 def test_the_only_worker_was_killed() -> None:

@@ -187,6 +187,13 @@ def test_a_start_waits_for_the_last_of_np() -> None:
     waits(decided(now, ages(119.9, w1=119.0)), "1 of 2 workers are ready to start")
 
 
+def test_a_start_does_not_wait_for_slots_whose_workers_die() -> None:
+    now = starting(newcomer(0), newcomer(1), newcomer(2), np=4)
+    waits(decided(now, ages(1.0)), "3 of 4 workers are ready to start")
+    now = replace(now, hosts=(Host("b", 1, "", failing={"0": ""}),))
+    assert made(decided(now, ages(1.0))).worker_ids == (0, 1, 2)
+
+
 def test_a_start_goes_on_with_min_np_after_the_limit() -> None:
     now = starting(newcomer(0), newcomer(1, stage=Stage.PREPARING))
     assert made(decided(now, ages(120, w1=119.0))).worker_ids == (0,)

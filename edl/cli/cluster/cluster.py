@@ -471,6 +471,9 @@ def status_table(now: ClusterStatus) -> RenderableType:
         rows["problem"] = now.problem
     if versions := _versions(now):
         rows["edl"] = versions
+    for host in now.hosts:
+        if host.problem:
+            rows[f"host {host.host}"] = host.problem
     titles = columns("host", "state", "slots", "used", "jobs")
     hosts = Table(*titles, box=box.SIMPLE_HEAD, pad_edge=False)
     for host in now.hosts:

@@ -6,9 +6,10 @@ What a host offers and reports, ``host_registration`` writes; what it is assigne
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from kazoo.client import TransactionRequest
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from edl.coordination.cluster.events import ClusterEvents
 from edl.coordination.cluster.job_reader import in_threes
@@ -16,6 +17,7 @@ from edl.coordination.cluster.nodes import ClusterNodes
 from edl.coordination.nodes import record, record_or_none
 from edl.coordination.reads import OnChange, children, exists, get
 from edl.coordination.session import Refused
+from edl.coordination.wire import encode
 from edl.core.cluster.events import ClusterEventKind
 from edl.core.cluster.records import HostAssignment, HostOffer, HostReport
 from edl.core.cluster.view import HostView
@@ -83,13 +85,13 @@ class ClusterHosts:
                 )
         return tuple(found)
 
-    def set_drained(self, host: str, drained: bool) -> bool:
+    def set_drained(self, host: str, drained: bool) -> bool:  # noqa: C901 (one transaction)
         """Say whether a host shall be without jobs, and log it; the leader acts on it later.
 
         Args:
             host: The name of the host.
             drained: True: the host gets no slots of jobs any more, and jobs give back those that
-                they have there. False: it may have jobs again.
+                they have there. False: it may have jobs again, also those that could not start.
 
         Returns:
             True if this call has changed it; False if it was so already, and nothing was written.
@@ -109,8 +111,12 @@ class ClusterHosts:
         def build(transaction: TransactionRequest) -> None:
             if drained:
                 transaction.create(path)
-            else:
+            elif there is not None:
                 transaction.delete(path)
+            if forgets:
+                tried = replace(view.assigned, failures={}, out="")
+                data = encode(tried.to_json())
+                transaction.set_data(self._paths.assigned(host), data, view.version)
             self._events.append_in(transaction, event)
 
         names, there = self._nodes.read(children(self._paths.hosts), exists(path))
@@ -120,11 +126,15 @@ class ClusterHosts:
             raise UsageError(
                 f"{self._nodes.what} has no host named {host!r}{_known_hosts(host, names)}"
             )
-        if (there is not None) is drained:
+        view = next(iter(self.read([host])), HostView(host))
+        forgets = not drained and bool(view.assigned.failures)
+        if (there is not None) is drained and not forgets:
             return False
         try:
             self._nodes.session.transact(f"drain {host}", build)
         except Refused as refused:
+            if isinstance(refused.error, BadVersionError):  # the leader has just planned
+                return self.set_drained(host, drained)
             if isinstance(refused.error, NodeExistsError | NoNodeError):
                 return False  # another process was faster
             raise CoordinationError(f"{path} could not be written: {refused.error}") from refused

@@ -261,7 +261,8 @@ class _HostChoices:
             found = self._kept[key] = self._choose(replace(job, name="", life=JobLife()))
         if job.manifest.labels and any(job.name in host.assigned.jobs for host in self._silent):
             return self._choose(job)  # it may use that host, whose labels are not known now
-        names = {*job.life.limits, *self._table.of_job(job.name)}
+        refuses = self._table.refuses(job.name, job.order)
+        names = {*job.life.limits, *self._table.of_job(job.name), *refuses}
         own = {host: self.nodes[host] for host in names if host in self.nodes}
         limits = _limits(job, self._cluster, self._table, own, found.check)
         if all(found.limits.get(host) == limits.get(host) for host in own):
@@ -275,7 +276,8 @@ class _HostChoices:
         """
         check = self._cluster.path_checks.of(job.manifest)
         limits = _limits(job, self._cluster, self._table, self.nodes, check)
-        hosts, labels = _hosts_of(job, self._cluster, self.nodes, limits, check)
+        lacking = {*check.lacking, *self._table.refuses(job.name, job.order)}
+        hosts, labels = _hosts_of(job, self._cluster, self.nodes, limits, lacking)
         return _HostChoice(limits, hosts, labels, check, sum(limits.values()))
 
 
@@ -297,7 +299,12 @@ def _active(
     if _waits_for_answers(job, cluster, table.now_s, check):
         return f"waits: {check.told}"
     if most is None:
-        return _too_large(job, room, choices.nodes, check, cluster.more_hosts)
+        failed = table.refuses(job.name, job.order)
+        whys = (
+            f"; it could not start on host {host}: {one.reason}" for host, one in failed.items()
+        )
+        why = _too_large(job, room, choices.nodes, check, cluster.more_hosts)
+        return why + "".join(whys)
     had = _had(job, cluster, table)
     present = {host: min(count, limits[host]) for host, count in had.items() if host in limits}
     size = sum(present.values())
@@ -360,7 +367,7 @@ def _hosts_of(
     cluster: ClusterView,
     nodes: Mapping[str, int],
     known: Collection[str],
-    check: PathCheck,
+    lacking: Collection[str],
 ) -> tuple[tuple[str, ...], str]:
     """Return the hosts that a job can use, and a text that only jobs with the same hosts have.
 
@@ -369,10 +376,10 @@ def _hosts_of(
         cluster: the cluster.
         nodes: host -> the slots that can be counted on.
         known: hosts that the job can use, whatever they say of its files.
-        check: what the hosts have said of its files.
+        lacking: hosts that say that they lack its files, or on which it could not start.
     """
     labelled = [host for host in nodes if has_labels(job, cluster, host)]
-    hosts = tuple(host for host in labelled if host in known or host not in check.lacking)
+    hosts = tuple(host for host in labelled if host in known or host not in lacking)
     labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
     without = ",".join(host for host in labelled if host not in hosts)
     text = f"{labels} without {without}".strip() if without else labels
@@ -449,12 +456,14 @@ def _limits(
     blocked: set[str] = set()
     if life.state is not LifeState.HALTING:
         blocked = table.blocked(job.name, life.run if life.state.has_run else "")
+    failed = table.refuses(job.name, job.order)
     found = {}
     for host, slots in nodes.items():
         limit = life.limits.get(host)
         if limit is not None and limit.until_s > table.now_s:
             slots = min(slots, limit.most)
         is_open = host not in blocked and (host in own or check.allows(host))
+        is_open = is_open and host not in failed
         if slots and is_open and has_labels(job, cluster, host):
             found[host] = slots
     return found

@@ -27,6 +27,7 @@ class HostStatus(Record):
     state: Annotated[
         str,
         "`offers` slots, `drained`, `leaves`: it is about to end, `silent`: it has no offer now, "
+        "`taken out`: several jobs could not start there, "
         "`lease ended`: the engine that lent it does so no more, or `other format`: its edl writes "
         "other records than the leader's. Only one that offers slots gets jobs",
     ]
@@ -36,6 +37,7 @@ class HostStatus(Record):
     labels: Annotated[Mapping[str, str], "its labels"]
     kind: Annotated[str, "the kind of machine; empty: not given"]
     version: Annotated[str, "the version of edl there; empty: it has no offer now"]
+    problem: Annotated[str, "which jobs could not start there, and why; empty: none"] = ""
 
 
 @dataclass(frozen=True)
@@ -195,13 +197,15 @@ def with_new_job(
 def _host_status(host: HostView) -> HostStatus:
     """Return the status of a host: its state, its slots and how many of them jobs have.
 
-    The state is "silent" if the host offers nothing now, else "drained", "leaves", "lease ended",
-    "other format" or "offers".
+    The state is "silent" if the host offers nothing now, else "drained", "leaves", "taken out",
+    "lease ended", "other format" or "offers".
     """
     offer = host.offer
     state = "silent" if offer is None else "offers"
     if offer is not None and (host.drained or offer.leaves):
         state = "drained" if host.drained else "leaves"
+    elif offer is not None and host.assigned.out:
+        state = "taken out"
     elif offer is not None and not host.lease_holds:
         state = "lease ended"
     elif offer is not None and not host.takes_slots:
@@ -216,4 +220,10 @@ def _host_status(host: HostView) -> HostStatus:
         labels=offer.labels if offer is not None else {},
         kind=offer.kind if offer is not None else "",
         version=offer.version if offer is not None else "",
+        problem=host.assigned.out
+        or "; ".join(
+            f"job {job} could not start: {one.reason}"
+            for job, one in host.assigned.failures.items()
+            if one.blamed
+        ),
     )

@@ -17,9 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from edl.core.cluster.records import HostAssignment, JobAssignment
+from edl.core.cluster.records import HostAssignment, HostFailure, JobAssignment
 from edl.core.cluster.times_ahead import assignment_by
 from edl.core.cluster.view import HostView, RunView
+
+FAILED_S = 300.0  # for so long a job that could not start on a host gets no slots there
+FAILED_JOBS = 3  # so many different jobs that could not start take a host out
 
 
 class DeviceTable:
@@ -39,6 +42,14 @@ class DeviceTable:
         self._jobs = {name: dict(record.jobs) for name, record in records.items()}
         self._silent_s = {name: record.silent_s for name, record in records.items()}
         self._paths = {host.name: host.assigned.paths for host in hosts}
+        self._failures = {
+            name: {k: v for k, v in one.failures.items() if now_s - v.at_s < FAILED_S}
+            for name, one in records.items()
+        }
+        self._out = {
+            name: one.out if len(self._blamed(name)) >= FAILED_JOBS else ""
+            for name, one in records.items()
+        }
         self._hosts_of: dict[str, set[str]] = {}
         for host, job, _ in self.all_entries():
             self._hosts_of.setdefault(job, set()).add(host)
@@ -221,6 +232,35 @@ class DeviceTable:
         if not set(paths) <= set(self._paths[host]):
             self._paths[host] = tuple(paths)
 
+    def refuses(self, job: str, order: int) -> dict[str, HostFailure]:
+        """Return, by host, why the job of that submission could not start there."""
+        found = {host: failures.get(job) for host, failures in self._failures.items() if failures}
+        return {host: one for host, one in found.items() if one and one.order == order}
+
+    def fail(self, host: str, job: str, order: int, reason: str, blamed: bool) -> None:
+        """Note that a job could not start on a host; ``blamed``: that is the host's fault.
+
+        It is, too, where that was so of another job.
+        """
+        if host in self._failures:
+            blamed = blamed or any(name != job for name in self._blamed(host))
+            self._failures[host][job] = HostFailure(order, reason, self.now_s, blamed)
+
+    def forgive(self, job: str) -> None:
+        """Let a job have slots again where it could not start."""
+        for failures in self._failures.values():
+            failures.pop(job, None)
+
+    def take_out(self, host: str) -> None:
+        """Give no job slots of a host on which too many could not start; else do nothing."""
+        blamed = self._blamed(host)
+        if len(blamed) >= FAILED_JOBS and not self._out[host]:
+            newest = max(blamed.values(), key=lambda one: one.at_s)
+            self._out[host] = f"jobs {', '.join(sorted(blamed))} could not start: {newest.reason}"
+
+    def _blamed(self, host: str) -> dict[str, HostFailure]:
+        return {job: one for job, one in self._failures[host].items() if one.blamed}
+
     def note_idle(self, host: str, job: str, is_idle: bool) -> float:
         """Note whether a run has idle devices on a host; return since when, in seconds since 1970.
 
@@ -247,7 +287,9 @@ class DeviceTable:
             silent_s = 0.0
             if host.offer is None and host.version >= 0:
                 silent_s = self._silent_s[name] or self.now_s
-            new = HostAssignment(self._jobs[name], silent_s, self._paths[name])
+            new = HostAssignment(
+                self._jobs[name], silent_s, self._paths[name], self._failures[name], self._out[name]
+            )
             if new != host.assigned:
                 found[name] = new
         return found

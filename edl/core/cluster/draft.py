@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from edl.core.cluster.devices import DeviceTable
@@ -11,6 +11,7 @@ from edl.core.cluster.life_events import RunHosts
 from edl.core.cluster.orders import Order
 from edl.core.cluster.times_ahead import allocation_by, life_by
 from edl.core.cluster.view import ClusterView, JobView
+from edl.core.records import JobState
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ class Draft:
     def facts(self, job: JobView) -> RunHosts:
         """Return what hosts and agents say of the run of ``job``: slots, lost hosts, processes."""
         slots, lost, lives = 0, [], False
-        run = job.present_run
+        refusals: dict[str, str] = {}
+        useless: dict[str, str] = {}
+        run, usable = job.present_run, 0
         is_dead = run is not None and not run.agents
         for host, entry in self.table.of_job(job.name).items():
             if entry.run != job.life.run:
@@ -113,7 +116,35 @@ class Draft:
                 view = self.cluster.host_named[host]
                 lives = lives or not view.reports_end(job.name)
                 is_dead = is_dead and view.reports_none(job.name)
-        return RunHosts(slots, tuple(sorted(lost)), lives, is_dead)
+                if not entry.ends and (why := view.refusal(job.name, entry.run)):
+                    refusals[host] = why
+                agent = run.agents.get(host) if run is not None else None
+                if agent is not None and agent.is_useless(len(entry.devices)):
+                    useless[host] = agent.why
+                    usable -= len(entry.devices)
+        if slots + usable < job.min_slots:  # else its ring begins on the other hosts
+            refusals |= useless
+        tried = bool(self.table.refuses(job.name, job.order))
+        others = self._has_others(job, refusals)
+        return RunHosts(slots, tuple(sorted(lost)), lives, is_dead, refusals, others, tried)
+
+    def _has_others(self, job: JobView, refusals: Collection[str]) -> bool:
+        """Return whether a start of ``job`` has failed, and other hosts have room for it."""
+        run = job.present_run
+        failed = run is not None and run.state is JobState.FAILED
+        if job.life.state is not LifeState.STARTING or not (failed or refusals):
+            return False
+        used = refusals or self.table.entries(job.name, job.life.run)
+        used = {*used, *self.table.refuses(job.name, job.order)}
+        room = sum(
+            len(host.offer.numbers)
+            for host in self.cluster.hosts
+            if host.offer is not None
+            and host.takes_slots
+            and host.name not in used
+            and job.manifest.labels.items() <= host.offer.labels.items()
+        )
+        return room >= job.min_slots
 
     def target(self, job: JobView) -> Mapping[str, int]:
         """Return how many slots the policy gives ``job`` on each host; empty if it gives none."""

@@ -50,6 +50,7 @@ class HostLimits:
 
 
 LIMITS = HostLimits()
+REFUSED_AFTER = 4  # agents of a run that failed soon after their start, one after another
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class LastAgent:
     exit_code: int | None = None
     reason: str = ""
     is_final: bool = False
+    refused: bool = False  # final, though its run is not over
     has_left: bool = False
     failures: int = 0
     ended_s: float = 0.0
@@ -436,4 +438,5 @@ def _report(run: str, living: Sequence[RunProcess], last: LastAgent | None) -> J
     processes = tuple(sorted(one.pid for one in _oldest_of_attempts(counted)))
     if last is None or last.run != run:
         return JobReport(run, agent, None, processes)
-    return JobReport(run, agent, last.exit_code, processes, "" if agent else last.reason)
+    refused = not agent and (last.refused or last.failures >= REFUSED_AFTER)
+    return JobReport(run, agent, last.exit_code, processes, "" if agent else last.reason, refused)

@@ -86,6 +86,9 @@ class Transition(NamedTuple):
 
 _FINISH = Transition(LifeState.ENDED, "the run has trained to the end")
 _GIVE_UP = Transition(LifeState.ENDED, "the run has failed, and no retries are left")
+_CANNOT_START = Transition(
+    LifeState.ENDED, "the run has failed, and no retries are left or its command cannot start"
+)
 _DELETE = Transition(LifeState.ENDED, "deletion is wanted")
 
 TRANSITIONS: Mapping[LifeState, Mapping[LifeEvent, Transition]] = {
@@ -103,12 +106,12 @@ TRANSITIONS: Mapping[LifeState, Mapping[LifeEvent, Transition]] = {
         LifeEvent.TAKE_BACK: Transition(
             LifeState.QUEUED,
             "no ring trains after `start_timeout_s`, or hosts were lost and fewer than `min` slots "
-            "are left: all is taken back",
+            "are left, or it cannot start on its hosts and others have room: all is taken back",
         ),
         LifeEvent.RETRY: Transition(
-            LifeState.QUEUED, "the run has ended before its first step, and retries are left"
+            LifeState.QUEUED, "the run has failed before its first step, and retries are left"
         ),
-        LifeEvent.GIVE_UP: _GIVE_UP,
+        LifeEvent.GIVE_UP: _CANNOT_START,
         LifeEvent.FINISH: _FINISH,
         LifeEvent.STOP: Transition(LifeState.HALTING, "halt or deletion is wanted"),
     },

@@ -8,7 +8,7 @@ others, follows from the plan (:mod:`edl.core.cluster.plan`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edl.core.cluster.job_life import JobLife, LifeEvent, LifeState
@@ -17,6 +17,11 @@ from edl.core.cluster.view import JobView, RunView
 from edl.core.excerpt import excerpt
 from edl.core.plural import counted
 from edl.core.records import JobState
+from edl.errors import NO_PROGRAM_EXIT, REFUSED_EXIT
+
+# Exit codes with which a command ends that cannot start: Python's of a script that is not there and
+# argparse's, a shell's of a program that is not there, and that of a worker that edl refuses.
+HOPELESS = (2, NO_PROGRAM_EXIT, REFUSED_EXIT)
 
 
 class PendingEvent(NamedTuple):
@@ -46,12 +51,18 @@ class RunHosts:
         has_processes: whether a process of it may live on a host that is not lost.
         is_dead: whether no agent of it has a record, and each host that is not lost reports that no
             process of it lives: nobody is left who could stop it.
+        refusals: host -> why no agent of it can live there.
+        has_others: whether its start has failed, and other hosts have room for it.
+        was_tried: whether its job could not start on other hosts before.
     """
 
     slots: int = 0
     lost: tuple[str, ...] = ()
     has_processes: bool = False
     is_dead: bool = False
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    has_others: bool = False
+    was_tried: bool = False
 
 
 def due_event(
@@ -121,8 +132,8 @@ def _starting(
     The first of these conditions that holds decides:
 
     1. Its run is over: FINISH if it trained to its end; after a failure RETRY, or GIVE_UP without
-       retries left; RETRY if somebody stopped it.
-    2. Users want it halted or deleted: STOP.
+       retries left, or if its command can start nowhere; RETRY if somebody stopped it.
+    2. Users want it halted or deleted: STOP. A host refuses its agent: as a failure of its run.
     3. A ring of its run has trained: TRAIN.
     4. It has fewer than its fewest slots on hosts that are not lost, or no ring trained within the
        time for a start: TAKE_BACK, after which it waits for slots again. While its run is not read,
@@ -135,10 +146,15 @@ def _starting(
         now_s: the time, in seconds since 1970.
     """
     run = job.present_run
+    if run is not None and run.state is JobState.FAILED and not run.trains:
+        return _not_started(job, run.reason, facts, run.exit_code in HOPELESS)
     if run is not None and run.state.over:
         return _ended(job, run)
     if job.wanted.goal is not Goal.RUN:
         return _stop(job)
+    if facts.refusals:
+        host, why = min(facts.refusals.items())
+        return _not_started(job, f"host {host}: {why}", facts, False)
     if run is not None and run.trains:
         return PendingEvent(LifeEvent.TRAIN, "its first ring trains")
     if facts.slots < job.min_slots:
@@ -289,6 +305,18 @@ def _failed(job: JobView, reason: str) -> PendingEvent:
         return PendingEvent(LifeEvent.GIVE_UP, f"it has failed{times}: {reason}", True, True)
     why = f"its run has failed, {failures} of {retries} retries used: {reason}"
     return PendingEvent(LifeEvent.RETRY, why, True, True)
+
+
+def _not_started(job: JobView, reason: str, facts: RunHosts, is_hopeless: bool) -> PendingEvent:
+    """Return the event for ``job``, whose run has ended, or is to end, before its first step."""
+    # It may be the fault of these hosts; but what starts on none of a thousand is not tried on all.
+    if facts.has_others and not facts.was_tried:
+        why = f"it could not start, and is tried on other hosts: {reason}"
+        return PendingEvent(LifeEvent.TAKE_BACK, why, True)
+    if is_hopeless and job.life.failures < job.manifest.retries:
+        why = f"its command cannot start, so it is not tried again: {reason}"
+        return PendingEvent(LifeEvent.GIVE_UP, why, True, True)
+    return _failed(job, reason or "its run has failed")
 
 
 def _stop(job: JobView) -> PendingEvent:

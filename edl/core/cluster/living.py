@@ -10,6 +10,7 @@ from edl.core.cluster.job_life import HostLimit, LifeEvent, LifeState
 from edl.core.cluster.life_events import PendingEvent, due_event, life_after
 from edl.core.cluster.records import JobAssignment
 from edl.core.cluster.view import JobView, RunView
+from edl.core.excerpt import excerpt
 
 
 def advance_lives(draft: Draft) -> None:
@@ -25,6 +26,16 @@ def advance_lives(draft: Draft) -> None:
         _note_idle(draft, draft.jobs[name])
         while (due := _due(draft, draft.jobs[name])) is not None:
             _happen(draft, draft.jobs[name], due)
+    working = {
+        host
+        for job in draft.jobs.values()
+        if job.life.state is LifeState.RUNNING and (run := job.present_run) is not None
+        for host in run.agents
+        if run.busy(host)
+    }
+    for host in draft.table.hosts:
+        if host not in working:  # where a job trains, the fault may be the others'
+            draft.table.take_out(host)
 
 
 def _begin(draft: Draft, job: JobView) -> None:
@@ -55,9 +66,18 @@ def _happen(draft: Draft, job: JobView, due: PendingEvent) -> None:
     workers.
     """
     life = life_after(due, job, draft.now_s)
+    facts = draft.facts(job)
     if due.event is LifeEvent.TRAIN:
         life = replace(life, profile_until_s=profile_end_s(job, draft.now_s))
-    if due.event is LifeEvent.TAKE_BACK and due.failed:
+        for host, one in draft.table.refuses(job.name, job.order).items():
+            draft.table.fail(host, job.name, job.order, one.reason, True)
+    elif due.event in (LifeEvent.RESUME, LifeEvent.GIVE_UP):  # the fault was the job's own
+        draft.table.forgive(job.name)
+    elif facts.has_others:
+        for host in facts.refusals or draft.table.entries(job.name, job.life.run):
+            why = facts.refusals.get(host) or (job.present_run.reason if job.present_run else "")
+            draft.table.fail(host, job.name, job.order, excerpt(why), False)
+    elif due.event is LifeEvent.TAKE_BACK and due.failed:
         life = replace(life, limits={**life.limits, **_limits_of_start(draft, job)})
     draft.change(job, due.event, life)
 
@@ -94,11 +114,20 @@ def _note_idle(draft: Draft, job: JobView) -> None:
     for host, entry in draft.table.entries(job.name, run.token).items():
         since_s = draft.table.note_idle(host, job.name, _is_idle(draft, job, run, host, entry))
         limit_s = since_s + job.start_limit_s(draft.settings)
-        if since_s and draft.now_s < limit_s:
+        agent, view = run.agents.get(host), draft.cluster.host_named[host]
+        why = view.refusal(job.name, run.token)
+        if agent is not None and agent.is_useless(len(entry.devices) - len(entry.leaving)):
+            why = agent.why
+        if since_s and draft.now_s < limit_s and not why:
             draft.times_s.append(limit_s)
-        elif since_s:
+        elif since_s or why:
             draft.table.note_idle(host, job.name, False)
-            limit = HostLimit(len(run.busy(host)), draft.now_s + draft.settings.limit_s)
+            busy = 0 if why else len(run.busy(host))  # a process that starts once more is not ready
+            if not busy:
+                why = why or f"no worker started within {job.start_limit_s(draft.settings):g} s"
+                draft.table.fail(host, job.name, job.order, excerpt(why), True)
+                continue
+            limit = HostLimit(busy, draft.now_s + draft.settings.limit_s)
             life = draft.jobs[job.name].life
             draft.live_on(job, replace(life, limits={**life.limits, host: limit}))
 

@@ -244,7 +244,7 @@ class JobManifest(Record):
             ge=0,
             le=1000,
             description="how often the job is started again after it has failed; each time it "
-            "continues from its newest checkpoint",
+            "continues from its newest checkpoint. A command that cannot start is not",
         ),
     ] = 3
     preemptible: Annotated[

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from edl.core.cluster.active_jobs import HAS_SLOTS
 from edl.core.cluster.allocating import allocate
 from edl.core.cluster.arrival_profile import profile_progress, settled_s
+from edl.core.cluster.devices import FAILED_S
 from edl.core.cluster.draft import Draft, JobChange
 from edl.core.cluster.ending import end_runs, stop_runs
 from edl.core.cluster.job_life import JobLife, LifeState
@@ -219,6 +220,7 @@ def _times_of_host(record: HostAssignment, settings: ClusterRecord) -> Sequence[
     ``record`` is what is assigned to the host, ``settings`` has the limits.
     """
     found = [record.silent_s + settings.lost_after_s] if record.silent_s else []
+    found += [one.at_s + FAILED_S for one in record.failures.values()]
     waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]
     return [*found, *(entry.changed_s + settings.stuck_s for entry in waits)]
 

@@ -108,6 +108,17 @@ def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
         host = view.host_named[name]
         if bool(host.assigned.silent_s) != bool(after.silent_s):
             yield PlannedEvent(ClusterEventKind.HOST, _host_change(host), host=name)
+        for job, one in after.failures.items():
+            if host.assigned.failures.get(job) != one:
+                why = f"job {job} could not start on host {name}, and gets no slots there"
+                yield PlannedEvent(ClusterEventKind.HOST, f"{why}: {one.reason}", job, host=name)
+        if bool(host.assigned.out) != bool(after.out):
+            why = (
+                f"is taken out: {after.out}; `edl undrain {name}`"
+                if after.out
+                else "is tried again"
+            )
+            yield PlannedEvent(ClusterEventKind.HOST, f"host {name} {why}", host=name)
 
 
 def _host_change(host: HostView) -> str:

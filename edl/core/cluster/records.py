@@ -218,6 +218,16 @@ class JobAssignment(Record):
 
 
 @dataclass(frozen=True)
+class HostFailure(Record):
+    """A job that could not start on a host: it gets no slots there for a while."""
+
+    order: int  # of the job's submission: a later job of the name is another one
+    reason: str
+    at_s: float
+    blamed: bool = False  # the job trains elsewhere, so it is the host's fault
+
+
+@dataclass(frozen=True)
 class HostAssignment(Record):
     """The record of what runs on a host, at the node ``assigned`` of the host.
 
@@ -228,11 +238,15 @@ class HostAssignment(Record):
         silent_s: since when the host has had no offer; 0: it has one.
         paths: the paths of which the host is to say whether they are there. One that ends with a
             slash must be a directory.
+        failures: job -> why it could not start there.
+        out: why the host gets no slots of any job, after such failures of several; empty: it may.
     """
 
     jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
     silent_s: float = 0.0
     paths: tuple[str, ...] = ()
+    failures: Mapping[str, HostFailure] = field(default_factory=dict)
+    out: str = ""
 
 
 @dataclass(frozen=True)
@@ -246,6 +260,7 @@ class JobReport(Record):
         processes: the process ids of the workers that live.
         reason: why no agent lives although one should, as a sentence, such as data that the host
             does not have; empty: one lives, or there is no reason yet.
+        refused: whether no agent of the run can live there, however often it is started.
     """
 
     run: str
@@ -253,6 +268,7 @@ class JobReport(Record):
     exit_code: int | None = None
     processes: tuple[int, ...] = ()
     reason: str = ""
+    refused: bool = False
 
     @property
     def lives(self) -> bool:

@@ -69,6 +69,10 @@ class RunRecords:
                     busy=frozenset(agent.busy),
                     leaving=agent.leaving,
                     disabled=len(agent.disabled),
+                    failing=sum(
+                        bool(w) and s not in agent.disabled for s, w in agent.failing.items()
+                    ),
+                    why=next(filter(None, (*agent.disabled.values(), *agent.failing.values())), ""),
                 )
                 for agent in self.agents
             },

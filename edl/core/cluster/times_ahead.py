@@ -55,7 +55,9 @@ def assignment_by(now_s: float, assigned: HostAssignment) -> HostAssignment:
         return replace(entry, changed_s=changed_s, idle_s=idle_s)
 
     jobs = {job: right(entry) for job, entry in assigned.jobs.items()}
-    return HostAssignment(jobs, min(assigned.silent_s, now_s), assigned.paths)
+    failures = {k: replace(v, at_s=min(v.at_s, now_s)) for k, v in assigned.failures.items()}
+    silent_s = min(assigned.silent_s, now_s)
+    return replace(assigned, jobs=jobs, silent_s=silent_s, failures=failures)
 
 
 def allocation_by(now_s: float, allocation: AllocationRecord) -> AllocationRecord:

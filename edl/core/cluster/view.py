@@ -167,12 +167,20 @@ class AgentView:
         busy: the devices that living processes use.
         leaving: whether the agent was asked to leave the job.
         disabled: the number of slots in which it starts no worker any more.
+        failing: the number of other slots in which workers end as they start, again and again.
+        why: why, of one of these slots.
     """
 
     devices: frozenset[int] = frozenset()
     busy: frozenset[int] = frozenset()
     leaving: bool = False
     disabled: int = 0
+    failing: int = 0
+    why: str = ""
+
+    def is_useless(self, slots: int) -> bool:
+        """Return whether no worker can live in any of ``slots`` slots."""
+        return 0 < slots <= self.disabled + self.failing
 
 
 @dataclass(frozen=True)
@@ -365,6 +373,8 @@ class HostView:
         offer = self.offer
         if offer is None or self.drained or offer.leaves or not self.lease_holds:
             return False
+        if self.assigned.out:
+            return False
         return offer.format == FORMAT
 
     def is_lost(self, now_s: float, after_s: float) -> bool:
@@ -396,6 +406,12 @@ class HostView:
         if found is None or found.run != run or found.lives:
             return False
         return bool(found.reason) or found.exit_code is not None
+
+    def refusal(self, job: str, run: str) -> str:
+        """Return why no agent of a run can live here, by the host's report; empty: one may."""
+        found = self.report.jobs.get(job) if self.report is not None else None
+        refused = found is not None and found.run == run and found.refused and not found.lives
+        return found.reason or "its agent ends at once" if found is not None and refused else ""
 
     def reports_end(self, job: str) -> bool:
         """Return whether the host reports that no process lives of a run that ended there.

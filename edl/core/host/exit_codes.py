@@ -87,6 +87,7 @@ _FINAL = (
     AgentEnd.HALTED,
     AgentEnd.UNSAVED,
     AgentEnd.OVER,
+    AgentEnd.REFUSED,
 )
 
 
@@ -144,8 +145,8 @@ def end_of_error(error: EdlError) -> AgentEnd:
 def is_final(end: AgentEnd) -> bool:
     """Return whether another agent of the same run on the same host would end at once, too.
 
-    ``end`` is how the agent has ended. The result is True if its job is over: for FINISHED, FAILED,
-    STOPPED, HALTED, UNSAVED and OVER.
+    ``end`` is how the agent has ended. The result is True if its job is over (FINISHED, FAILED,
+    STOPPED, HALTED, UNSAVED and OVER), and if it was REFUSED.
     """
     return end in _FINAL
 

@@ -26,7 +26,9 @@ from edl.core.events import (
 from edl.core.host.exit_status import how
 from edl.core.host.process import LAST_LINE, UNSTARTED_EXIT
 from edl.core.plural import counted
+from edl.errors import NO_PROGRAM_EXIT
 
+UNSTARTED = (UNSTARTED_EXIT, NO_PROGRAM_EXIT)
 HOLD_S = 5.0  # the longest time that a line waits for its other events
 
 # An agent's last line says how the job has ended, and rank 0 itself warns of epochs that are left
@@ -143,7 +145,7 @@ class Headlines:
         if details.worker in self._told:
             return []
         cause = f"{_place(details, self._host)}{how(details.exit_code or 0)}"
-        shown = details.host == self._host and details.exit_code != UNSTARTED_EXIT
+        shown = details.host == self._host and details.exit_code not in UNSTARTED
         if LAST_LINE in event.reason and not shown:
             cause += LAST_LINE + event.reason.partition(LAST_LINE)[2]
         if details.worker is None:  # it was in no ring

@@ -53,6 +53,7 @@ from edl.core.records import Generation, Job, JobState, Stage
 from edl.core.snapshot import GONE, Snapshot
 from edl.errors import REFUSED_EXIT
 
+FAILING = 3  # failures of a slot in a row, from which on the cluster takes it away
 TOLD = "the workers were told to end while ZooKeeper was away"
 
 
@@ -302,13 +303,30 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOu
     first_died = not any(p.ready for p in processes) and all(
         p.failed or p.failures for p in processes
     )
-    if failed and first_died and not foreign(snapshot, own):
+    # Workers of other hosts, which may not have registered yet, can begin without this host's.
+    others = not snapshot.job.driver and any(
+        number > len(next((h.failing for h in snapshot.agents if h.name == host), ()))
+        for host, number in snapshot.assigned.hosts.items()
+        if host != own.host
+    )
+    if failed and first_died and not others and not foreign(snapshot, own):
         died, several = failed[0], len(processes) > 1
         who = f"all {len(processes)} workers" if several else "the only worker"
         who = who if several or snapshot.assigned.np == 1 else own.script
         reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
         return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
     return _too_few_came_up(snapshot, own, now)
+
+
+def failing_slots(own: SupervisorState) -> dict[str, str]:
+    """Return the slots of which no worker is ready after a failure -> why, from the third on."""
+    found, reasons = {}, {}
+    for p in sorted(own.processes, key=lambda p: p.started):
+        found[str(p.slot)] = not p.ready and (p.failed or p.failures > 0)
+        if p.failed:  # kept while the next one starts
+            many = p.failures_now >= FAILING
+            reasons[str(p.slot)] = f"{how_all([p], False)}; {last_words(p)}" if many else ""
+    return {slot: reasons.get(slot, "") for slot, failing in found.items() if failing}
 
 
 def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:

@@ -20,6 +20,7 @@ The entry points are :class:`Process`, :func:`seen` for the facts in ZooKeeper, 
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,10 +30,11 @@ from edl.core.host.exit_status import UNKNOWN_EXIT, how, killed_in_wrapper
 from edl.core.job.ending import HALTED_EXIT
 from edl.core.records import Generation, JobState, Stage
 from edl.core.snapshot import GONE, Snapshot
-from edl.errors import AGAIN_EXIT, REFUSED_EXIT
+from edl.errors import AGAIN_EXIT, NO_PROGRAM_EXIT, REFUSED_EXIT
 
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
+_NO_PROGRAM = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
 FORMER_LOG = ".1"  # the end of the name of the file that was a worker's log before this one
 LAST_LINE = "; its last line: "  # in the sentence that says how a process has failed
 # The name of a process whose script has ended, before ":" and its exit code: first while exit
@@ -303,7 +305,8 @@ def unstarted(process: Process, command: Sequence[str], error: OSError) -> Proce
     """Return a copy of ``process`` as one that the system could not start: a failure with code 126.
 
     The cause is a lack of memory, processes or disk space on the host, not the job. So the slot is
-    started again after its pause, and the other workers train on.
+    started again after its pause, and the other workers train on. The code is 127 if there is no
+    such program.
 
     Args:
         process: the start that was tried.
@@ -311,9 +314,8 @@ def unstarted(process: Process, command: Sequence[str], error: OSError) -> Proce
         error: the system's error.
     """
     line = f"cannot start {' '.join(command)}: {error.strerror or error}"
-    return replace(
-        process, exit_code=UNSTARTED_EXIT, exited=process.started, termination_message=line
-    )
+    code = NO_PROGRAM_EXIT if error.errno in _NO_PROGRAM else UNSTARTED_EXIT
+    return replace(process, exit_code=code, exited=process.started, termination_message=line)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,9 @@ def _decide(
         return end_generation(now, term, f"the job is asked to stop: {why}")
     # Rule 2: there is no ring yet, so no state to keep.
     if current is None:
-        return _start(now, now.job.spec.np, healthy, term, ages, limits)
+        # A slot whose workers die as they start is not waited for: its worker may join later.
+        failing = sum(len(host.failing) for host in now.hosts)
+        return _start(now, now.job.spec.np - failing, healthy, term, ages, limits)
     return _decide_for_ring(now, current, healthy, gone, silent, term, ages, limits)
 
 

@@ -440,6 +440,7 @@ class HostAgents:
                 result.exit_code,
                 reason,
                 is_final=is_final(result.end),
+                refused=result.end is AgentEnd.REFUSED,
                 has_left=result.end is AgentEnd.LEFT,
                 ended_s=now_s,
             )
