@@ -79,7 +79,7 @@ class Request:
     after: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     retries: int = 3
-    preemptible: bool = True
+    preemptible: bool | None = True
     min_run_s: float = 0.0
     cool_down_s: float = 0.0
     snooze_s: float = 0.0
@@ -110,6 +110,7 @@ class Run:
     trains: bool = False
     batch: int | None = None
     agents: dict[str, AgentView] = field(default_factory=dict)
+    saves: bool = True
 
     def view(self) -> RunView:
         return RunView(
@@ -122,6 +123,7 @@ class Run:
             self.version,
             dict(self.agents),
             self.batch,
+            saves=self.saves,
         )
 
 

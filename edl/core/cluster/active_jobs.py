@@ -96,11 +96,14 @@ class ActiveJob:
             model=live_model(job, now_s, models),
             attained_slot_s=job.life.attained_s(now_s),
             # A job that has lost slots is changed once more, whatever its manifest says.
-            preemptible=not self.is_fixed and (job.manifest.preemptible or bool(self.present)),
+            preemptible=not self.is_fixed
+            and (job.manifest.preemptible is not False or bool(self.present)),
             steps=job.measured.steps,
             noise_scale=job.measured.noise_scale,
             weight=job.manifest.weight,
             sizes=sizes,
+            start_s=job.life.start_s,
+            lost_s=max(0.0, now_s - job.life.since_s) if job.saves_nothing else 0.0,
         )
 
 
@@ -337,7 +340,7 @@ def _why_fixed(job: JobView, unchanged_s: float) -> str:
         return "keeps its slots while it starts"
     if job.is_unread:
         return f"keeps its slots: {job.unreadable}"
-    if not manifest.preemptible:
+    if manifest.preemptible is False:
         return "keeps its slots: it may not be preempted"
     if unchanged_s < manifest.cool_down_s:
         return f"keeps its slots for {manifest.cool_down_s:g} s after a change (cool_down_s)"

@@ -91,7 +91,13 @@ def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> De
     Returns:
         The last answers; if one breaks a rule, only its ``problem``.
     """
-    spare = spare or (lambda asked, answer: spare_young(asked, answer, request.now_s))
+    slots = sum(request.nodes.values()) if request.most is None else request.most
+    spare = spare or (
+        lambda asked, answer: {
+            **spare_unsaved(asked, answer, slots),
+            **spare_young(asked, answer, request.now_s),
+        }
+    )
     asked = list(request.active)
     while True:
         answer = _ask(replace(request, active=asked))
@@ -118,10 +124,37 @@ def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> d
     found = {}
     for one in losers(asked, answer):
         name, least_s = one.job.name, one.job.manifest.min_run_s
-        if not one.job.manifest.preemptible:
+        if one.job.manifest.preemptible is False:
             found[name] = "keeps its fewest slots: it may not be preempted"
         elif now_s - one.job.life.since_s < least_s:
             found[name] = f"keeps its fewest slots for {least_s:g} s after its start (min_run_s)"
+    return found
+
+
+def spare_unsaved(asked: Sequence[ActiveJob], answer: Decision, slots: int) -> Mapping[str, str]:
+    """Return the jobs that lose all slots to jobs of no higher priority, and save nothing.
+
+    Their users have not said that they may be preempted. ``slots`` are those of all jobs together.
+    """
+    found: dict[str, str] = {}
+    kept = 0
+    lost = {one.job.name for one in losers(asked, answer)}
+    for one in sorted(asked, key=lambda one: one.group[0]):
+        if one.job.name not in lost or not one.job.saves_nothing:
+            continue
+        if one.job.manifest.preemptible is not None:
+            continue
+        higher = sum(
+            sum(answer.targets.get(other.job.name, {}).values())
+            for other in asked
+            if other.group[0] < one.group[0] or other.is_fixed
+        )
+        if higher + kept + one.job.min_slots <= slots:
+            kept += one.job.min_slots
+            found[one.job.name] = (
+                "keeps its fewest slots: it saves no checkpoint (preemptible: true lets others "
+                "of its priority halt it)"
+            )
     return found
 
 

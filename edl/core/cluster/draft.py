@@ -11,6 +11,8 @@ from edl.core.cluster.life_events import RunHosts
 from edl.core.cluster.orders import Order
 from edl.core.cluster.times_ahead import allocation_by, life_by
 from edl.core.cluster.view import ClusterView, JobView
+from edl.core.duration import duration_in_words
+from edl.core.plural import counted
 from edl.core.records import JobState
 
 
@@ -97,6 +99,10 @@ class Draft:
             job: the job, with the life before.
             reason: why, in a sentence.
         """
+        if job.saves_nothing:
+            trained = duration_in_words(max(0.0, self.now_s - job.life.since_s))
+            steps = counted(job.measured.done_steps, "step")
+            reason += f"; it saves no checkpoint, and loses {steps} ({trained} of training)"
         self.change(job, LifeEvent.STOP, job.life.after(LifeEvent.STOP, reason, self.now_s))
 
     def facts(self, job: JobView) -> RunHosts:

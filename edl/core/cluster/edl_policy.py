@@ -27,7 +27,8 @@ slots that a job may have, K the number of slots of all nodes.
    its slots sooner, and the wider one leaves more of them idle if it does not fit.
 3. **Resizes.** If a job has slots, the value of any other number is reduced by the fraction
    resize_s / min(horizon_s, what would be left then): a change has to repay within that time. To
-   take all of its slots costs as much, for it will have to begin again.
+   take all of its slots costs as much, or what its last start has taken and what it has trained
+   without saving, if that is more. A start counts in the x of a job without slots.
 4. **Errors.** If the speeds have the relative error e, by what the job's model says of its own
    error, any other number than the present one has to be better by sqrt(2) e, too: by the standard
    error of the difference of two speeds. Else, of many sizes, one would look better by chance.
@@ -332,7 +333,11 @@ class EdlPolicy:
             worth = worth * (1 - lost) - math.sqrt(2) * one.deviation * present
             worth[0] = 0.0
             if own == at:
-                worth[0] = -present * (lost[one.had] + math.sqrt(2) * one.deviation)
+                # To lose all slots costs the next start, and what was not saved, in full.
+                halt_s = one.job.start_s + one.job.lost_s
+                halted = halt_s / max(float(repay_s[one.had]), self.resize_s, TINY)
+                halted = max(float(lost[one.had]), halted)
+                worth[0] = -present * (halted + math.sqrt(2) * one.deviation)
                 worth[one.had] = present
             elif own > at:
                 worth[1:] -= candidate.price * pools[own].speed * one.speeds[one.had]

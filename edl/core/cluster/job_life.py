@@ -207,6 +207,7 @@ class JobLife(Record):
         limits: host -> the limit of the job's slots there.
         profile_until_s: until when the job may be profiled, which is decided when it trains for the
             first time; 0: that is not so yet, or its manifest does not ask for it.
+        start_s: how long its last start took until its first step, in seconds; 0: not known.
     """
 
     state: LifeState = LifeState.QUEUED
@@ -227,6 +228,7 @@ class JobLife(Record):
     attained_slot_s: float = 0.0
     limits: Mapping[str, HostLimit] = field(default_factory=dict)
     profile_until_s: float = 0.0
+    start_s: float = 0.0
 
     def after(self, event: LifeEvent, reason: str, now_s: float, **changes: Any) -> JobLife:
         """Return the record after ``event``, with the state that :data:`TRANSITIONS` says.

@@ -229,6 +229,8 @@ def _halting(
         return PendingEvent(LifeEvent.HALT, f"it was halted{also}")
     if failure is not None:
         return _failed(job, failure)
+    if run is not None and not run.saves and job.measured.done_steps:
+        also += f"; {counted(job.measured.done_steps, 'step')} were lost"
     return PendingEvent(LifeEvent.REQUEUE, f"waits for slots again: {job.life.reason}{also}")
 
 

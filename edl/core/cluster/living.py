@@ -68,7 +68,8 @@ def _happen(draft: Draft, job: JobView, due: PendingEvent) -> None:
     life = life_after(due, job, draft.now_s)
     facts = draft.facts(job)
     if due.event is LifeEvent.TRAIN:
-        life = replace(life, profile_until_s=profile_end_s(job, draft.now_s))
+        start_s = max(0.0, draft.now_s - job.life.since_s)
+        life = replace(life, profile_until_s=profile_end_s(job, draft.now_s), start_s=start_s)
         for host, one in draft.table.refuses(job.name, job.order).items():
             draft.table.fail(host, job.name, job.order, one.reason, True)
     elif due.event in (LifeEvent.RESUME, LifeEvent.GIVE_UP):  # the fault was the job's own

@@ -17,7 +17,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
@@ -248,12 +248,13 @@ class JobManifest(Record):
         ),
     ] = 3
     preemptible: Annotated[
-        bool,
+        bool | None,
         Meta(
             description="whether the number of workers may be changed, or the job be halted for "
-            "others, while it runs"
+            "others, while it runs. By default it may, but a job that saves no checkpoint is not "
+            "halted for one of the same priority"
         ),
-    ] = True
+    ] = None
     min_run_s: Annotated[
         _Seconds,
         Meta(description="for so many seconds after a start the job is not halted for others"),
@@ -290,6 +291,13 @@ class JobManifest(Record):
             "below"
         ),
     ] = field(default_factory=JobSettings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON values, as the class describes; an older edl reads them."""
+        values = super().to_json()
+        if self.preemptible is None:
+            del values["preemptible"]  # an older edl, which knows no null here, reads true
+        return values
 
     @property
     def requested_np(self) -> int:
@@ -460,7 +468,7 @@ def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:
     if batch is not None and batch.min > batch.max:
         why = f"batch.min is {batch.min} and batch.max is {batch.max}; lower min, or raise max"
         yield ManifestProblem(("batch", "min"), why)
-    if manifest.profile is not None and not manifest.preemptible:
+    if manifest.profile is not None and manifest.preemptible is False:
         why = "profile changes the number of workers, and preemptible is false"
         yield ManifestProblem(("profile",), f"{why}; leave one of them out")
     if manifest.settings.resume:

@@ -133,5 +133,5 @@ def _room(job: JobView, cluster: ClusterView, slots: int) -> int:
     if not cluster.queues:
         return slots
     queue = cluster.queues.get(job.manifest.queue, NO_QUEUE)
-    most = queue.most if job.manifest.preemptible else queue.quota
+    most = queue.quota if job.manifest.preemptible is False else queue.most
     return slots if most is None else min(slots, most)

@@ -28,7 +28,14 @@ from dataclasses import replace
 from functools import partial
 
 from edl.core.cluster.active_jobs import ActiveJob
-from edl.core.cluster.asking import AllocationRequest, Decision, ask_protecting, losers, spare_young
+from edl.core.cluster.asking import (
+    AllocationRequest,
+    Decision,
+    ask_protecting,
+    losers,
+    spare_unsaved,
+    spare_young,
+)
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.queue_shares import NO_QUEUE, QueueRequest, queue_shares, surplus_slots
 from edl.core.cluster.quota_limits import QuotaRequest, quota_limits
@@ -119,7 +126,7 @@ def _within_quota(
             sizes=one.job.manifest.allowed_sizes,
         )
         for one in jobs
-        if not one.job.manifest.preemptible
+        if one.job.manifest.preemptible is False
     ]
     limits, waiting = quota_limits(queue, rigid, record.quota)
     reasons |= waiting
@@ -153,7 +160,7 @@ def _request_of(
 def _is_kept(one: ActiveJob) -> bool:
     """Return whether no other queue can have the slots of a job now: it starts, or is rigid."""
     starts = one.job.life.state is LifeState.STARTING
-    return one.is_fixed and (starts or not one.job.manifest.preemptible)
+    return one.is_fixed and (starts or one.job.manifest.preemptible is False)
 
 
 def _ask_queue(request: AllocationRequest, most: int) -> Decision:
@@ -209,7 +216,9 @@ def _survivors(jobs: Sequence[ActiveJob], most: int) -> frozenset[str]:
     """
     left = most - sum(one.size for one in jobs if one.is_fixed)
     found = []
-    for one in sorted(jobs, key=lambda one: (one.job.manifest.preemptible, *rank_in_queue(one))):
+    for one in sorted(
+        jobs, key=lambda one: (one.job.manifest.preemptible is not False, *rank_in_queue(one))
+    ):
         if not one.is_fixed and one.size >= one.job.min_slots <= left:
             left -= one.job.min_slots
             found.append(one.job.name)
@@ -238,9 +247,8 @@ def _spare(
         reclaims: whether the jobs of the queue have more slots now.
         now_s: the time, in seconds since 1970.
     """
-    found = {
-        name: why for name, why in spare_young(asked, answer, now_s).items() if name in survivors
-    }
+    kept = {**spare_unsaved(asked, answer, most), **spare_young(asked, answer, now_s)}
+    found = {name: why for name, why in kept.items() if name in survivors}
     idle = most - answer.used
     for one in sorted(losers(asked, answer), key=rank_in_queue):
         name, least = one.job.name, one.job.min_slots

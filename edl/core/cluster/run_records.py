@@ -78,6 +78,7 @@ class RunRecords:
             },
             batch=self.desired.batch or None,
             workers=dict(self.assigned.hosts),
+            saves=bool(self.job.checkpoint) or self.job.saved_step >= 0,
         )
 
 

@@ -63,9 +63,10 @@ class SlotValues:
     def size_slot_s(self) -> float:
         """The work that is left: the seconds until the end on the fewest slots, times these slots.
 
-        It is not a number (NaN) if the job can have no slots.
+        The start of a job without slots counts. It is not a number (NaN) if the job can have none.
         """
-        return float(self.left_s[self.least]) * self.least
+        start_s = 0.0 if self.had else self.job.start_s
+        return (float(self.left_s[self.least]) + start_s) * self.least
 
     @property
     def requested_s(self) -> float:

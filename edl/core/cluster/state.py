@@ -133,6 +133,8 @@ class ClusterJob:
         weight: its weight in policies that share the slots by weight; above 0.
         sizes: the numbers of slots that its user allows. A number that a policy gives is lowered to
             the next allowed one.
+        start_s: the seconds that a start of it takes; 0: not known.
+        lost_s: the seconds of training that it would lose with all of its slots.
     """
 
     name: str
@@ -150,6 +152,8 @@ class ClusterJob:
     noise_scale: float | None = None
     weight: float = 1.0
     sizes: Sizes = ALL_SIZES
+    start_s: float = 0.0
+    lost_s: float = 0.0
 
     def allowed_slots(self, slots: int) -> int:
         """Return the largest allowed number of slots that is at most ``slots``; 0: there is none.

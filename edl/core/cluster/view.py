@@ -130,8 +130,11 @@ class JobRequest(Protocol):
         """How often the job is started again after it has failed."""
 
     @property
-    def preemptible(self) -> bool:
-        """Whether the policy may change the job's slots, or take all of them, while it runs."""
+    def preemptible(self) -> bool | None:
+        """Whether the policy may change the job's slots, or take all of them, while it runs.
+
+        None: it may, but not take all for a job of the same priority while it saves nothing.
+        """
 
     @property
     def min_run_s(self) -> float:
@@ -200,6 +203,7 @@ class RunView:
             nothing.
         workers: host -> the number of workers that the run is to have there, by that record; None:
             one for each device.
+        saves: whether it saves checkpoints; a run that trains has saved its first one.
     """
 
     token: str
@@ -212,6 +216,7 @@ class RunView:
     agents: Mapping[str, AgentView] = field(default_factory=dict)
     batch: int | None = None
     workers: Mapping[str, int] | None = None
+    saves: bool = True
 
     @property
     def lacks_workers(self) -> bool:
@@ -328,6 +333,12 @@ class JobView:
         """Whether a user wants the job to run, and it is neither halted nor ended."""
         state = self.life.state
         return self.wanted.goal is Goal.RUN and state not in (LifeState.HALTED, LifeState.ENDED)
+
+    @property
+    def saves_nothing(self) -> bool:
+        """Whether its run trains without saving: what it has trained is lost when it is halted."""
+        run = self.present_run
+        return self.life.state is LifeState.RUNNING and run is not None and not run.saves
 
     def start_limit_s(self, settings: ClusterRecord) -> float:
         """Return in how many seconds a start must lead to a ring that trains.

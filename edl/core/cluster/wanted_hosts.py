@@ -84,7 +84,7 @@ def _requests(
     found = []
     for job in jobs:
         queue, count = job.manifest.queue, job.manifest.requested_np
-        if not job.manifest.preemptible:
+        if job.manifest.preemptible is False:
             count = limits.get(job.name, 0)
         if count > left.get(queue, count):
             count = job.manifest.allowed_sizes.below(max(0, left[queue])) or 0
@@ -109,7 +109,7 @@ def _rigid_limits(
         cluster: the queues; without any, no quota counts.
     """
     queues: dict[str, list[QuotaRequest]] = {}
-    rigid = [job for job in jobs if not job.manifest.preemptible]
+    rigid = [job for job in jobs if job.manifest.preemptible is False]
     for job in sorted(rigid, key=lambda job: (-job.wanted.priority, job.order)):
         size, least = held.get(job.name, 0), job.min_slots
         most = max(size, least) if size else max(job.manifest.requested_np, least)
