@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -255,6 +255,8 @@ def _type_name(hint: Any, name: str = "") -> str:
         return _type_name(get_args(hint)[0], name)
     if NoneType in get_args(hint):
         return _type_name(next(one for one in get_args(hint) if one is not NoneType), name)
+    if get_origin(hint) is Literal:
+        return " or ".join(f"`{one}`" for one in get_args(hint))
     if get_origin(hint) is tuple:
         return f"list of {_type_name(get_args(hint)[0])}s"
     if get_origin(hint) is Mapping or is_dataclass(hint):

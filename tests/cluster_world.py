@@ -77,6 +77,7 @@ class Request:
     weight: float = 1.0
     queue: str = "default"
     after: tuple[str, ...] = ()
+    after_failed: str = "end"
     secrets: tuple[str, ...] = ()
     retries: int = 3
     preemptible: bool | None = True
@@ -708,7 +709,11 @@ class World:
             if life.result is LifeResult.DELETED:
                 assert job.wanted.goal is Goal.GONE, f"{name} was not deleted"
             if life.result is LifeResult.FAILED:
-                assert life.failures > job.request.retries or life.exit_code in (2, 78, 127)
+                assert (
+                    life.failures > job.request.retries
+                    or life.exit_code in (2, 78, 127)
+                    or job.request.after
+                )
         if job.run is not None and not job.run.state.over and job.tokens:
             assert job.tokens[-1] == job.run.token
             assert len(set(job.tokens)) == len(job.tokens)

@@ -469,13 +469,13 @@ class ControllerTerm:
     def _tidy(self, read: LeaderRecords) -> None:
         """Remove records of ended jobs that are not kept; at intervals also old events and hosts.
 
-        An ended job is not kept if a user has deleted it, or many jobs have ended after it.
+        An ended job is not kept if a user has deleted it, or it is old and many ended after it.
 
         The interval is ``HOUSEKEEPING_S`` seconds. If there are very many events, the next call
         goes on. ``read`` has the jobs and hosts.
         """
         self._removed_s = time.monotonic()
-        doomed = jobs_to_remove(read.snapshot.jobs)
+        doomed = jobs_to_remove(read.snapshot.jobs, self._now_s())
         self._remover.remove(doomed, read.secrets, read.unread)
         if time.monotonic() - self._tidied_s >= HOUSEKEEPING_S and self._writer.trim_events():
             self._tidied_s = time.monotonic()

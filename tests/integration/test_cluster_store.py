@@ -23,6 +23,7 @@ from edl.coordination.cluster.queues import ClusterQueues
 from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.cluster.submission import submit_job
 from edl.coordination.cluster.writer import (
+    ENDED_KEPT_S,
     GONE_KEPT_S,
     ClusterWriter,
     allocation_write,
@@ -374,7 +375,7 @@ class TestWanted:
         with pytest.raises(UsageError, match=r"job digits has ended \(finished\); submit it again"):
             store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.HALT))
         store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.GONE))
-        assert [job.name for job in jobs_to_remove(store.jobs.list())] == ["digits"]
+        assert [job.name for job in jobs_to_remove(store.jobs.list(), 1.0)] == ["digits"]
 
     def test_what_is_deleted_is_not_wanted_again(self, store: ClusterStore) -> None:
         submit_job(store, manifest())
@@ -839,6 +840,13 @@ def test_which_ended_jobs_are_removed(store: ClusterStore) -> None:
         ended("deleted while it ran", 5.0, LifeResult.DELETED, Goal.GONE),
         ended("deleted when it had ended", 7.0, LifeResult.FINISHED, Goal.GONE),
     ]
-    names = [job.name for job in jobs_to_remove(jobs, keep=2)]
-    assert names == ["old", "deleted when it had ended"]
-    assert [job.name for job in jobs_to_remove(jobs)] == ["deleted when it had ended"]
+    late_s = 10.0 + ENDED_KEPT_S
+
+    def names(*args: Any, **limits: int) -> list[str]:
+        return [job.name for job in jobs_to_remove(jobs, *args, **limits)]
+
+    assert names(10.0, keep=1) == ["deleted when it had ended"], "they are young"
+    assert names(late_s, keep=2) == ["deleted while it ran", "deleted when it had ended"]
+    assert names(late_s, keep=1)[0] == "old"
+    first = ["deleted while it ran", "deleted when it had ended"]
+    assert names(10.0, most=2) == first, "deleted ones push out no others"

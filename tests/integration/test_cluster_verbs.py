@@ -533,7 +533,9 @@ class TestWanting:
         said = "the records of job digits will be removed\n"
         for _ in range(2):
             assert edl("delete", "digits") == (0, said, "")
-        assert [job.name for job in jobs_to_remove(leader.store.jobs.list())] == ["digits"]
+        assert [job.name for job in jobs_to_remove(leader.store.jobs.list(), time.time())] == [
+            "digits"
+        ]
 
     def test_what_is_being_deleted(self, lab: Cluster, edl: Verb) -> None:
         lab.submit("job.yaml")

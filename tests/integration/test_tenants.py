@@ -292,7 +292,7 @@ class TestWhatATenantMay:
         leader.live("ann.digits", LifeEvent.DELETE)
         with leader.serving():
             assert ann.jobs.delete("digits").removed
-        [job] = jobs_to_remove(leader.store.jobs.list())
+        [job] = jobs_to_remove(leader.store.jobs.list(), time.time())
         assert leader.writer.remove_job(job)
         assert ann.jobs.list() == ()
         with leader.serving():

@@ -21,7 +21,7 @@ from edl.core.job.run_token import check_run_token
 from edl.errors import IllegalTransition
 
 ALLOWED = {
-    "queued": {"start": "starting", "halt": "halted", "delete": "ended"},
+    "queued": {"start": "starting", "halt": "halted", "delete": "ended", "give up": "ended"},
     "starting": {
         "train": "running",
         "take back": "queued",

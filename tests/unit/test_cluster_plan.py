@@ -746,7 +746,7 @@ def test_a_job_that_asks_for_more_than_there_is_starts_with_what_there_is() -> N
 
 def test_a_job_waits_for_those_that_it_comes_after() -> None:
     world = World(4)
-    world.submit("b", max=2, after=("a", "c"))
+    world.submit("b", max=2, after=("a", "c"), after_failed="wait")
     world.round()
     assert "waits for job a, which is not there" in world.reasons["b"]
     world.submit("a", left=6, max=2)
@@ -1080,3 +1080,37 @@ def test_a_policy_chooses_among_the_first_jobs_of_each_priority(
     assert asked[:3] == [{"urgent"}, {"g0", "g1", "g2"}, {"j0", "j1", "j2"}]
     assert world.reasons["j3"] == "place 6 of 11 in the queue: 3 jobs like it come first"
     world.until(lambda: all(state is ENDED for state in states(world).values()))
+
+
+@pytest.mark.parametrize("result", ["failed", "deleted"])
+@pytest.mark.parametrize("after_failed", ["end", "wait", "start"])
+def test_what_becomes_of_a_job_after_one_that_failed(result: str, after_failed: str) -> None:
+    world = World(2)
+    world.submit("first", retries=0, max=1)
+    world.until(lambda: world.state("first") is RUNNING)
+    world.submit("later", max=1, after=("first",), after_failed=after_failed)
+    world.rounds(3)
+    assert world.state("later") is QUEUED
+    if result == "failed":
+        world.run_fails("first", "ZeroDivisionError")
+    else:
+        world.want("first", Goal.GONE)
+    world.rounds(20)
+    reason = world.jobs["later"].life.reason
+    if after_failed == "end":
+        assert world.state("later") is ENDED
+        assert reason.startswith("job first, which was to finish first (after), ")
+        assert ("ZeroDivisionError" in reason) is (result == "failed")
+    elif after_failed == "wait":
+        assert world.state("later") is QUEUED
+        assert f"waits for job first, which is {result}" in world.reasons["later"]
+    else:
+        assert world.state("later") is RUNNING
+
+
+def test_the_reason_of_a_job_that_waits_says_who_has_what_it_needs() -> None:
+    world = running(2, 1, policy="edl", a={"min": 2, "max": 2}, b={"min": 1, "max": 1})
+    world.submit("c", min=2, max=2)
+    world.round()
+    assert world.reasons["c"].endswith("; a has 2 slots, b has 1 slot")
+    assert "to go" not in "".join(world.reasons.values()), "nobody has measured that"

@@ -30,7 +30,9 @@ from edl.core.cluster.tenant_names import SEPARATOR
 from edl.core.cluster.view import HostView
 from edl.errors import CoordinationError
 
-ENDED_KEPT = 500  # ended jobs, the newest, that stay in the records
+ENDED_KEPT = 500  # the newest ended jobs that no user has deleted stay in the records
+ENDED_KEPT_S = 7 * 86_400.0  # so do all others, for so long after their end
+MOST_ENDED = 3000  # but no more than so many
 EVENTS_KEPT = 10_000
 GONE_KEPT_S = 86_400.0  # a host that offers nothing stays so long in the records
 MOST_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
@@ -105,17 +107,21 @@ def byte_count(writes: Sequence[Write]) -> int:
     return sum(len(write.path) + len(encode(write.value)) for write in writes)
 
 
-def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[StoredJob]:
+def jobs_to_remove(
+    jobs: Sequence[StoredJob], now_s: float, keep: int = ENDED_KEPT, most: int = MOST_ENDED
+) -> list[StoredJob]:
     """Return the ended jobs whose records are to be removed; the job that ended first comes first.
 
-    These are all jobs that a user has deleted after their end and, if there are more than ``keep``
-    other ended jobs, those of them that ended first. A job that ended because a user deleted it is
-    one of the others until it is deleted once more. A finished job stays, beyond ``keep``, while a
+    These are all jobs that a user has deleted after their end. Of the others those go that ended
+    more than ``ENDED_KEPT_S`` ago, but the newest ``keep`` that ended by themselves stay. Of more
+    than ``most``, first those go that a user's deletion has ended. A finished job stays while a
     job waits for it (``after``) that was never started, unless a user has deleted it.
 
     Args:
         jobs: All jobs of the cluster.
-        keep: How many other ended jobs to keep.
+        now_s: The time, in seconds since 1970.
+        keep: How many jobs that ended by themselves to keep, however old.
+        most: How many ended jobs to keep, however young.
     """
     ended = sorted(
         (job for job in jobs if job.life.state is LifeState.ENDED),
@@ -123,8 +129,12 @@ def jobs_to_remove(jobs: Sequence[StoredJob], keep: int = ENDED_KEPT) -> list[St
     )
     deleted = {job.name for job in ended if _was_deleted_after_its_end(job)}
     others = [job for job in ended if job.name not in deleted]
-    surplus = {job.name for job in others[: max(0, len(others) - keep)]}
-    doomed = deleted | (surplus - _waited_for(jobs))
+    by_themselves = [job for job in others if job.life.result is not LifeResult.DELETED]
+    kept = {job.name for job in by_themselves[max(0, len(by_themselves) - keep) :]}
+    old = {j.name for j in others if j.life.ended_s < now_s - ENDED_KEPT_S and j.name not in kept}
+    by_worth = sorted(others, key=lambda job: job.life.result is not LifeResult.DELETED)
+    surplus = {job.name for job in by_worth[: max(0, len(others) - most)]}
+    doomed = deleted | ((old | surplus) - _waited_for(jobs))
     return [job for job in ended if job.name in doomed]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from edl.core.cluster.devices import DeviceTable
 from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
-from edl.core.cluster.live_model import StepTimeModels, batch_of, live_model
+from edl.core.cluster.live_model import StepTimeModels, batch_of, is_measured, live_model
 from edl.core.cluster.path_checks import PathCheck, too_long_for_a_question
 from edl.core.cluster.state import ClusterJob
 from edl.core.cluster.view import ClusterView, JobView
@@ -103,6 +103,7 @@ class ActiveJob:
             weight=job.manifest.weight,
             sizes=sizes,
             start_s=job.life.start_s,
+            is_measured=is_measured(job),
             lost_s=max(0.0, now_s - job.life.since_s) if job.saves_nothing else 0.0,
         )
 
@@ -205,6 +206,9 @@ def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
         first = cluster.by_name.get(name)
         if first is None:
             return f"waits for job {name}, which is not there; submit it, or delete this job"
+        failed = first.life.result in (LifeResult.FAILED, LifeResult.DELETED)
+        if failed and job.manifest.after_failed == "start":
+            continue
         if first.life.result is not LifeResult.FINISHED:
             return f"waits for job {name}, which is {first.life.result or first.life.state}"
     return ""

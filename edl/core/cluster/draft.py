@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from edl.core.cluster.devices import DeviceTable
-from edl.core.cluster.job_life import JobLife, LifeEvent, LifeState
+from edl.core.cluster.job_life import JobLife, LifeEvent, LifeResult, LifeState
 from edl.core.cluster.life_events import RunHosts
 from edl.core.cluster.orders import Order
 from edl.core.cluster.times_ahead import allocation_by, life_by
@@ -132,7 +132,20 @@ class Draft:
             refusals |= useless
         tried = bool(self.table.refuses(job.name, job.order))
         others = self._has_others(job, refusals)
-        return RunHosts(slots, tuple(sorted(lost)), lives, is_dead, refusals, others, tried)
+        before = self._lost_before(job)
+        lost_hosts = tuple(sorted(lost))
+        return RunHosts(slots, lost_hosts, lives, is_dead, refusals, before, others, tried)
+
+    def _lost_before(self, job: JobView) -> str:
+        """Return which job of ``after`` will never finish, and why, as a sentence; else empty."""
+        if job.manifest.after_failed != "end" or job.life.started_s:
+            return ""
+        for name in job.manifest.after:
+            first = self.jobs.get(name)
+            if first is not None and first.life.result in (LifeResult.FAILED, LifeResult.DELETED):
+                why = f"job {name}, which was to finish first (after), {first.life.result.phrase}"
+                return f"{why}: {first.life.reason}"
+        return ""
 
     def _has_others(self, job: JobView, refusals: Collection[str]) -> bool:
         """Return whether a start of ``job`` has failed, and other hosts have room for it."""

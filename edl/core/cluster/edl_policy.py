@@ -138,7 +138,8 @@ class EdlPolicy:
             reasons[name] = one.reason(slots, candidate.price)
             if name in first:
                 due_s = cluster.now_s - (waits[name].due_s or 0.0)
-                reasons[name] += f"; {duration_in_words(due_s)} past its fair wait"
+                past = f"{duration_in_words(due_s)} " if one.job.is_measured else ""
+                reasons[name] += f"; {past}past its fair wait"
             if slots and one.batches[slots] != one.job.batch:
                 batches[name] = one.batches[slots]
         state = {

@@ -100,6 +100,9 @@ TRANSITIONS: Mapping[LifeState, Mapping[LifeEvent, Transition]] = {
         ),
         LifeEvent.HALT: Transition(LifeState.HALTED, "halt is wanted"),
         LifeEvent.DELETE: _DELETE,
+        LifeEvent.GIVE_UP: Transition(
+            LifeState.ENDED, "a job of its `after` has failed or was deleted"
+        ),
     },
     LifeState.STARTING: {
         LifeEvent.TRAIN: Transition(LifeState.RUNNING, "its first ring trains"),
@@ -157,6 +160,11 @@ class LifeResult(StrEnum):
     FINISHED = "finished"  # it has trained to the end
     FAILED = "failed"  # its runs have failed more often than its manifest allows
     DELETED = "deleted"  # a user has deleted it
+
+    @property
+    def phrase(self) -> str:
+        """What has become of the job, after its name: "has failed", "was deleted"."""
+        return f"{'was' if self is LifeResult.DELETED else 'has'} {self.value}"
 
 
 _RESULTS = {

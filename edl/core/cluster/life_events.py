@@ -52,6 +52,7 @@ class RunHosts:
         is_dead: whether no agent of it has a record, and each host that is not lost reports that no
             process of it lives: nobody is left who could stop it.
         refusals: host -> why no agent of it can live there.
+        lost_before: which job that must finish before it never will, and why; empty: none.
         has_others: whether its start has failed, and other hosts have room for it.
         was_tried: whether its job could not start on other hosts before.
     """
@@ -61,6 +62,7 @@ class RunHosts:
     has_processes: bool = False
     is_dead: bool = False
     refusals: Mapping[str, str] = field(default_factory=dict)
+    lost_before: str = ""
     has_others: bool = False
     was_tried: bool = False
 
@@ -109,7 +111,8 @@ def _queued(
 ) -> PendingEvent | None:
     """Return the event that is due for a job that waits for slots; None: it waits on.
 
-    DELETE or HALT is due if users want that. That the job starts is decided elsewhere, by the plan.
+    DELETE or HALT is due if users want that, GIVE_UP if a job that must finish first has failed.
+    That the job starts is decided elsewhere, by the plan.
 
     Args:
         job: the job, with what users want of it.
@@ -121,6 +124,8 @@ def _queued(
         return PendingEvent(LifeEvent.DELETE, "it was deleted while it waited")
     if job.wanted.goal is Goal.HALT:
         return PendingEvent(LifeEvent.HALT, "it was halted while it waited")
+    if facts.lost_before:
+        return PendingEvent(LifeEvent.GIVE_UP, facts.lost_before)
     return None
 
 

@@ -145,6 +145,17 @@ def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None)
     )
 
 
+def is_measured(job: JobView) -> bool:
+    """Return whether the speed of ``job`` is measured, and what is left of it is known.
+
+    What a user has supplied counts as known.
+    """
+    measured, hints = job.measured, job.manifest.hints
+    left = measured.left is not None or hints.steps is not None
+    speed = bool(measured.steps or measured.curve or hints.samples_per_s)
+    return (left and speed) or hints.duration_s is not None
+
+
 def batch_of(job: JobView) -> int:
     """Return the global batch of ``job`` now, in samples; at least 1.
 

@@ -17,7 +17,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
@@ -238,6 +238,14 @@ class JobManifest(Record):
             description="jobs of the cluster that must have finished before this one first starts",
         ),
     ] = ()
+    after_failed: Annotated[
+        Literal["end", "wait", "start"],
+        Meta(
+            description="what becomes of the job when one of `after` has failed or was deleted: "
+            "it ends as failed (`end`), waits for another job of that name (`wait`), or no longer "
+            "waits for it (`start`)"
+        ),
+    ] = "end"
     retries: Annotated[
         int,
         Meta(

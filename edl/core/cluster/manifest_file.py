@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -378,6 +378,8 @@ def _expected(hint: Any, key: _Key) -> str:
         key: the names that lead to the scalar; one that ends with ``_s`` is a number of seconds.
     """
     kind, limits = _plain_type(hint), _limits(hint)
+    if get_origin(kind) is Literal:
+        return " or ".join(get_args(kind))
     if kind is str:
         empty = " that is not empty" if limits.least else ""
         return f"it must {limits.must}" if limits.must else f"a text{empty}"

@@ -26,6 +26,7 @@ of one turn, and the assignment to the new run in stage 5 of a later turn, after
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -45,6 +46,7 @@ from edl.core.cluster.records import AllocationRecord, ClusterRecord, HostAssign
 from edl.core.cluster.settling import give_back, take_devices
 from edl.core.cluster.state import ClusterPolicy
 from edl.core.cluster.view import ClusterView, JobView
+from edl.core.plural import counted
 
 AGAIN_S = 1.0  # until the next plan, if something was written or ordered
 # Changes, in one plan, of jobs that have nothing on a host: new ones that are begun, waiting ones
@@ -189,11 +191,32 @@ def _reasons(draft: Draft) -> dict[str, str]:
             why = (why or job.life.reason).removeprefix("waits: ")
             lacks = draft.cluster.path_checks.of(job.manifest).lacks
             lacks = lacks or missing_on_borrowed(job, draft.cluster)
-            more = f"; {lacks}" if lacks and lacks not in why else ""
+            more = f"; {lacks}" if lacks and lacks not in why else _holders(draft, job)
             found[name] = f"{at}: {why}{more}"
         else:
             found[name] = why if why and job.life.state in HAS_SLOTS else job.life.reason
     return found
+
+
+def _holders(draft: Draft, job: JobView) -> str:
+    """Return a clause that says which jobs have the slots of the hosts that ``job`` may use.
+
+    It is empty if slots are not what it waits for.
+    """
+    allocation = draft.allocation
+    if draft.waits.get(job.name) or draft.target(job) or allocation.held or allocation.problem:
+        return ""
+    if job.manifest.preemptible is False and draft.cluster.queues:
+        return ""  # its quota is in its way
+    held: Counter[str] = Counter()
+    for host, name, entry in draft.table.all_entries():
+        offer = draft.cluster.host_named[host].offer
+        labels = offer.labels if offer is not None else {}
+        if name != job.name and job.manifest.labels.items() <= labels.items():
+            held[name] += len(entry.devices)
+    most = [f"{name} has {counted(count, 'slot')}" for name, count in held.most_common(3)]
+    others = f" and {counted(len(held) - 3, 'other job')} the rest" if len(held) > 3 else ""
+    return f"; {', '.join(most)}{others}" if most else ""
 
 
 def _next_s(draft: Draft, found: ClusterPlan) -> float:

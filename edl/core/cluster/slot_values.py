@@ -90,17 +90,22 @@ class SlotValues:
             return f"waits: it needs {needs}, and there are fewer"
         if not slots:
             left = self._left_in_words(self.least)
-            return f"waits: {left} to go on its fewest slots; price {price:.2f}"
+            left = left and f"{left} to go on its fewest slots; "
+            return f"waits: {left}price {price:.2f}"
         has = f"has {counted(slots, 'slot')}"
         if len(set(self.job.batches)) > 1:
             has += f" and a batch of {self.batches[slots]}"
-        return f"{has}: {self._left_in_words(slots)} to go; price {price:.2f}"
+        left = self._left_in_words(slots)
+        return f"{has}: {left and f'{left} to go; '}price {price:.2f}"
 
     def _left_in_words(self, slots: int) -> str:
         """Return how long the job has to train on ``slots`` slots, as words for a reason.
 
-        They are like "about 5 min", or "an unknown time" if no finite time is known.
+        They are like "about 5 min", or "an unknown time" if no finite time is known; empty if its
+        length or its speed is only assumed.
         """
+        if not self.job.is_measured:
+            return ""
         left_s = float(self.left_s[slots])
         if not math.isfinite(left_s):
             return "an unknown time"

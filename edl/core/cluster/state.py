@@ -135,6 +135,7 @@ class ClusterJob:
             the next allowed one.
         start_s: the seconds that a start of it takes; 0: not known.
         lost_s: the seconds of training that it would lose with all of its slots.
+        is_measured: whether its speed and what is left of it are known, not assumed.
     """
 
     name: str
@@ -154,6 +155,7 @@ class ClusterJob:
     sizes: Sizes = ALL_SIZES
     start_s: float = 0.0
     lost_s: float = 0.0
+    is_measured: bool = True
 
     def allowed_slots(self, slots: int) -> int:
         """Return the largest allowed number of slots that is at most ``slots``; 0: there is none.

@@ -122,6 +122,10 @@ class JobRequest(Protocol):
         """The names of the jobs that must have finished before this one starts."""
 
     @property
+    def after_failed(self) -> str:
+        """What becomes of it when one of these has failed: "end", "wait" or "start"."""
+
+    @property
     def secrets(self) -> Sequence[str]:
         """The names of the secrets of the cluster that its command reads."""
 
