@@ -79,7 +79,7 @@ async def who(request: Request) -> Caller:
 
     Raises:
         HttpError: the sender has not proved that it knows the cluster's secret, or the body is
-            too large or did not come in time.
+            too large or did not come in time, or the route has no such query parameter.
     """
     request.state.body = body = await read_body(request)
     authenticator: RequestAuthenticator = request.app.state.authenticator
@@ -95,6 +95,12 @@ async def who(request: Request) -> Caller:
         raise authenticator.unsigned(
             "the signature is wrong, or its nonce is too old or was used; sign with the new one"
         )
+    known = [one.alias for one in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            ask = f"it has {', '.join(known)}" if known else "it has none"
+            what = f"{request.method} {request.url.path} has no query parameter {name!r}"
+            raise HttpError(422, "UsageError", f"{what}; {ask}")
     host = request.client.host if request.client else "somewhere"
     return Caller(f"{host} by HTTP")
 

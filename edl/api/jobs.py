@@ -28,7 +28,7 @@ from edl.core.cluster.events import ClusterEvent
 from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
 from edl.core.cluster.records import Wanted
 from edl.core.cluster.scheduler_hints import SchedulerHints
-from edl.errors import CoordinationError, TimedOut
+from edl.errors import CoordinationError, TimedOut, UnknownJob
 
 MOST_WAIT_S = 60.0  # of one request; a proxy between may have a time-out, too
 MOST_EVENTS = 1000  # in one answer
@@ -37,6 +37,9 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 router = APIRouter(prefix="/v1", tags=["jobs"])
 By = Annotated[Caller, Depends(who)]
 Job = Annotated[str, Path(description="Name of a job.", pattern=NAME)]
+MOST_LISTED = 10_000  # jobs, as many as a cluster may have
+Limit = Annotated[int, Query(description="No more than so many.", ge=1, le=MOST_LISTED)]
+EventLimit = Annotated[int, Query(description="No more than so many.", ge=1, le=MOST_EVENTS)]
 After = Annotated[int, Query(description="Only events with a greater number.", ge=-1, le=2**53)]
 
 
@@ -77,10 +80,21 @@ async def list_jobs(
         str | None,
         Query(description="Only jobs in this state.", json_schema_extra={"enum": list(STATES)}),
     ] = None,
+    after: Annotated[
+        str | None, Query(description="Only jobs submitted after the job of this name.")
+    ] = None,
+    limit: Limit = MOST_LISTED,
 ) -> Response:
     """List the jobs of the cluster, in the order of submission."""
     found = await pool_of(request).ask(caller.by, lambda one: one.list(queue, state))
-    return answer(request, JobList(found))
+    if after is not None:
+        every = await pool_of(request).ask(caller.by, lambda one: one.list(None, None))
+        names = [job.name for job in every]
+        if after not in names:
+            raise UnknownJob(after, tuple(names), "edl submit")
+        later = set(names[names.index(after) + 1 :])
+        found = tuple(job for job in found if job.name in later)
+    return answer(request, JobList(found[:limit]))
 
 
 @router.get("/jobs/{job}", responses=answer_schemas(ClusterJobDetails))
@@ -176,16 +190,20 @@ async def wait(
 
 
 @router.get("/jobs/{job}/events", responses=answer_schemas(EventList))
-async def events_of_job(request: Request, caller: By, job: Job, after: After = -1) -> Response:
+async def events_of_job(
+    request: Request, caller: By, job: Job, after: After = -1, limit: EventLimit = MOST_EVENTS
+) -> Response:
     """Read the oldest events about a job after a number, at most 1,000."""
-    found = await pool_of(request).ask(caller.by, lambda one: _events(one, job, after))
+    found = await pool_of(request).ask(caller.by, lambda one: _events(one, job, after, limit))
     return answer(request, found)
 
 
 @router.get("/events", responses=answer_schemas(EventList))
-async def events(request: Request, caller: By, after: After = -1) -> Response:
+async def events(
+    request: Request, caller: By, after: After = -1, limit: EventLimit = MOST_EVENTS
+) -> Response:
     """Read the oldest events of the cluster after a number, at most 1,000."""
-    found = await pool_of(request).ask(caller.by, lambda one: _events(one, None, after))
+    found = await pool_of(request).ask(caller.by, lambda one: _events(one, None, after, limit))
     return answer(request, found)
 
 
@@ -198,7 +216,7 @@ def _look(cluster: Cluster, job: str) -> ClusterJobStatus:
         return seen[-1]
 
 
-def _events(cluster: Cluster, job: str | None, after: int) -> EventList:
+def _events(cluster: Cluster, job: str | None, after: int, limit: int) -> EventList:
     """Return the oldest events of a cluster, or of one of its jobs, numbered above ``after``."""
-    found: list[tuple[int, ClusterEvent]] = list(cluster.events(job, after))[:MOST_EVENTS]
+    found: list[tuple[int, ClusterEvent]] = list(cluster.events(job, after))[:limit]
     return EventList(tuple(EventEntry(**flat_of_cluster(*one)) for one in found))

@@ -65,7 +65,19 @@ def component_schemas() -> dict[str, Any]:
         schema.pop("description", None)  # a docstring, for programmers
         if name in classes:
             _describe(schema, classes[name])
+    _plain_tuples(found)
     return {**found, **_manifest_schemas()}
+
+
+def _plain_tuples(schema: Any) -> None:
+    """Make each tuple in ``schema`` a list of fixed length: generators take no ``items: false``."""
+    for part in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(part, dict | list):
+            _plain_tuples(part)
+    if isinstance(schema, dict) and schema.get("items") is False:
+        kinds = schema.pop("prefixItems")
+        one = kinds[0] if all(kind == kinds[0] for kind in kinds) else {"anyOf": kinds}
+        schema.update(items=one, minItems=len(kinds), maxItems=len(kinds))
 
 
 def _manifest_schemas() -> dict[str, Any]:
@@ -76,11 +88,13 @@ def _manifest_schemas() -> dict[str, Any]:
     schema = manifest_schema()
     schema["properties"]["cwd"].update(pattern="^/", minLength=1)
     schema["required"] = [*schema["required"], "cwd"]
-    text = json.dumps(schema).replace("#/$defs/", f"{_REFERENCE}{MANIFEST}.")
+    text = json.dumps(schema).replace("#/$defs/", f"{_REFERENCE}{MANIFEST}")
     moved = json.loads(text)
     moved.pop("$schema")
-    parts = moved.pop("$defs")
-    return {MANIFEST: moved, **{f"{MANIFEST}.{name}": part for name, part in parts.items()}}
+    # Their titles name the classes that generators make, and the answers have others of these.
+    parts = {f"{MANIFEST}{name}": part for name, part in moved.pop("$defs").items()}
+    parts = {name: {**part, "title": name} for name, part in parts.items()}
+    return {MANIFEST: {**moved, "title": MANIFEST}, **parts}
 
 
 def _describe(schema: dict[str, Any], record: type[Any]) -> None:

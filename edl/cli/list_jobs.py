@@ -11,10 +11,11 @@ import typer
 
 from edl import config
 from edl.cli.common import JsonOption, ZooKeeperOption, console
-from edl.client.cluster.access import NO_CLUSTER, known_store
+from edl.client.cluster.access import NO_CLUSTER, known_access, known_accesses, known_store
 from edl.client.cluster.client import STATES, Cluster
 from edl.client.connection import connected
 from edl.client.observing import ObservedJobs
+from edl.coordination.cluster.nodes import cluster_names
 from edl.core.job_summary import (
     JobSummary,
     hidden_jobs_note,
@@ -67,7 +68,11 @@ def list_jobs(
         with connected(zookeeper) as session:
             if cluster == NO_CLUSTER or known_store(session, None) is None:
                 jobs = ObservedJobs(session)
-                _show_own(jobs.read(), jobs, state, as_json)
+                found = jobs.read()
+                names = cluster_names(session) if not found and cluster != NO_CLUSTER else ()
+                if names and not known_accesses(session, names, None):
+                    known_access(session, None)  # raises the error that names them
+                _show_own(found, jobs, state, as_json)
                 return
     _show_of_cluster(Cluster(cluster or None, zookeeper), queue, state, as_json)
 

@@ -187,8 +187,8 @@ def _show_of_cluster(
             logs = ClusterJobLogs(store, job, worker)
             look = _look(store, job, logs)
             is_over = look()
-        except (CoordinationError, AccessDenied, UsageError):
-            if cluster:
+        except (CoordinationError, AccessDenied, UsageError) as error:
+            if cluster or type(error) is UnknownJob:  # of a tenant, which has no others
                 raise
             return False
         lines = _Lines(worker is not None)

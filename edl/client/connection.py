@@ -19,7 +19,7 @@ from edl.coordination.session import Session
 from edl.core.cluster.tenant_names import own_name, parsed_word
 from edl.core.job_summary import unreadable_jobs_notes
 from edl.core.records import Job
-from edl.errors import AccessDenied, UsageError, ZooKeeperUnreachable, nearest, some
+from edl.errors import AccessDenied, UnknownJob, UsageError, ZooKeeperUnreachable, nearest, some
 
 
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
@@ -106,6 +106,8 @@ def choose_job(
     store = None if name is None else JobStore(session, name)
     meant = names if name is None else tuple({name} & set(names))
     if store is not None and not meant:
+        if parsed_word(given or ""):
+            raise UnknownJob(store.name, (), "edl submit")
         if given:  # which of the others does it open? The error names them
             session.identify(*(Access(one, given) for one in nearest(store.name, names)))
         session.identify(*_known(store.name, given))  # it may be created just now

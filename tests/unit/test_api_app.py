@@ -11,12 +11,13 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import docs_tables
 import pytest
+from test_api_waiting import RUNS
 
 from edl.client.cluster.history_file import HistoryFile
 from edl.core.cluster.events import ClusterEvent, ClusterEventKind
@@ -257,6 +258,33 @@ def test_a_deletion_may_name_the_time_of_the_submission() -> None:
     assert api.signed("DELETE", "/v1/jobs/digits?submitted_s=1764336000.123").status == 200
     assert api.signed("DELETE", "/v1/jobs/digits?submitted_s=nan").status == 422
     assert api.pool.calls == [("delete", ("digits", None)), ("delete", ("digits", 1764336000.123))]
+
+
+def test_a_query_parameter_that_no_route_has_is_refused() -> None:
+    api = Api(FakePool(()))
+    wrong = api.signed("GET", "/v1/jobs?quene=lab")
+    assert (wrong.status, wrong.value["message"]) == (
+        422,
+        "GET /v1/jobs has no query parameter 'quene'; it has queue, state, after, limit",
+    )
+    none = api.signed("POST", "/v1/jobs/digits/halt?now=1").value
+    assert none["message"].endswith("has no query parameter 'now'; it has none")
+    assert api.pool.calls == []
+    assert api.signed("GET", "/v1/jobs?queue=lab&limit=5").status == 200
+
+
+def test_a_list_is_cut_and_goes_on_after_a_job() -> None:
+    jobs = tuple(replace(RUNS, name=name) for name in "abcd")
+    api = Api(FakePool(jobs))
+
+    def names(query: str) -> list[str]:
+        return [job["name"] for job in api.signed("GET", f"/v1/jobs?{query}").value["jobs"]]
+
+    assert names("limit=2") == ["a", "b"]
+    assert names("limit=2&after=b") == ["c", "d"]
+    assert names("after=d") == []
+    assert api.signed("GET", "/v1/jobs?after=x").status == 404
+    assert api.signed("GET", "/v1/jobs?limit=0").status == 422
 
 
 def test_limits_and_paths() -> None:

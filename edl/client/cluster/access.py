@@ -18,8 +18,9 @@ from edl.coordination.cluster.format import check_format
 from edl.coordination.cluster.nodes import cluster_names, open_cluster
 from edl.coordination.cluster.paths import ClusterPaths
 from edl.coordination.cluster.store import ClusterStore
-from edl.coordination.cluster.tenant_store import open_tenant_store
-from edl.coordination.reads import acl
+from edl.coordination.cluster.tenant_store import TenantStore, open_tenant_store
+from edl.coordination.paths import JobPaths
+from edl.coordination.reads import acl, exists
 from edl.coordination.secrets import CLUSTERS, candidates, stored
 from edl.coordination.session import Session
 from edl.core.cluster.tenant_names import parsed_word
@@ -90,8 +91,8 @@ def known_access(session: Session, name: str | None, secret: str | None = None) 
         raise UsageError(f"there are {len(found)} clusters: name one with --cluster: {known}")
     if names:
         raise UsageError(
-            "no cluster whose secret is known here is there; for another one give its name by "
-            "--cluster and its secret by --secret-file"
+            f"cluster {some(names)} is there, and its secret is not known here: give it by "
+            "--secret-file; where it was started it is in ~/.local/state/edl/clusters/NAME/secret"
         )
     raise UsageError("there is no cluster; start one with `edl cluster start`")
 
@@ -131,6 +132,10 @@ def store_of_job(session: Session, job: str | None, cluster: str | None) -> Clus
     store = known_store(session, cluster)
     if store is None or job is None or store.jobs.has(job):
         return store
+    of_run = exists(JobPaths(job).root)
+    is_tenants = isinstance(store, TenantStore) and session.read_all("look", [of_run])[0] is None
+    if is_tenants:
+        store.jobs.get(job)  # raises the error that names the tenant's own jobs
     if cluster is not None:
         raise store.nodes.unknown_job(job)
     return None

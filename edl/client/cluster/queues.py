@@ -68,6 +68,7 @@ class QueueClient:
     def list(self) -> tuple[QueueStatus, ...]:
         """Return the queues of the cluster by name, with their slots and jobs; empty: none."""
         with self._open() as store:
+            store.nodes.check_administrator("see the queues of the cluster")
             return queue_statuses(cluster_view(store.look(), {}))
 
     def delete(self, name: str) -> None:

@@ -30,6 +30,7 @@ class TenantClient:
     def list(self) -> tuple[str, ...]:
         """Return the names of the cluster's tenants, sorted."""
         with self._open() as store:
+            store.nodes.check_administrator("see the tenants of the cluster")
             return store.tenants.names()
 
     def delete(self, name: str) -> int:

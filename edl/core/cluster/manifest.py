@@ -304,7 +304,7 @@ class JobManifest(Record):
         """Return the manifest as JSON values, as the class describes; an older edl reads them."""
         values = super().to_json()
         if self.preemptible is None:
-            del values["preemptible"]  # an older edl, which knows no null here, reads true
+            values.pop("preemptible", None)  # an older edl, which knows no null here, reads true
         return values
 
     @property
