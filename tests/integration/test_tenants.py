@@ -578,6 +578,11 @@ def test_the_verbs(
         assert (code, "tenant ann may not see the cluster as a whole" in out) == (2, True)
         code, out = edl("secret", "list", *as_ann)
         assert code == 2
+        code, out = edl("logs", "nosuch", *as_ann)
+        assert out == "edl: there is no job named 'ann.nosuch'; known jobs: ann.digits\n"
+        for noun, what in (("tenant", "the tenants"), ("queue", "the queues")):
+            code, out = edl(noun, "list", *as_ann)
+            assert (code, f"tenant ann may not see {what} of the cluster" in out) == (2, True), out
         for words in (("tenant", "create", "eve"), ("queue", "set", "own"), ("drain", "h0")):
             code, out = edl(*words, *as_ann)
             assert (code, "tenant ann may not" in out) == (2, True), out
@@ -596,3 +601,9 @@ def test_the_verbs(
     assert edl("queue", "set", "research", "--tenant", "")[0] == 0
     assert edl("tenant", "delete", "ann")[1] == "tenant ann is removed from cluster lab\n"
     assert not path.exists()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of a host"))
+    code, out = edl("list")
+    assert (code, out.startswith("edl: cluster lab is there, and its secret is not known")) == (
+        2,
+        True,
+    ), out
