@@ -207,7 +207,7 @@ class TestWhichCluster:
         (config.state_dir() / "clusters" / "lab" / "secrets").write_text("0" * 64)
         with pytest.raises(AccessDenied, match="secret of cluster lab is another than those known"):
             assert Cluster("lab").name
-        with pytest.raises(UsageError, match="cluster lab is there, and its secret is not known here"):
+        with pytest.raises(UsageError, match="cluster lab is there, and its secret is not"):
             assert Cluster().name
 
     @pytest.mark.parametrize(

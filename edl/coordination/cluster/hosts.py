@@ -85,7 +85,7 @@ class ClusterHosts:
                 )
         return tuple(found)
 
-    def set_drained(self, host: str, drained: bool) -> bool:  # noqa: C901 (one transaction)
+    def set_drained(self, host: str, drained: bool) -> bool:
         """Say whether a host shall be without jobs, and log it; the leader acts on it later.
 
         Args:
