@@ -78,7 +78,8 @@ class Manifest:
         framework: the name of the script's framework, such as "torch".
         source: the description of the training data: total (samples of an epoch), seed, shuffle,
             batch_size (samples of one worker's batch), chosen (the global batch; 0: the job does
-            not choose it) and fingerprint (of the files; empty: none).
+            not choose it), logical (workers; absent in files of an older edl) and fingerprint (of
+            the files; empty: none).
         ledger: the ledger (which samples of the epoch are done, leased and free), as JSON values.
         saved_at: the wall clock's time in seconds since 1970, for people.
         learned: the job's scaling profile (its measured throughput at each number of workers), as

@@ -1,6 +1,7 @@
 """Check whether a checkpoint can be resumed: its data must be those of the script.
 
-:func:`check_source` compares them, and :func:`check_resumable` looks for a checkpoint at all.
+:func:`check_source` and :func:`check_logical` compare them, and :func:`check_resumable` looks for a
+checkpoint at all.
 :func:`warn_of_another_job` compares the names of the jobs.
 """
 
@@ -59,6 +60,27 @@ def check_source(found: Checkpoint, source: Source) -> None:
                 f"{found.path} was trained with {what}: {theirs} there, {mine} in this script; "
                 "a checkpoint continues with the same samples in the same order only"
             )
+
+
+def check_logical(found: Checkpoint, source: Source, names_directory: bool) -> None:
+    """Raise CheckpointError for another number of logical workers, unless the user insists."""
+    before, now = found.manifest.source.get("logical"), source.batching.logical
+    if before is None or before == now:  # an older edl has not saved the number
+        return
+    samples = found.manifest.source["batch_size"], source.batch_size
+    there, here = (
+        f"--logical {logical} ({batch} samples in a step)" if logical else "no logical workers"
+        for logical, batch in zip((before, now), samples, strict=True)
+    )
+    changed = f"{found.path} was trained with {there}, and this start has {here}"
+    if names_directory:
+        logger.warning("%s: the job goes on with these", changed)
+        return
+    same = f"give --logical {before}" if before else "leave out --logical"
+    raise CheckpointError(
+        f"cannot resume: {changed}; {same}, or insist on it by --resume-from {found.path.parent} "
+        "in place of --resume"
+    )
 
 
 def warn_of_another_job(found: Checkpoint, job: str) -> None:

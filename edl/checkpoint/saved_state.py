@@ -114,6 +114,7 @@ class CheckpointConfig:
             that is an error. Damaged files, or another directory that is missing, are an error in
             any case.
         sharded: whether the workers save the state together, each a part of it.
+        names_directory: whether the user has named ``resume_from`` itself (``--resume-from``).
     """
 
     directory: Location
@@ -125,3 +126,4 @@ class CheckpointConfig:
     resume_from: Location | None = None
     or_begin: bool = False
     sharded: bool = False
+    names_directory: bool = False

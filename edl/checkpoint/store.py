@@ -32,7 +32,12 @@ from edl.checkpoint import format as files
 from edl.checkpoint.bounded_look import LOOK_S, looked
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location, RemotePath, modified_s
-from edl.checkpoint.resumable import check_source, nothing_to_resume, warn_of_another_job
+from edl.checkpoint.resumable import (
+    check_logical,
+    check_source,
+    nothing_to_resume,
+    warn_of_another_job,
+)
 from edl.checkpoint.safetensors import nothing
 from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable, JobRecords
 from edl.checkpoint.writer import CheckpointWriter
@@ -140,6 +145,7 @@ class Checkpoints:
                 f"{replica.framework} script"
             )
         check_source(found, source)
+        check_logical(found, source, self._config.names_directory)
         if len(found.manifest.fits) != fits:
             return found
         try:

@@ -164,6 +164,7 @@ class CheckpointWriter:
                 "shuffle": source.shuffle,
                 "batch_size": source.batch_size,
                 "chosen": source.batching.chosen,
+                "logical": source.batching.logical,
                 "fingerprint": source.fingerprint,
             },
             ledger=at.ledger.snapshot(),

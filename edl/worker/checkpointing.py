@@ -29,7 +29,7 @@ from edl.core.host.process import STOPPED_EXIT
 from edl.core.job.ending import JobEnd, Preemption, halted, look_limit_s
 from edl.core.job.stall import SAVING
 from edl.core.job.state_share import StateShare
-from edl.core.job_spec import JobSettings
+from edl.core.job_spec import JobSettings, resume_directory
 from edl.core.names import ALONE
 from edl.core.records import Generation, JobState
 from edl.errors import EdlError, JobFailed, UsageError
@@ -133,6 +133,7 @@ class Checkpointing:
             resume_from=resumed_directory(self.settings, directory),
             or_begin=resumes_or_begins(self.settings),
             sharded=sharded,
+            names_directory=resume_directory(self.settings.resume) is not None,
         )
         job = self._coordinator
         records = JobRecords(self._log_event, job.put_saved, job.policy.learned)

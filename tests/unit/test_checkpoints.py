@@ -24,7 +24,7 @@ from edl.core.job.fits import DoneFit
 from edl.core.job.signature import Arithmetic
 from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.job_spec import JobSettings
-from edl.core.step.batching import Batching
+from edl.core.step.batching import Batching, logical_batching
 from edl.core.step.source import SUBSET, Source
 from edl.core.step.training_length import TrainingLength
 from edl.errors import CheckpointError, UsageError
@@ -255,6 +255,34 @@ def test_other_data_are_refused(tmp_path: Path, source: Source, sentence: str) -
     Start(tmp_path).save(10)
     with pytest.raises(CheckpointError, match=sentence):
         Start(tmp_path, source=source).restore()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "sentence"),
+    [
+        (
+            4,
+            2,
+            r"--logical 4 \(32 samples.* has --logical 2 \(16 samples.*; give --logical 4,",
+        ),
+        (4, 0, "with --logical 4 .* has no logical workers; give --logical 4,"),
+        (0, 4, "with no logical workers, .* has --logical 4 .*; leave out --logical,"),
+    ],
+)
+def test_another_number_of_logical_workers_is_refused_unless_the_directory_is_named(
+    before: int, now: int, sentence: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def source(logical: int) -> Source:
+        batching = logical_batching("it", Batching(8), logical) if logical else Batching(8)
+        return replace(SOURCE, batching=batching)
+
+    Start(tmp_path, source=source(before)).save(10)
+    again = {"run": "r2", "resume": tmp_path, "source": source(now)}
+    with pytest.raises(CheckpointError, match=f"cannot resume: .*{sentence} .*--resume-from"):
+        Start(tmp_path, **again).restore()
+    assert Start(tmp_path, **again, names_directory=True).restore() == 10
+    assert "the job goes on with these" in caplog.text
+    assert Start(tmp_path, **again | {"source": source(before)}).restore() == 10
 
 
 def test_a_subset_is_compared_with_what_is_known_of_the_one_before(tmp_path: Path) -> None:
