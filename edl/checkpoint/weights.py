@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from edl.checkpoint.safetensors import TYPES, Blob, Layout, read_plain, write_wh
 from edl.checkpoint.tensor_record import check_is_whole
 from edl.errors import CheckpointError, UsageError, some
 
+logger = logging.getLogger(__name__)
+
 _TOOLS = {"torch": "pt", "tensorflow": "tf"}  # what other tools read in "format"
 _OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".npy", ".onnx", ".pkl", ".pb")
 
 
 def newest(directory: Location) -> Checkpoint:
-    """Return the intact checkpoint of the highest step in ``directory``; skip damaged ones.
+    """Return the intact checkpoint of the highest step in ``directory``; warn of damaged ones.
 
     Raises:
         CheckpointError: if there is none; the message says why files were refused.
@@ -29,9 +32,13 @@ def newest(directory: Location) -> Checkpoint:
     refused: list[str] = []
     for path in files.checkpoint_files(directory):
         try:
-            return files.read_checkpoint(path)
+            found = files.read_checkpoint(path)
         except CheckpointError as error:
             refused.append(str(error))
+            continue
+        if refused:
+            logger.warning("%s; taken instead: %s", "; ".join(refused), path)
+        return found
     why = f"; refused: {'; '.join(refused)}" if refused else ""
     raise CheckpointError(f"there is no checkpoint in {directory}{why}")
 

@@ -15,12 +15,14 @@ import typer
 from edl.checkpoint import format as files
 from edl.checkpoint import weights
 from edl.checkpoint.format import Checkpoint, Manifest
-from edl.checkpoint.location import Location, file_bytes, location
+from edl.checkpoint.location import Location, RemotePath, file_bytes, location
 from edl.checkpoint.safetensors import Blob
 from edl.checkpoint.tensor_record import named_files
 from edl.cli.common import JsonOption
 from edl.core.plural import counted
 from edl.errors import CheckpointError, UsageError
+
+MAX_CHECKED_BYTES = 10**9  # read and compared in about 2 s
 
 app = typer.Typer(
     help="The checkpoints of a job: list them, look into one, take out the weights.",
@@ -42,18 +44,29 @@ def list_(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="Where the job saves.")],
     as_json: JsonOption = False,
 ) -> None:
-    """List the checkpoints in DIR, the highest step first. Only their headers are read.
+    """List the checkpoints in DIR, the highest step first; a damaged file with its error.
 
-    A file whose header is damaged is listed with its error. Without checkpoints it ends with 1.
+    All bytes of the newest ones are compared with their checksums, up to 1 GB in all, and of the
+    others only the headers, as behind a URL. Without checkpoints it ends with 1.
     """
     place = location(directory)
     if not place.is_dir():
         raise UsageError(f"{directory} is no directory; `edl checkpoint show` reads one file")
-    found = [one for path in files.checkpoint_files(place) if (one := _listed(path))]
+    found: list[dict[str, Any]] = []
+    left = 0 if isinstance(place, RemotePath) else MAX_CHECKED_BYTES
+    for path in files.checkpoint_files(place):
+        if one := _listed(path, left):
+            left -= one["bytes"]
+            found.append(one)
     if as_json:
         typer.echo(json.dumps(found))
     elif found:
         _print_columns(("STEP", "EPOCH", "JOB", "SAVED", "SIZE", "FILE"), map(_row, found))
+        if unread := sum(one["error"] is None and not one["checked"] for one in found):
+            typer.echo(
+                f"Only the headers of the last {counted(unread, 'file')} were read: "
+                "`edl checkpoint show FILE` compares all bytes."
+            )
     if not found:
         raise CheckpointError(f"there is no checkpoint in {directory}")
 
@@ -63,7 +76,7 @@ def show(source: SourceArgument, as_json: JsonOption = False) -> None:
     """Print step and epoch of a checkpoint, and the name, type and shape of its model's tensors.
 
     All bytes of the file are compared with its checksums; a damaged file is an error. Of a
-    directory, the newest checkpoint that is not damaged is shown.
+    directory, the newest one that is not damaged is shown, after a warning of those that are.
     """
     found = weights.checkpoint_at(location(source))
     model: dict[str, Blob] = found.state["model"]
@@ -103,18 +116,16 @@ def export(
     )
 
 
-def _listed(path: Location) -> dict[str, Any] | None:
-    """Return the JSON object that `list --json` prints for the checkpoint file ``path``.
-
-    The keys are path, bytes, job, step, epoch, framework, saved_at and error. The error is null for
-    a readable header; for a damaged one it says why, and all values of the header are null. The
-    result is None if the file is gone, as when a running job has removed an old one meanwhile.
-    """
+def _listed(path: Location, max_bytes: int) -> dict[str, Any] | None:
+    """Return the object of one file in `list --json`; None if a job has removed it meanwhile."""
     try:
         try:
-            return {**_about(path, files.read_manifest(path)), "error": None}
+            about = _about(path, files.read_manifest(path))
+            if checked := about["bytes"] <= max_bytes:
+                files.read_checkpoint(path)
+            return {**about, "checked": checked, "error": None}
         except CheckpointError as error:
-            unknown = dict.fromkeys(("job", "step", "epoch", "framework", "saved_at"))
+            unknown = dict.fromkeys(("job", "step", "epoch", "framework", "saved_at", "checked"))
             return {"path": str(path), "bytes": file_bytes(path), **unknown, "error": str(error)}
     except FileNotFoundError:
         return None

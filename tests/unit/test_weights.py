@@ -13,6 +13,7 @@ from safetensors.torch import load_file, load_model, save_model
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Manifest, pack_state
 from edl.checkpoint.weights import export_weights, newest
+from edl.cli import checkpoint
 from edl.cli.main import invoke
 from edl.errors import CheckpointError, UsageError
 from edl.torch.replica import TorchReplica
@@ -118,6 +119,36 @@ def test_files_are_listed_with_what_is_wrong_with_them(
     assert capsys.readouterr().err.endswith(f"edl: there is no checkpoint in {empty}\n")
     assert invoke(["checkpoint", "list", str(empty), "--json"]) == 1
     assert capsys.readouterr() == ("[]\n", f"edl: there is no checkpoint in {empty}\n")
+
+
+def test_a_newest_file_with_damaged_data_is_named_by_each_verb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    good, damaged = save(tmp_path, 10, net()), save(tmp_path, 20, net())
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    assert invoke(["checkpoint", "list", str(tmp_path), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert f"{damaged} is damaged" in first["error"]
+    assert (second["checked"], second["error"]) == (True, None)
+    target = tmp_path / "weights.safetensors"
+    for words in (["show", str(tmp_path)], ["export", str(tmp_path), str(target)]):
+        caplog.clear()
+        assert invoke(["checkpoint", *words]) == 0
+        (said,) = caplog.messages
+        assert f"{damaged} is damaged" in said
+        assert said.endswith(f"taken instead: {good}")
+
+
+def test_what_is_large_is_listed_by_its_header(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20, 30):
+        size = save(tmp_path, step, net()).stat().st_size
+    monkeypatch.setattr(checkpoint, "MAX_CHECKED_BYTES", size)
+    assert invoke(["checkpoint", "list", str(tmp_path)]) == 0
+    assert "Only the headers of the last 2 files were read" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("goes", ["before it is read", "before its size is asked for"])
