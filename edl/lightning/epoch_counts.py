@@ -69,7 +69,7 @@ class EpochCounts:
     @property
     def is_at_limit(self) -> bool:
         """Whether no batch of the present epoch is left, because of the limit."""
-        return self.limit is not None and self.batch >= self.limit
+        return self.limit is not None and self._batches_ended >= self.limit
 
     def position(self, trained: int) -> EpochPosition:
         """Return the job's position at a time when it had trained ``trained`` samples in all.
@@ -79,8 +79,10 @@ class EpochCounts:
         """
         assert self.limit is not None
         progress = current_worker().loader.progress
+        if trained == progress.trained and (self.is_at_limit or progress.ledger.finished):
+            return EpochPosition(progress.ledger.epoch + 1, 0, self.limit, 0)
         samples = progress.ledger.done - (progress.trained - trained)
-        return EpochPosition(progress.ledger.epoch, self.batch, self.limit, samples)
+        return EpochPosition(progress.ledger.epoch, self._batches_ended, self.limit, samples)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the present state, made of plain values."""
@@ -98,6 +100,12 @@ class EpochCounts:
         self.first_batch = state["first_batch"] or self.first_batch
         self.first_limit = state.get("first_limit") or self.first_limit
         self.samples = self.samples or state.get("samples")
+
+    @property
+    def _batches_ended(self) -> int:
+        """How many batches of the epoch are trained; in an open step, before its last one."""
+        loader = current_worker().loader
+        return self.batch + (not loader.open and loader.engine.in_hand)
 
     @property
     def _batches_before(self) -> int:

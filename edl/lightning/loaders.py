@@ -116,19 +116,29 @@ def limited_batches(loaders: Iterable[object], limit: float, known: list[float])
 
 
 class LoaderView:
-    """A stand-in for the training loader in Lightning's loop, with its length and without batches.
+    """A stand-in for the training loader in Lightning's loop, which takes no batches from it.
 
-    :class:`edl.lightning.loop.ElasticLoop` hands out the batches.
+    :class:`edl.lightning.loop.ElasticLoop` hands these out. Its length stays that of the beginning;
+    all else is that of the script's loader, whose batches a hook of the script gets.
 
     Args:
+        given: the script's loader.
         loader: edl's loader.
     """
 
-    def __init__(self, loader: edl.DataLoader) -> None:
+    def __init__(self, given: torch.utils.data.DataLoader[Any], loader: edl.DataLoader) -> None:
+        self._given = given
         self._loader = loader
+        self._length: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(())
+        if hasattr(self._given.dataset, "__len__"):  # else Lightning takes a first batch
+            yield from self._given
 
     def __len__(self) -> int:
-        return len(self._loader)
+        if self._length is None:
+            self._length = len(self._loader)
+        return self._length
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._given, name)

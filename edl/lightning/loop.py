@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ class ElasticLoop:
         has_begun: whether the first batch was asked for.
         counts: what the job counts its epochs by.
         fetched: how many batches were handed out; Lightning adds to it.
-        done: always False, see :meth:`end_update`.
+        done: whether the present batch is the epoch's last one, as far as is known before its
+            update: ``trainer.is_last_batch``.
 
     Args:
         trainer: the Trainer.
@@ -79,6 +81,9 @@ class ElasticLoop:
         self._batches: Iterator[Any] = iter(())
         self._epoch = 0
         self._writes = False
+        self._schedulers: list[InBatches] = []
+        self._first_of_update = self._batches_of_update = 0
+        self._expected: int | None = None  # batches until the epoch's end, as the update began
         self._start_profiler: Profile = _nothing
         self._stop_profiler: Profile = _nothing
 
@@ -93,6 +98,8 @@ class ElasticLoop:
         trainer, fit = self._trainer, self._trainer.fit_loop
         stand_before_epoch(trainer, self._epochs_trained())
         fit._data_fetcher = self
+        batches = fit.epoch_loop.batch_progress
+        fit.epoch_loop._num_ready_batches_reached = lambda: batches.is_last_batch
         self._set_limits()
         self._count_samples()
         left = None if fit.max_epochs == -1 else max(0, fit.max_epochs - trainer.current_epoch)
@@ -152,21 +159,18 @@ class ElasticLoop:
         )
 
     def _set_limits(self) -> None:
-        """Let an epoch end where its samples end, and not after the number of batches expected.
+        """Let an epoch end where its samples end, or earlier by ``limit_train_batches``.
 
-        ``limit_train_batches`` still ends it earlier. A validation at the end of each epoch comes
-        then; one after a part of an epoch, after that part of the expected number.
+        ``num_training_batches`` stays the number that was expected. A validation at the end of each
+        epoch comes at its end; one after a part of an epoch, after that part of the number.
         """
-        trainer, fit = self._trainer, self._trainer.fit_loop
+        trainer, expected = self._trainer, self._trainer.fit_loop.max_batches
         limit = trainer.limit_train_batches
-        if isinstance(limit, int):
-            fit.max_batches = limit
-        elif limit == 1.0:
-            if trainer.val_check_batch == fit.max_batches:
-                trainer.val_check_batch = math.inf
-            fit.max_batches = math.inf
-        self.counts.limit = None if math.isinf(fit.max_batches) else int(fit.max_batches)
-        self.counts.first_limit = self.counts.limit
+        if trainer.val_check_batch == expected:
+            trainer.val_check_batch = math.inf
+        if not isinstance(limit, int):
+            limit = None if limit == 1.0 or math.isinf(expected) else int(expected)
+        self.counts.limit = self.counts.first_limit = limit
 
     def _count_samples(self) -> None:
         """Let LR schedulers that Lightning steps after each update count samples instead.
@@ -193,8 +197,20 @@ class ElasticLoop:
                 )
                 if not interval.is_known:
                     raise UsageError(UNKNOWN_EPOCH)
-                InBatches(config.scheduler, interval, counts)  # the optimizer keeps it
-                config.interval = "samples"  # so Lightning does not step it
+                self._schedulers.append(InBatches(config.scheduler, interval, counts))
+        if self._schedulers:
+            loop = trainer.fit_loop.epoch_loop
+            loop.update_lr_schedulers = partial(self._update_rates, loop.update_lr_schedulers)
+
+    def _update_rates(
+        self, others: Callable[[str, bool], None], interval: str, update_plateau_schedulers: bool
+    ) -> None:
+        """Stand in for Lightning's method that steps LR schedulers after a batch, or an epoch."""
+        if interval != "step" or update_plateau_schedulers:
+            others(interval, update_plateau_schedulers)
+        else:
+            for scheduler in self._schedulers:
+                scheduler.step()
 
     def _warm_up(self) -> None:
         """Train one batch by Lightning's loops; what the job's state does not replace is reset."""
@@ -225,7 +241,7 @@ class ElasticLoop:
         finally:
             self._stop_profiler()
         self.fetched += 1
-        index = self.counts.batch
+        index = self._begin_batch()
         current = self._trainer.fit_loop.epoch_loop.batch_progress.current
         current.ready = current.started = current.processed = current.completed = index
         self._follow_rank()
@@ -250,6 +266,30 @@ class ElasticLoop:
         self._batches = iter(self._loader)
         return next(self._batches)
 
+    def _begin_batch(self) -> int:
+        """Return the index of the batch that was handed out; decide whether it is the last one."""
+        group = self._trainer.accumulate_grad_batches
+        if not self._batches_of_update:
+            # All go on with the same index if a crash has let some make the update before earlier.
+            self._first_of_update = -(-self.counts.batch // group) * group
+            self._expected = self._batches_left()
+        index = self._first_of_update + self._batches_of_update
+        self._batches_of_update += 1
+        is_last = index + 1 == self.counts.limit or self._batches_of_update == self._expected
+        self.done = is_last and not edl.is_warming_up()
+        return index
+
+    def _batches_left(self) -> int | None:
+        """Return how many batches the epoch has left; None if samples are not dealt out yet."""
+        progress = current_worker().loader.progress
+        if progress.ledger.free or not progress.source.known_total:
+            return None
+        members, batching = progress.members, progress.source.batching
+        return max(
+            -(-progress.ledger.held_samples(worker) // batching.of_one(rank, len(members)))
+            for rank, worker in enumerate(members)
+        )
+
     # --- after an update
 
     def end_update(self) -> None:
@@ -260,10 +300,12 @@ class ElasticLoop:
         """
         if current_worker().loader.open:  # a GradScaler has skipped the update
             end_batch()
+        self._batches_of_update = 0
         if not edl.is_warming_up():
             batch_progress = self._trainer.fit_loop.epoch_loop.batch_progress
-            batch_progress.is_last_batch = self._loader.epoch_is_over
-            if batch_progress.is_last_batch:
+            is_trained = current_worker().loader.ledger.finished
+            batch_progress.is_last_batch = is_trained or self.counts.is_at_limit
+            if self._loader.epoch_is_over:
                 average_buffers(current_worker())  # before the validation
             self.counts.end_update()
             self._follow_rank()

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -181,8 +181,10 @@ class ElasticStrategy(ParallelStrategy):
                 "the script has two training loaders, and a job has one; join the data sets, such "
                 "as by torch.utils.data.StackDataset"
             )
+        # So the leases of the first step already suffice for all its batches.
+        current_worker().loader.progress.step_batches = trainer.accumulate_grad_batches
         self._loader = training_loader(dataloader, **self._batching)
-        return LoaderView(self._loader)
+        return LoaderView(cast(torch.utils.data.DataLoader[Any], dataloader), self._loader)
 
     def _the_loader(self) -> edl.DataLoader:
         assert self._loader is not None

@@ -286,7 +286,10 @@ class InSamples:
         return steps_before_samples(self.scheduler) + self._step_interval.steps(samples)
 
     def _advance(self, update: Update) -> None:
-        scheduler, steps = self.scheduler, self.steps_of(update.before)
+        self._advance_to(update.before)
+
+    def _advance_to(self, trained: int) -> None:
+        scheduler, steps = self.scheduler, self.steps_of(trained)
         if isinstance(scheduler, LambdaLR) and scheduler.last_epoch > steps:
             scheduler.last_epoch = steps - 1  # resumed with a larger batch; a step sets the rate
         while step_count(scheduler) < steps:
@@ -299,7 +302,8 @@ class InSamples:
         return self.scheduler
 
     def step(self) -> None:
-        """Do nothing, because edl advances the wrapped scheduler right before each update."""
+        """Set the rate of the next update now; without a call edl sets it right before that."""
+        self._advance_to(current_worker().loader.progress.trained)
 
     def get_last_lr(self) -> list[float | torch.Tensor]:
         """Return the last learning rate of each parameter group in the wrapped scheduler."""
@@ -341,8 +345,8 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
 
     So its learning rate after a number of samples is the one that it has in a job whose global
     batch is always ``batch``. A scheduler that has made steps before, such as one whose state the
-    script has loaded, goes on from there. ``step()`` of the wrapper does nothing; the scheduler's
-    own ``step()`` must not be called.
+    script has loaded, goes on from there. ``step()`` of the wrapper, after an update, sets the rate
+    of the next one at once; the scheduler's own ``step()`` must not be called.
 
     Args:
         scheduler: an LR scheduler of PyTorch that counts steps.

@@ -18,12 +18,19 @@ class Job:
     """
 
     def __init__(self) -> None:
-        self.trained = 0
         self.batch = 0
         self.number = 0
         self.batches: tuple[tuple[int, int], ...] = ()
         self.known = NoiseScale()
-        self.progress = SimpleNamespace(noise=SimpleNamespace(asked=False))
+        self.progress = SimpleNamespace(noise=SimpleNamespace(asked=False), trained=0)
+
+    @property
+    def trained(self) -> int:
+        return int(self.progress.trained)
+
+    @trained.setter
+    def trained(self, samples: int) -> None:
+        self.progress.trained = samples
 
     @property
     def update(self) -> Update:

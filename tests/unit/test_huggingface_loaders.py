@@ -25,7 +25,8 @@ class Job:
 
     def __init__(self) -> None:
         self.logical = 0
-        self.loader = SimpleNamespace(update=None, batch_weight=0)
+        progress = SimpleNamespace(trained=0)
+        self.loader = SimpleNamespace(update=None, batch_weight=0, progress=progress)
 
 
 @pytest.fixture
@@ -57,12 +58,12 @@ def loops(loader: TrainingDataLoader) -> dict[str, Iterator[Any]]:
 @pytest.mark.parametrize("is_prepared_late", [False, True])
 @pytest.mark.parametrize(
     ("loop", "steps"),
-    [("epochs", 20), ("epochs, at most", 20), ("max_steps", 6), ("steps", 6)],
+    [("epochs", 24), ("epochs, at most", 24), ("max_steps", 6), ("steps", 6)],
 )
 def test_a_prepared_schedule_counts_what_the_loop_does(
     loop: str, steps: int, is_prepared_late: bool, job: Job
 ) -> None:
-    """Six updates of four workers with 8 samples each: 20 batches of 8 are before the last one."""
+    """Six updates of four workers with 8 samples each: 24 batches of 8."""
     sgd = elastic_sgd(rate=1.0)
     schedule = lr.LambdaLR(sgd, lambda step: 1.0 / (1 + step))
     prepared = SimpleNamespace(scheduler=schedule)
@@ -77,6 +78,7 @@ def test_a_prepared_schedule_counts_what_the_loop_does(
         before = number * BATCH * WORKERS
         job.loader.update = Update(number, before, before + BATCH * WORKERS, ())
         sgd.step()
+        job.loader.progress.trained = before + BATCH * WORKERS
         prepared.scheduler.step()  # as AcceleratedScheduler.step() does
     assert schedule.last_epoch == steps
     assert sgd.param_groups[0]["lr"] == 1.0 / (1 + steps)

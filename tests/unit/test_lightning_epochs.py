@@ -24,7 +24,8 @@ class Place:
         self.ledger = SimpleNamespace(epoch=0, done=0, finished=False)
         self.order = SimpleNamespace(batch=0)
         self.progress = SimpleNamespace(ledger=self.ledger, update_order=self.order, trained=0)
-        loader: Any = SimpleNamespace(progress=self.progress, epoch=0)
+        engine = SimpleNamespace(in_hand=False)
+        loader: Any = SimpleNamespace(progress=self.progress, epoch=0, open=False, engine=engine)
         self._loader = loader
         worker = SimpleNamespace(logical=0, loader=loader)
         monkeypatch.setattr(epoch_counts, "current_worker", lambda: worker)

@@ -1,8 +1,8 @@
 """Train alike by Lightning alone and by ElasticStrategy in a job of one: a JSON line for each case.
 
-A line has the name of the case and two lists, Lightning's own and edl's: for each update, the batch
-after which it was made, the weight of the model after it, and how many steps the LR scheduler had
-made before it.
+A line has the name of the case and two lists, Lightning's own and edl's: what hooks read of the
+trainer before, in and after each batch; and for each update, the batch after which it was made, the
+weight of the model after it, and how many steps the LR scheduler had made before it.
 """
 
 import json
@@ -20,6 +20,7 @@ from edl.lightning import ElasticStrategy
 
 CASES = {
     "accumulated": {"accumulate_grad_batches": 4},
+    "accumulated with a rest": {"accumulate_grad_batches": 3},
     "frequency": {"frequency": 3},
     "frequency of the accumulation": {"accumulate_grad_batches": 4, "frequency": 4},
     "other frequency": {"accumulate_grad_batches": 4, "frequency": 2},
@@ -39,8 +40,31 @@ class Line(L.LightningModule):
         self.frequency = frequency
         self.layer = torch.nn.Linear(1, 1)
         self.updates = []
+        self.estimated = None
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.read(batch_idx)
+
+    def on_train_batch_end(self, output, batch, batch_idx):
+        self.read(batch_idx)
+
+    def on_train_epoch_end(self):
+        self.read(None)
+
+    def read(self, batch_idx):
+        trainer = self.trainer
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        lengths = trainer.num_training_batches, len(trainer.train_dataloader)
+        place = batch_idx, trainer.global_step, trainer.current_epoch, trainer.is_last_batch
+        (config,) = trainer.lr_scheduler_configs
+        estimated = self.estimated  # it cannot be estimated where accumulation changes
+        if not any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
+            estimated = trainer.estimated_stepping_batches
+        loader = trainer.train_dataloader.batch_size, config.interval, config.frequency
+        self.updates.append((*place, *lengths, estimated, rate, *loader))
 
     def training_step(self, batch, batch_idx):
+        self.read(batch_idx)
         return self.layer(batch[0]).mean()
 
     def optimizer_step(self, epoch, batch_idx, *arguments):
@@ -72,7 +96,7 @@ def train(strategy, samples=16, frequency=1, scheduling=None, **options):
     )
     module = Line(frequency)
     trainer.fit(module, DataLoader(TensorDataset(torch.ones(samples, 1)), batch_size=1))
-    assert trainer.global_step == len(module.updates)
+    module.read(None)
     return module.updates
 
 
