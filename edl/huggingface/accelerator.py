@@ -7,8 +7,8 @@ Accelerate each worker is a single process; edl divides the data and averages th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import accelerate
@@ -20,7 +20,7 @@ import edl.framework.needs_horovod
 import edl.torch
 from edl.errors import UsageError
 from edl.huggingface.loaders import TrainingDataLoader
-from edl.huggingface.process_state import follow_rank, use_one_gpu, without_wrapper
+from edl.huggingface.process_state import follow_rank, goes_first, use_one_gpu, without_wrapper
 from edl.huggingface.refused import refused_plugin
 from edl.torch.api import exchange
 from edl.torch.gathering import tensors_of_all
@@ -71,6 +71,7 @@ class Accelerator(accelerate.Accelerator):
         self._training: TrainingDataLoader | None = None
         self._declared: Any = None  # PyTorch's loader of the training data
         self._tracked = 0
+        self._first_calls = 0
         self._asked_trackers: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     # --- the objects of the script
@@ -257,6 +258,32 @@ class Accelerator(accelerate.Accelerator):
             return None
         return loader
 
+    # --- the parts and the order of the workers
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """Give each worker a part of ``inputs``, as Accelerate does with as many processes.
+
+        Args:
+            inputs: a list, a tuple, a tensor, a data set, or a dict of these of equal length.
+            apply_padding: whether the last element is repeated until all parts are equally long.
+        """
+        size, rank = edl.torch.size(), edl.torch.rank()
+        yield _part(inputs, min(rank, size - 1), size, apply_padding)
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Let rank 0 run the body before the others; with several hosts, the first of each host.
+
+        Raises:
+            UsageError: the first one does not end the body in an hour.
+        """
+        self._first_calls += 1
+        with goes_first(self._first_calls):
+            yield
+
+    local_main_process_first = main_process_first
+
     # --- what one worker does for all
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
@@ -305,6 +332,26 @@ class Accelerator(accelerate.Accelerator):
         The place in the data is not saved: ``edl.checkpoint`` does that.
         """
         return super().save_state(*arguments, **named) if self.is_main_process else None
+
+
+def _part(inputs: Any, rank: int, size: int, pads: bool) -> Any:
+    """Return one worker's part of the inputs; the first ones have one element more."""
+    if isinstance(inputs, Mapping):
+        lengths = {name: len(values) for name, values in inputs.items()}
+        if len({*lengths.values()}) > 1:
+            raise UsageError(f"split_between_processes() got values of other lengths: {lengths}")
+        return {name: _part(values, rank, size, pads) for name, values in inputs.items()}
+    total = len(inputs)
+    each, more = divmod(total, size)
+    start = rank * each + min(rank, more)
+    indices = [*range(start, start + each + (rank < more))]
+    if pads and total:
+        indices += [total - 1] * (each + (more > 0) - len(indices))
+    if isinstance(inputs, torch.Tensor):
+        return inputs[indices]
+    if hasattr(inputs, "select"):  # a Dataset of the library datasets
+        return inputs.select(indices)
+    return type(inputs)(inputs[index] for index in indices)
 
 
 def _no_rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,14 +8,25 @@ Accelerate exchanges nothing: that is edl's part.
 
 from __future__ import annotations
 
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, PartialState
 
+from edl.errors import UsageError
 from edl.framework import process
 from edl.torch.devices import gpu_of_slot
+
+FIRST_TIMEOUT_S = 3600.0  # for the first worker of the host, which may download
+KEPT_S = 24 * 3600.0  # a file by which it says that it is done
 
 
 def follow_rank() -> None:
@@ -66,6 +77,44 @@ def use_one_device(args: Any) -> None:
     if args.n_gpu > 0 and (own := use_one_gpu()) is not None:
         args._n_gpu = 1
         vars(args)["_setup_devices"] = own  # the cached property behind args.device
+
+
+@contextmanager
+def goes_first(call: int, timeout_s: float = FIRST_TIMEOUT_S) -> Iterator[None]:
+    """Let the first worker of each host run the body of a ``with`` before the host's others.
+
+    The others wait for a file in the folder for temporary files, which the first one leaves behind.
+    A newcomer does not wait: the job has passed the place before it trains.
+
+    Raises:
+        UsageError: the first worker has not ended the body in time.
+    """
+    worker = process.current_worker()
+    if process.size() == 1 or process.is_warming_up():
+        yield
+        return
+    one_host = process.cross_size() == 1
+    is_first = (process.rank() if one_host else process.local_rank()) == 0
+    run = zlib.crc32(worker.checkpointing.run.encode())
+    done = Path(tempfile.gettempdir()) / f"edl-first-{os.getuid()}-{run:08x}-{call}"
+    if not is_first:
+        deadline = time.monotonic() + timeout_s
+        while not done.exists():
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"the first worker of this host has not left main_process_first() in "
+                    f"{timeout_s:g} s; prepare the data in a script of its own, before the job"
+                )
+            time.sleep(0.05)
+        yield
+        return
+    try:
+        yield
+    finally:
+        for old in done.parent.glob(f"edl-first-{os.getuid()}-*"):  # of jobs of before
+            if time.time() - old.stat().st_mtime > KEPT_S:
+                old.unlink(missing_ok=True)
+        done.touch()
 
 
 def without_wrapper(optimizer: Any) -> Any:

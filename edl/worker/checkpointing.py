@@ -142,6 +142,11 @@ class Checkpointing:
         self._checkpoints = checkpoints
         self._logged = LoggedSteps(directory)
 
+    @property
+    def run(self) -> str:
+        """The identifier of this start of the job."""
+        return self._coordinator.run
+
     def logged(self) -> dict[str, int]:
         """Return up to which step the job was logged when it ran last, by the names that it logged.
 

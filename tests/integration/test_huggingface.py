@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -320,6 +321,22 @@ def test_the_workers_share_an_evaluation(
         first, second = reports
         assert first["batches"] == second["batches"] == 15
         assert sorted(first["evaluated"] + second["evaluated"]) == sorted(3 * list(range(37)))
+
+
+def test_accelerate_orders_the_workers_and_divides_what_they_evaluate(
+    python: Path, tmp_path: Path, zk_hosts: str
+) -> None:
+    job = Job(tmp_path, zk_hosts)
+    job.python = python
+    job.environment |= settings(python)["environment"]
+    with closing(job):
+        job.run(SCRIPTS / "hf_parts.py", str(tmp_path), np=2, max_np=2)
+        assert job.end() == 0, job.describe("it failed")
+        lines = re.findall(r"^\[w\d\] (\[.*)$", job.output(), re.MULTILINE)
+    first, second = sorted(json.loads(line) for line in lines)
+    padded = {"a": [0, 1], "b": [[0, 1], [2, 3]]}, {"a": [2, 2], "b": [[4, 5], [4, 5]]}
+    assert first == [0, [False, False], [[0, 1, 2], [1, 2], padded[0], [0, 1], [7]]]
+    assert second == [1, [True, True], [[3, 4], [3, 3], padded[1], [2, 3], []]]
 
 
 def test_the_example_learns(python: Path, tmp_path: Path) -> None:
