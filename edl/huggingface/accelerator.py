@@ -288,16 +288,49 @@ class Accelerator(accelerate.Accelerator):
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
         """Return ``function`` wrapped, so that a call does something on rank 0 only."""
+        return self.on_process(function, 0)
+
+    on_local_main_process = on_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this worker has the last rank."""
+        return bool(self.process_index == edl.torch.size() - 1)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Any:
+        """Return ``function`` wrapped, so that a call does something on the last rank only."""
+        return self.on_process(function, -1)
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Any:
+        """Return ``function`` wrapped, so that a call does something on one rank only.
+
+        Args:
+            function: the function; None: the result is a decorator.
+            process_index: the rank; -1: the last one.
+        """
         if function is None:
-            return self.on_main_process
+            return functools.partial(self.on_process, process_index=process_index)
 
         @functools.wraps(function)
         def called(*arguments: Any, **named: Any) -> Any:
-            return function(*arguments, **named) if self.is_main_process else None
+            last = edl.torch.size() - 1
+            own = last if process_index == -1 else process_index
+            return function(*arguments, **named) if self.process_index == own else None
 
         return called
 
-    on_local_main_process = on_main_process
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """Return what :meth:`on_process` does, as ranks on a host are ranks of the job here.
+
+        Args:
+            function: as for :meth:`on_process`.
+            local_process_index: the rank.
+        """
+        return self.on_process(function, local_process_index)
 
     def init_trackers(self, *arguments: Any, **named: Any) -> None:
         """Start the trackers on rank 0; a later rank 0 starts its own when it logs.

@@ -339,6 +339,29 @@ def test_accelerate_orders_the_workers_and_divides_what_they_evaluate(
     assert second == [1, [True, True], [[3, 4], [3, 3], padded[1], [2, 3], []]]
 
 
+SHIPPED = {
+    "test_ops": "testing op_checker",
+    "test_sync": "edl: iterate the loader inside `for epoch in loader.epochs(n):`",
+    "test_script": "edl: iterate the loader inside `for epoch in loader.epochs(n):`",
+    # num_processes is 1, as docs/guides/huggingface.md says.
+    "test_distributed_data_loop": "AssertionError: this script expects that two GPUs are available",
+}
+
+
+@pytest.mark.parametrize("script", SHIPPED)
+def test_scripts_that_accelerate_ships_pass_or_get_a_sentence(
+    script: str, python: Path, tmp_path: Path, zk_hosts: str
+) -> None:
+    """Not here: test_metrics, which downloads a data set."""
+    job = Job(tmp_path, zk_hosts)
+    job.python = python
+    job.environment |= settings(python)["environment"]
+    with closing(job):
+        job.run(SCRIPTS / "hf_shipped.py", script, np=2, max_np=2)
+        assert job.end() == (0 if script == "test_ops" else 1), job.describe("it failed")
+        assert SHIPPED[script] in job.output()
+
+
 def test_the_example_learns(python: Path, tmp_path: Path) -> None:
     example = ROOT / "examples" / "huggingface_trainer.py"
     ended = subprocess.run(
