@@ -34,7 +34,14 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from edl.core.host.process import ENDED, EXITING, STOPPED
-from edl.errors import AGAIN_EXIT, REFUSED_EXIT, EdlError, NewcomerDiffers
+from edl.errors import (
+    AGAIN_EXIT,
+    REFUSED_EXIT,
+    EdlError,
+    JobError,
+    NewcomerDiffers,
+    UsageError,
+)
 
 BREAK_S = 2.0  # for the others to close the ring, too
 CLOSE_S = 10.0  # for ring and coordination to be left, besides a checkpoint that is being written
@@ -310,12 +317,12 @@ class Closing:
             if isinstance(error, NewcomerDiffers):
                 fails(error.exit_code)
                 say_refused()
-            elif not _armed:  # else the launcher knows from the job's record
+            # Of the others the launcher knows from the job's record, or they concern nobody else.
+            elif not (_armed and isinstance(error, JobError | UsageError)):
                 _fails_late()
         except Exception:
             logger.exception("the end of this script has failed")
-            if not _armed:
-                _fails_late()
+            _fails_late()
 
     def _run(self) -> None:
         global _closing, _stopped

@@ -564,7 +564,7 @@ class _LastCallback(keras.callbacks.Callback):
         """
         self.model.stop_training, self.stopped = True, reason
         worker = self._training.worker
-        message = f"all workers stop training after step {worker.step}: {reason}"
+        message = training.STOP.format(step=worker.step, reason=reason)
         logger.info("%s", message)
         worker.log_event(TrainingStoppedDetails(), message)
 

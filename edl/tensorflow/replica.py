@@ -27,6 +27,7 @@ from edl.tensorflow.variables import (
     Array,
     EagerAccess,
     SessionAccess,
+    SnapshotAccess,
     VariableAccess,
     differences,
     plain,
@@ -96,6 +97,13 @@ class TensorFlowReplica(FrameworkReplica):
         """Read and write the variables in ``session`` from now on; it holds their values."""
         self.access = SessionAccess(session)
         self._parts.most_groups = SESSION_GROUPS
+
+    def keep_values(self) -> None:
+        """Keep the values that the session holds, before it closes, for the end of the script."""
+        if type(self.access) is SessionAccess:
+            rates = [rate for rate in self._present().values() if isinstance(rate, tf.Variable)]
+            shared = [*self.variables()["model"].values(), *self._optimizer_state(), *rates]
+            self.access = SnapshotAccess(shared, self.access)
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:

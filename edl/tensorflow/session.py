@@ -9,18 +9,26 @@ with :func:`elastic_shard_generator`, or by a feed with :func:`next_batch`.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from edl.core.events import TrainingStoppedDetails
 from edl.core.step.training_length import TrainingLength
 from edl.errors import UsageError
 from edl.framework.hidden_error import unhiding
 from edl.framework.source import refuse_logical
 from edl.tensorflow import training
 from edl.tensorflow.reduction import REDUCED
+
+logger = logging.getLogger(__name__)
 
 # A repair reads variables while a run of the same session is under way, and a reader of tf.data
 # may wait for its next batch. With more threads than processors a step costs more: measured on 2,
@@ -104,6 +112,7 @@ def next_batch() -> Any:
     job = _job()
     now.finish_step()
     if not now.worker.loader.open:
+        job.feeds = True
         job.begin()
         now.feed.skip()
     assert now.worker.loader.engine.batches.newest is not None
@@ -129,6 +138,7 @@ class _GraphJob:
         self._training.graph = session.graph
         self._session = session
         self._tried = tried  # a run of the graph has trained for nothing
+        self.feeds = False  # the script takes its batches by next_batch()
         self._entered = False
         self._finished = False
         self._found: dict[int, tuple[bool, bool]] = {}  # by id of an operation
@@ -139,11 +149,20 @@ class _GraphJob:
             raise UsageError("the job has no data: call edl.elastic_shard_generator(...)")
         _check_order(session.graph)
         replica.use_session(session)
-        plain_close = session.close
+        plain_close, thread = session.close, threading.get_ident()
 
         def close() -> None:
-            self._training.feed.end()  # or TensorFlow would wait for its thread, which waits for us
-            plain_close()
+            try:
+                # After an error TensorFlow closes a session in another thread.
+                if threading.get_ident() == thread and sys.exc_info()[0] is None:
+                    self.end()
+            finally:
+                if self._entered and not (self._finished or self._training.worker.warming_up):
+                    with contextlib.suppress(tf.errors.OpError):
+                        replica.keep_values()  # the script may go on, and end as others do
+                # Or TensorFlow would wait for its thread, which waits for us.
+                self._training.feed.end()
+                plain_close()
 
         session.close = close
         config = session._config
@@ -175,6 +194,43 @@ class _GraphJob:
             now.feed.end()
             worker.finishing.finish()
         return self._finished
+
+    def end(self) -> None:
+        """End the training together with all others, if the script leaves the session before it."""
+        worker = self._training.worker
+        if self._entered and not (self._finished or worker.warming_up):
+            self._training.finish_step()
+            self._finished = True
+            self._training.feed.end()
+            worker.finishing.finish(early=True)
+
+    def stops(self, asks: bool) -> bool:
+        """Return whether all workers stop after the last step; ``asks``: a hook of this one asks.
+
+        They do if all ask, or if one had asked before that step: the loss of a worker's batch,
+        which a hook sees, is the worker's own.
+        """
+        worker = self._training.worker
+        progress = worker.loader.progress
+        if worker.warming_up:
+            return False
+        if self.done() or not self._entered:
+            return self._finished or asks
+        if not progress.stop:
+            if not asks:
+                return False
+            if not worker.loader.wants_to_stop:
+                logger.info("w%d wants to stop training: a hook asks to", worker.id)
+            worker.loader.wants_to_stop = True
+            self.begin()
+            if self.feeds:
+                self._training.feed.skip()
+            if not worker.loader.all_stop():
+                return False
+        message = training.STOP.format(step=worker.step, reason=progress.stop)
+        logger.info("%s", message)
+        worker.log_event(TrainingStoppedDetails(), message)
+        return True
 
     def begin(self) -> None:
         """Hand out the next batch, unless a batch that was handed out is not trained yet.
@@ -388,17 +444,21 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
 
     def __init__(self) -> None:
         self._job: _GraphJob | None = None
+        self._coordinator: Any = None
+        self._asks = False  # a hook asks to stop
+        self._has_run = False  # other hooks may yet ask, after this one
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Let ``session`` take part in the job; TensorFlow calls this when it has made the session.
 
-        TensorFlow's coordinator ``coord`` is not used.
+        Its coordinator ``coord`` may be asked to stop.
 
         Raises:
             UsageError: there is no edl.Optimizer or no data, or the graph shuffles edl's batches.
         """
         global _current
-        self._job = _current = _GraphJob(session)
+        self._job, self._coordinator = _GraphJob(session), coord
+        _current = self._job
 
     def before_run(self, run_context: Any) -> None:
         """Hand out the next batch if the run to come trains: if its fetches need reduced gradients.
@@ -408,17 +468,44 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         Raises:
             UsageError: the fetches need reduced gradients and no update, or all epochs are trained.
         """
+        self._asks, self._has_run = run_context.stop_requested, False
+        # What a hook asks for is first agreed on by all workers.
+        run_context._stop_requested = False
+        run_context.request_stop = functools.partial(self._request_stop, run_context)
         if self._trains(run_context):
             _job().begin()
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Stop the session after the run that trains the last batch of all epochs.
+        """Stop the session after the last batch of all epochs, or when a hook has asked to.
 
-        ``run_context`` is TensorFlow's ``SessionRunContext`` of the run; the results of the run,
-        ``run_values``, are not used.
+        Then all workers stop after the same step. ``run_context`` is TensorFlow's
+        ``SessionRunContext`` of the run; its results, ``run_values``, are not used.
         """
-        if self._trains(run_context) and _job().done():
-            run_context.request_stop()
+        self._has_run = True
+        asks = self._asks or self._coordinator.should_stop()
+        if asks or self._trains(run_context):
+            self._stop(run_context, asks)
+
+    def end(self, session: Any) -> None:
+        """End the training before ``session`` closes, with the last checkpoint, as all others do.
+
+        Raises:
+            JobFailed: others train on.
+        """
+        if self._job is not None:
+            self._job.end()
+
+    def _request_stop(self, run_context: Any) -> None:
+        self._asks = True
+        if self._has_run and not run_context.stop_requested:
+            self._stop(run_context, True)
+
+    def _stop(self, run_context: Any, asks: bool) -> None:
+        if _job().stops(asks):
+            type(run_context).request_stop(run_context)
+        elif self._coordinator.should_stop():
+            self._coordinator.raise_requested_exception()
+            self._coordinator.clear_stop()
 
     def _trains(self, run_context: Any) -> bool:
         """Return whether a run trains, because its fetches depend on reduced gradients.

@@ -60,6 +60,7 @@ TF_DATA = (
     "returns one sample, or files by edl.data, and follow it with map and prefetch; a small one "
     "may be list(dataset.unbatch().as_numpy_iterator())"
 )
+STOP = "all workers stop training after step {step}: {reason}"
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 UNFINISHED = (
     "a batch was taken and no gradients were applied for it; every worker must train each batch "

@@ -169,6 +169,23 @@ class SessionAccess:
         return tf.compat.v1.Session.run(self._session, fetches, feed)
 
 
+class SnapshotAccess(SessionAccess):
+    """A :class:`VariableAccess` to the values that variables had when their session closed."""
+
+    def __init__(self, variables: Sequence[Any], session: SessionAccess) -> None:
+        super().__init__(session._session)
+        values = session.read(variables)
+        self._values = {id(each): value for each, value in zip(variables, values, strict=True)}
+
+    def read(self, variables: Sequence[Any]) -> list[Array]:
+        """Return the kept values of ``variables`` as arrays, in order."""
+        return [self._values[id(variable)] for variable in variables]
+
+    def write(self, values: Sequence[tuple[Any, Array]]) -> None:
+        """Keep the arrays in ``values``, pairs of (variable, array), in place of others."""
+        self._values |= {id(variable): value for variable, value in values}
+
+
 class Created:
     """The variables that this script has created since :meth:`watch`, in order of creation.
 

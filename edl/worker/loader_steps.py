@@ -41,7 +41,14 @@ from edl.core.step.step_events import (
     RepairDone,
     RingPlace,
 )
-from edl.core.step.step_record import StepRecord, StepRecords, Stop, global_samples
+from edl.core.step.step_record import (
+    StepRecord,
+    StepRecords,
+    Stop,
+    global_samples,
+    stopping,
+    wanting_to_stop,
+)
 from edl.errors import RingBroken
 from edl.ring.ring import Ring
 from edl.worker.activity import call_site
@@ -507,6 +514,20 @@ class LoaderSteps(WorkerSteps):
             self.end()
         elif self._lacks_leave():  # and all have left now
             self._progress.leaves += 1
+
+    def all_stop(self) -> bool:
+        """Return whether all workers want to stop (``wants_to_stop``) before the open step.
+
+        Wait for the records of all. If some do not want to, all train the step, and stop after it.
+        """
+        if not self._lacks_leave():
+            return self._has_left
+        self.driver.tell(LoopEnd(asks=True))
+        records = self.engine.records
+        if records is not None and len(wanting := wanting_to_stop(records)) == len(records):
+            self._progress.stop = stopping(wanting)[1]
+            return True
+        return self._has_left
 
     def _lacks_leave(self) -> bool:
         """Return whether a step is open in which not all workers have left their loops yet.

@@ -50,6 +50,18 @@ two = tf.TensorSpec((None, 1), tf.float32)
 ds = tf.data.Dataset.from_generator(generator, output_signature=(two, two))
 train = opt.minimize(tf.reduce_mean(w * tf.compat.v1.data.make_one_shot_iterator(ds).get_next()[0]))
 """
+STOPPED = """
+opt, w = graph()
+generator = edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
+ds = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec((None, 1)))
+x = tf.compat.v1.data.make_one_shot_iterator(ds).get_next()
+step = tf.compat.v1.train.get_or_create_global_step()
+train = opt.minimize(tf.reduce_mean(w * x), global_step=step)
+from pathlib import Path
+folder = Path(tempfile.mkdtemp())
+edl.checkpoint(folder, every_s=1000)
+def saved(): return sorted(int(one.stem.split("-")[1]) for one in folder.glob("step-*"))
+"""
 FAST = "READS_S = 0"  # found while earlier steps are trained, and raised in its own
 SLOW = "READS_S = 0.5"  # found while TensorFlow makes the training wait for it
 LOOP = """
@@ -1994,6 +2006,43 @@ with tf.compat.v1.train.MonitoredTrainingSession(hooks=[edl.SessionHook()]) as s
         assert edl.step() == s.run(step)
         s.run(train)
 assert edl.step() == 6
+""",
+        "",
+    ),
+    "a hook that stops the session": (
+        STOPPED
+        + """
+v1 = tf.compat.v1.train
+hooks = [edl.SessionHook(), v1.StopAtStepHook(last_step=4)]
+with v1.MonitoredTrainingSession(hooks=hooks) as s:
+    while not s.should_stop(): s.run(train)
+assert edl.step() == 4 and saved() == [0, 4], saved()
+""",
+        "",
+    ),
+    "a break out of a session": (
+        STOPPED
+        + """
+with edl.Session() as s:
+    while not s.Done():
+        s.run(train); edl.notify_batch_end()
+        if edl.step() == 4: break
+assert saved() == [0, 4], saved()
+""",
+        "",
+    ),
+    "an error that leaves a session, and is caught": (
+        STOPPED
+        + """
+try:
+    with edl.Session() as s:
+        while True:
+            s.run(train); edl.notify_batch_end()
+            if edl.step() == 4: raise ValueError("enough")
+except ValueError:
+    pass
+edl.current_worker().finishing.script_ended()
+assert saved() == [0, 4], saved()
 """,
         "",
     ),

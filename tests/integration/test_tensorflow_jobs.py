@@ -106,6 +106,16 @@ def test_a_gradient_that_only_some_have(tmp_path: Path, zk_hosts: str) -> None:
     assert "Traceback" not in output, output
 
 
+def test_all_sessions_stop_where_one_hook_asks(tmp_path: Path, zk_hosts: str) -> None:
+    """The last checkpoint is written before they close."""
+    script = [SCRIPTS / "tf_stopping.py", "--out", str(tmp_path / "saved")]
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=2) as job:
+        assert job.end(START_S) == 0, job.describe("it failed")
+        output = job.output()
+    # A fetch of the step may come before or after the update.
+    assert len(re.findall(r"after step (2[12]) with \[0, \1\]", output)) == 2, output
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("example", ["listing", "loop", "keras"])
 def test_examples_learn_through_changes(example: str, tmp_path: Path, zk_hosts: str) -> None:

@@ -247,9 +247,10 @@ def test_what_ends_the_job_at_the_end_of_a_script_is_a_sentence(tmp_path: Path) 
     assert (done.stderr, done.returncode) == ("edl: w0 ended its script\n", 1)
 
 
-def test_a_job_without_a_launcher_fails_by_any_error_at_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["", "ending.arm()\n"])
+def test_a_worker_fails_by_any_error_at_its_end(tmp_path: Path, launcher: str) -> None:
     """It may come from the framework, in the update by the last batch."""
-    done = run(tmp_path, FAILS.format(error='OSError("the disk is broken")'))
+    done = run(tmp_path, FAILS.format(error='OSError("the disk is broken")') + launcher)
     assert done.returncode == 1
     assert "OSError: the disk is broken" in done.stderr
 

@@ -93,10 +93,14 @@ class _Request(Enum):
     RECORDS = auto()  # those of all
     DISCARD = auto()  # those of all, which do not count
     LEAVE = auto()  # those of all, also after a repair
+    ASK = auto()  # as LEAVE, but the step may go on
     WEIGHTS = auto()  # without a repair
     AGREE = auto()  # the weights in a whole ring
     REDUCE = auto()
     MEND = auto()  # a whole ring, and in it what was reduced before
+
+
+_LEAVING = (_Request.LEAVE, _Request.ASK)
 
 
 class _Reduction(NamedTuple):
@@ -235,11 +239,12 @@ class StepEngine:
         self._request = _Request.RECORDS
         return self._next()
 
-    def _loop_end(self, _: LoopEnd) -> Instruction | None:
+    def _loop_end(self, event: LoopEnd) -> Instruction | None:
         if self._place.warming_up or self.completed_by_peers:
             return None
-        self.leaves = self.is_open
-        self._request = _Request.LEAVE if self.is_open else _Request.NOTHING
+        self.leaves = self.is_open and not event.asks
+        leaving = _Request.ASK if event.asks else _Request.LEAVE
+        self._request = leaving if self.is_open else _Request.NOTHING
         return self._next()
 
     def _weights_request(self, event: WeightsRequest) -> Instruction | None:
@@ -337,7 +342,7 @@ class StepEngine:
         if request is _Request.RECORDS:
             self._request = _Request.NOTHING
             return Raise(event.error)
-        if request is _Request.LEAVE:
+        if request in _LEAVING:
             self._error = event.error
         else:
             at = self._todo[0].optimizer if self._todo else self._optimizer
@@ -350,7 +355,7 @@ class StepEngine:
     def _repair_done(self, event: RepairDone) -> Instruction | None:
         """Go on in a new ring, with the gradients that the workers still hold."""
         self._place, self._error, self.records, self._sent = event.place, None, None, False
-        if self._request is _Request.LEAVE and event.left:
+        if self._request in _LEAVING and event.left:
             return self._done()
         goes_on = self.is_open and not (self.completed_by_peers or self.leaves)
         if self.logical and goes_on and event.pieces > self.batches.pieces:
@@ -415,7 +420,7 @@ class StepEngine:
             return (
                 self._next_superseded() if self.completed_by_peers else self._next_in_whole_ring()
             )
-        left = request is _Request.LEAVE and self.completed_by_peers
+        left = request in _LEAVING and self.completed_by_peers
         if not left and (instruction := self._next_for_records()) is not None:
             return instruction
         if request is _Request.WEIGHTS:
@@ -428,7 +433,7 @@ class StepEngine:
 
     def _repair(self, error: Exception) -> Instruction:
         why = self.parts[self._optimizer].cannot_repair if self.parts else ""
-        if not why or self._request is _Request.LEAVE:
+        if not why or self._request in _LEAVING:
             return Repair(error)
         refused = RingError(f"a step was interrupted, and {why} ({error})")
         refused.__cause__ = error

@@ -65,7 +65,12 @@ class GradientAccumulation(NamedTuple):
 
 
 class LoopEnd(NamedTuple):
-    """The script has left its loop; the records of an open step are exchanged all the same."""
+    """The script has left its loop; the records of an open step are exchanged all the same.
+
+    With ``asks`` it would leave if all others do, too (``Stop.WANTED``), or else train the step.
+    """
+
+    asks: bool = False
 
 
 class RecordsRequest(NamedTuple):
