@@ -15,6 +15,7 @@ from typing import Any
 
 import horovod.tensorflow as _horovod
 import keras
+import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import (
@@ -61,10 +62,95 @@ from edl.framework.horovod_absent import ADASUM, PROCESS_SETS
 from edl.framework.process import cross_rank, cross_size, current_worker, local_size
 from edl.tensorflow import training
 from edl.tensorflow.batch_norm import SyncBatchNormalization
-from edl.tensorflow.tape import JobTape
+from edl.tensorflow.tape import JobTape, as_it_is
 from edl.tensorflow.variables import plain
 
 _TAPE = inspect.signature(_horovod.DistributedGradientTape)
+_OPTIMIZER = inspect.signature(_horovod.DistributedOptimizer)
+
+
+@_horovod._cache  # type: ignore[untyped-decorator]
+def _reducer(  # noqa: C901, PLR0913 (as Horovod's function, and with its signature)
+    name: str,
+    device_dense: str,
+    device_sparse: str,
+    compression: Any,
+    sparse_as_dense: bool,
+    op: Any,
+    gradient_predivide_factor: float,
+    groups: Any,
+    process_set: Any,
+) -> Any:
+    """Return the function by which Horovod's tape and optimizers reduce gradients.
+
+    It is Horovod's own but for sparse gradients and groups. Horovod sends ``IndexedSlices`` in
+    groups with the shape of another gradient, and not with ``gradient_predivide_factor``; and it
+    knows a variable in a group by a name, which others may have.
+    """
+    factors = (1.0, 1.0)
+    if op == Average:  # which is divided by the number of workers, too
+        factors = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
+    same = {
+        "device_dense": device_dense,
+        "device_sparse": device_sparse,
+        "compression": compression,
+        "op": op,
+        "process_set": process_set,
+    }
+
+    scaled = {**same, "prescale_factor": factors[0], "postscale_factor": factors[1]}
+
+    def reduce(grads: list[Any], parts: tuple[tuple[int, ...], ...], generic: bool) -> list[Any]:
+        def named(number: int) -> dict[str, Any]:
+            return {"name": f"grad_{number}" if generic else None, "ignore_name_scope": generic}
+
+        reduced = list(grads)
+        with tf.name_scope(f"{name}_Allreduce"):
+            for i, each in enumerate(grads):
+                if isinstance(each, tf.IndexedSlices):
+                    reduced[i] = _horovod._allreduce_cond(each, **same, **named(i))
+                elif groups is None and each is not None:
+                    reduced[i] = _horovod._allreduce_cond(each, **scaled, **named(i))
+            for number, part in enumerate(parts):
+                sent = [grads[i] for i in part]
+                means = _horovod._grouped_allreduce_cond(sent, **scaled, **named(number))
+                for i, mean in zip(part, means, strict=True):
+                    reduced[i] = mean
+        return reduced
+
+    if _horovod._executing_eagerly():
+        reduce = tf.function(reduce, autograph=False)
+
+    @as_it_is
+    def allreduce_grads(grads: Any, vars: Any = None, use_generic_names: bool = False) -> list[Any]:
+        sent = [
+            tf.convert_to_tensor(each)
+            if sparse_as_dense and isinstance(each, tf.IndexedSlices)
+            else each
+            for each in grads
+        ]
+        # Not in the function above, in which a variable is another object.
+        return list(reduce(sent, _parts(sent, groups, vars), use_generic_names))
+
+    return allreduce_grads
+
+
+def _parts(grads: list[Any], groups: Any, variables: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the indices of dense gradients by groups: a number, or references to variables."""
+    if groups is None:
+        return ()
+    dense = [i for i, g in enumerate(grads) if not (g is None or isinstance(g, tf.IndexedSlices))]
+    if isinstance(groups, int):
+        found = [part.tolist() for part in np.array_split(dense, groups)]
+    else:
+        left = {id(variables[i]): i for i in dense}
+        asked = [[id(one.deref()) for one in group] for group in groups]
+        found = [[left.pop(one) for one in group if one in left] for group in asked]
+        found += [[i] for i in left.values()]
+    return tuple(tuple(map(int, part)) for part in found if part)
+
+
+_horovod._make_cached_allreduce_grads_fn = _reducer
 
 
 def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
@@ -90,7 +176,10 @@ def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
     current_worker()
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return _keras_optimizer(optimizer, *arguments, **named)
-    return _horovod.DistributedOptimizer(optimizer, *arguments, **named)
+    asked = _checked(_OPTIMIZER.bind(optimizer, *arguments, **named))
+    if asked.arguments.get("backward_passes_per_step", 1) > 1:
+        asked.arguments["sparse_as_dense"] = True  # Horovod adds up dense ones only
+    return _horovod.DistributedOptimizer(*asked.args, **asked.kwargs)
 
 
 def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
@@ -121,6 +210,16 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
             )
         return JobTape(gradtape)
     return _horovod_tape(gradtape, *arguments, **named)
+
+
+@as_it_is
+def _checked(asked: inspect.BoundArguments) -> inspect.BoundArguments:
+    """Return the arguments of a function of Horovod, with groups of variables of TensorFlow."""
+    if asked.arguments.get("op", Average) == Adasum:
+        raise UsageError(f"op=Adasum is not there: {ADASUM}")
+    if isinstance(groups := asked.arguments.get("groups"), list | tuple):
+        asked.arguments["groups"] = [[plain(each) for each in group] for group in groups]
+    return asked
 
 
 def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any) -> Any:
@@ -155,7 +254,7 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
         arguments: further arguments of Horovod's class by position.
         named: further arguments of Horovod's class by name.
     """
-    asked = _TAPE.bind(gradtape, *arguments, **named)
+    asked = _checked(_TAPE.bind(gradtape, *arguments, **named))
     scales = asked.arguments.get("scale_local_gradients", True)
     asked.arguments["scale_local_gradients"] = False
     tape = _horovod.DistributedGradientTape(*asked.args, **asked.kwargs)
@@ -273,7 +372,9 @@ def _keras_optimizer(  # noqa: PLR0913 (the signature of Horovod's function for 
         sparse_as_dense,
         op,
         gradient_predivide_factor,
-        groups if groups is not None else num_groups or None,
+        [[plain(each) for each in group] for group in groups]
+        if isinstance(groups, list | tuple)
+        else groups or num_groups or None,
         process_set=global_process_set,
     )
     apply_plainly = optimizer.apply

@@ -74,6 +74,13 @@ def test_the_parts_in_a_job_of_one() -> None:
     assert done.stdout.splitlines()[-1] == "all is well"
 
 
+def test_sparse_gradients_with_each_option(tmp_path: Path, zk_hosts: str) -> None:
+    """In groups, too, of variables with the same name; each with a dense one beside it."""
+    with started(tmp_path, zk_hosts, SCRIPTS / "hvd_sparse.py", np=2, max_np=2) as job:
+        assert job.end(START_S) == 0, job.describe("it failed")
+        assert job.output().count("all is well") == 2
+
+
 FUNCTION = """
 def train(state):
     return 7
@@ -109,6 +116,10 @@ WRONG = {
     ),
     "Adasum": (
         "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), op=hvd.Adasum)",
+        "op=Adasum is not there",
+    ),
+    "Adasum on a tape": (
+        "hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Adasum)",
         "op=Adasum is not there",
     ),
     "a name that there is not": (
