@@ -23,6 +23,8 @@ from edl.tensorflow.digest import digests, size_of
 from edl.tensorflow.random_numbers import is_seed
 from edl.tensorflow.transfer import TensorFlowArrays, bytes_of, dtype_of, tensor_array_of
 from edl.tensorflow.variables import (
+    BESIDE,
+    CREATED,
     SESSION_GROUPS,
     Array,
     EagerAccess,
@@ -156,6 +158,8 @@ class TensorFlowReplica(FrameworkReplica):
             model |= variables_by_name(variables_of(thing) or [], f"{name}/")
         if not model:
             raise UsageError(NO_VARIABLES.format(name=""))
+        known = {id(each) for each in (*model.values(), *map(plain, optimizer))}
+        model |= {n: v for n, v in CREATED.in_checkpoints().items() if id(v) not in known}
         return {"model": model, "optimizer": variables_by_name(optimizer)}
 
     def shapes(self) -> dict[str, str]:
@@ -168,6 +172,7 @@ class TensorFlowReplica(FrameworkReplica):
             f"{group}/{name}": str(tuple(variable.shape))
             for group, variables in groups.items()
             for name, variable in variables.items()
+            if not name.startswith(BESIDE)  # a script may make one later, and not before it joins
         }
 
     def state(self) -> dict[str, Any]:
@@ -304,8 +309,11 @@ class TensorFlowReplica(FrameworkReplica):
         values: list[tuple[Any, Array]] = []
         groups = self.variables()
         updated = {id(plain(variable)) for variable in self._updated()}
-        for group, mine in groups.items():
-            if odd := differences(mine, state[group]):
+        for group, all_mine in groups.items():
+            theirs = state[group]
+            mine = {n: v for n, v in all_mine.items() if n in theirs or not n.startswith(BESIDE)}
+            theirs = {n: v for n, v in theirs.items() if n in mine or not n.startswith(BESIDE)}
+            if odd := differences(mine, theirs):
                 raise UsageError(f"this worker's {group} differs from the job's: {few(odd)}")
             for name, variable in mine.items():
                 # All else belongs to the script's place in its loop: what this script does with
@@ -315,7 +323,7 @@ class TensorFlowReplica(FrameworkReplica):
                 else:
                     changed = id(variable) in updated
                 if (changed or receive is not Receive.STEP) and not is_seed(name):
-                    values.append((variable, state[group][name]))
+                    values.append((variable, theirs[name]))
         self.access.write(values)
         if receive is not Receive.STEP:
             self.load_things(state["tracked"], receive)

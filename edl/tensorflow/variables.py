@@ -8,6 +8,7 @@ holds it (:class:`SessionAccess`). ``CREATED`` records the variables that the sc
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ Array = np.ndarray[Any, Any]
 # that took the training thread 90 to 106 ms of processor time, in each step until each of 500
 # groups had had its turn; beside plain Horovod a step took 1.83 of its time.
 SESSION_GROUPS = 8
+
+BESIDE = "tf.train.Checkpoint"  # how the names of variables of one beside the model begin
 
 UNKNOWN = (
     "beside the model the script trains {names}, and newcomers would not receive this; before the "
@@ -195,6 +198,7 @@ class Created:
 
     def __init__(self) -> None:
         self._created: list[weakref.ref[Any]] = []
+        self._checkpoints: list[weakref.ref[Any]] = []
         self._watching: Any = None
 
     def watch(self) -> None:
@@ -205,6 +209,14 @@ class Created:
         if self._watching is None:
             self._watching = tf.variable_creator_scope(self._create)
             self._watching.__enter__()
+            plain_init = tf.train.Checkpoint.__init__
+
+            @functools.wraps(plain_init)
+            def init(checkpoint: Any, *arguments: Any, **named: Any) -> None:
+                plain_init(checkpoint, *arguments, **named)
+                self._checkpoints.append(weakref.ref(checkpoint))
+
+            tf.train.Checkpoint.__init__ = init
 
     def _create(self, creator: Any, **arguments: Any) -> Any:
         """Create a variable by TensorFlow's ``creator``, record it and return it.
@@ -219,6 +231,16 @@ class Created:
     def alive(self) -> list[Any]:
         """Return the recorded variables that still exist, in the order of creation."""
         return [variable for ref in self._created if (variable := ref()) is not None]
+
+    def in_checkpoints(self) -> dict[str, Any]:
+        """Return the variables that the script gave to a ``tf.train.Checkpoint``, by name there."""
+        alive = [checkpoint for ref in self._checkpoints if (checkpoint := ref()) is not None]
+        return {
+            f"{BESIDE}{number}/{name}": value
+            for number, checkpoint in enumerate(alive)
+            for name, value in sorted(vars(checkpoint).items())
+            if isinstance(value, tf.Variable)
+        }
 
 
 CREATED = Created()
