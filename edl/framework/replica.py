@@ -232,6 +232,15 @@ class FrameworkReplica(ABC):
         """
         return self.digested(self._parts.within(group))
 
+    def buffers(self) -> dict[str, Any]:
+        """Return the values that no update trains, by name; without batch normalisation's."""
+        return {}
+
+    def from_batches(self) -> dict[str, int]:
+        """Return a digest of each of :meth:`buffers`."""
+        sized = ((name, value, self.size_of(value)) for name, value in self.buffers().items())
+        return self.digested([ByteRange(n, v, 0, size, True) for n, v, size in sized if size])
+
     def track(self, objects: Mapping[str, Any]) -> None:
         """Add objects to the tracked ones, so newcomers and checkpoints get their states.
 

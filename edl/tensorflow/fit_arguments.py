@@ -17,6 +17,7 @@ import tensorflow as tf
 from edl.errors import UsageError
 from edl.tensorflow import training
 from edl.tensorflow.dataset import ElasticDataset
+from edl.tensorflow.model_build import refuse_stateful
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.xla import turn_off_xla
 
@@ -53,6 +54,7 @@ def check_compiled(model: Any, now: training.Training) -> None:
         UsageError: the model's optimizer is no ``edl.Optimizer``, or the model was compiled with
             ``steps_per_execution`` other than 1.
     """
+    refuse_stateful(model, now.worker.is_shared)
     optimizer = model.optimizer
     if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
         inner = getattr(optimizer, "inner_optimizer", None)

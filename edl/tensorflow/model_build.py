@@ -20,6 +20,20 @@ FAILED = (
 )
 
 
+STATEFUL = (
+    "{name} has stateful=True: its state goes on from batch to batch, and in a job batches that "
+    "follow each other go to different workers; leave stateful=True out and give it each sequence "
+    "as a sample, or train without `edl run`"
+)
+
+
+def refuse_stateful(model: Any, shared: bool) -> None:
+    """Raise UsageError for a ``model`` of Keras with stateful layers, if the job is ``shared``."""
+    for layer in model._flatten_layers() if shared and isinstance(model, keras.Model) else ():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise UsageError(STATEFUL.format(name=f"the layer {layer.name}"))
+
+
 def build_model(model: Any, dataset: Any) -> None:
     """Create the variables of ``model`` by a call, unless all of them are there.
 

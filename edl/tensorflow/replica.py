@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -66,6 +67,7 @@ class TensorFlowReplica(FrameworkReplica):
             ``edl.LRSchedule`` had in the last update; no variable holds them.
         present: a function that returns a dict of all present learning rates, numbers or variables,
             by a name for messages.
+        models: a function that returns the models of Keras that are trained.
 
     Attributes:
         access: reads and writes the values of variables: eagerly at first; once a session of
@@ -85,6 +87,7 @@ class TensorFlowReplica(FrameworkReplica):
         updated: Callable[[], list[Any]],
         rates: Callable[[], list[float]] = list,
         present: Callable[[], dict[str, Any]] = dict,
+        models: Callable[[], list[Any]] = list,
     ) -> None:
         super().__init__(kind)
         self._model = model
@@ -93,6 +96,7 @@ class TensorFlowReplica(FrameworkReplica):
         self._updated = updated
         self._rates = rates
         self._present = present
+        self._models = models
         self.access: VariableAccess = EagerAccess()
 
     def use_session(self, session: tf.compat.v1.Session) -> None:
@@ -267,6 +271,18 @@ class TensorFlowReplica(FrameworkReplica):
         return {name: float(rate) for name, rate in (present | read).items()}
 
     size_of = staticmethod(size_of)
+
+    def buffers(self) -> dict[str, Any]:
+        """Return what Keras' layers set themselves, without averages of batch normalisation."""
+        if not isinstance(self.access, EagerAccess):
+            return {}
+        return variables_by_name(
+            variable
+            for model in self._models()
+            for layer in model._flatten_layers()
+            if not isinstance(layer, keras.layers.BatchNormalization)
+            for variable in layer._non_trainable_variables
+        )
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         """Return a digest (CRC-32) of each of ``parts``, by the part's name, to compare workers.

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -45,6 +46,7 @@ from edl.tensorflow.lr_schedule import (
     present_rates,
     warn_of_a_changed_batch,
 )
+from edl.tensorflow.model_build import refuse_stateful
 from edl.tensorflow.random_numbers import Seeder, is_seed
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
@@ -251,6 +253,7 @@ class Training:
                 f"edl.Optimizer(optimizer, model): a {type(model).__name__} has no variables; "
                 "give a Keras model, a tf.Module or a list of variables"
             )
+        refuse_stateful(model, self.worker.is_shared)
         if self.replaces_optimizer:
             self.tuner = None  # of the optimizer before
             self._named_models[optimizer] = model
@@ -271,6 +274,7 @@ class Training:
             self._updated_variables,
             self._rates,
             self._learning_rates,
+            self._keras_models,
         )
         process.attach_replica(replica)
         self.replica = replica
@@ -390,6 +394,11 @@ class Training:
             )
         check_known(variables, found[0].known())
         return found[0].reduction
+
+    def _keras_models(self) -> list[Any]:
+        """Return the models of Keras that the script has named or fits, each once."""
+        models = [self.fitted, *(each.model for each in self._trained)]
+        return list({id(one): one for one in models if isinstance(one, keras.Model)}.values())
 
     def _graph_optimizer(self) -> Any:
         """Return the script's optimizer if it is one of TensorFlow 1; None if it is one of Keras'.

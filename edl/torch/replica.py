@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.lr_scheduler import LRScheduler
 
 from edl.core.plural import counted
@@ -273,6 +274,16 @@ class TorchReplica(FrameworkReplica):
         return {name: str(tuple(one.shape)) for name, one in tensors.items()}
 
     size_of = staticmethod(size_of)
+
+    def buffers(self) -> dict[str, Any]:
+        """Return the modules' buffers by name, without those of batch normalisation."""
+        return {
+            f"{prefix}{path}{'.' * bool(path)}{name}": buffer
+            for prefix, model in zip(self._prefixes(), self._models(), strict=True)
+            for path, module in model.named_modules()
+            if not isinstance(module, _NormBase)
+            for name, buffer in module.named_buffers(recurse=False)
+        }
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         """Return a digest of each byte range in ``parts``, to compare the workers' states.

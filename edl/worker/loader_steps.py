@@ -302,7 +302,8 @@ class LoaderSteps(WorkerSteps):
         engine = self.engine
         stop = Stop.LEFT if engine.leaves else Stop.NO
         record = self._record(engine.batches.samples, stop, self._check.state)
-        self._send(replace(record, **self.sampler.row(self.ledger, engine.batches.untrained)))
+        data = self.sampler.row(self.ledger, engine.batches.untrained)
+        self._send(replace(record, **data, buffers=self._check.buffers))
 
     def wait_for_records(self) -> StepRecords:
         """Wait for the step records of all workers; see :meth:`records` for the errors."""

@@ -61,6 +61,12 @@ from edl.worker.progress import Receive, TrainingProgress
 
 logger = logging.getLogger(__name__)
 
+FROM_BATCHES = (
+    "what the model sets from its batches differs among the workers (%s): each worker has its own, "
+    "and a newcomer takes that of one worker. So what goes on from batch to batch (a state, a "
+    "queue, a codebook) is not as in one process: set it from edl.gather(...) or edl.mean(...), "
+    "alike on all workers, or train with one"
+)
 STATE = struct.Struct(">qq")  # a worker, and the digest of its state
 
 
@@ -243,6 +249,11 @@ class StateCheck(StateComparison):
         self._progress = progress
         self.data: DataSamples | None = None  # None: they are not compared
         self._split_in: int | None = None  # the generation in whose ring states differ
+        self.from_batches: Callable[[], Digests] = dict  # of what the model sets from its batches
+        self.buffers = 0  # as state, of what the model sets from its batches
+        self._from_batches: Digests = {}
+        self._steps_in = (0, 0)  # a generation, and how many steps were begun in it
+        self._has_warned = False
 
     def begin_step(self) -> None:
         """Set :attr:`state` to the digest that goes into the step record of the step that begins.
@@ -262,6 +273,12 @@ class StateCheck(StateComparison):
             held = self._digests if self.state else {}
             self._digests = {**held, **self.data.digests(progress.ledger.epoch)}
             self.state = fold(self._digests)
+        here = self._ring.generation
+        self._steps_in = here, 1 + (self._steps_in[1] if self._steps_in[0] == here else 0)
+        # Once a ring is enough: what differs, differs after the first batch.
+        compares = self._steps_in[1] == 2 and self._every > 0 and not self._ring.alone
+        self._from_batches = self.from_batches() if compares else {}
+        self.buffers = fold(self._from_batches) if self._from_batches else 0
 
     def compare(self, records: StepRecords) -> None:
         """Compare the digests in ``records``, the step records of all workers.
@@ -277,6 +294,11 @@ class StateCheck(StateComparison):
             RingBroken: another worker is a newcomer whose state differs, or a worker died while the
                 states were exchanged. The records are sent and compared again in the next ring.
         """
+        sets = records.column("buffers").all() and records.differ_in("buffers")
+        if sets and not self._has_warned:
+            self._has_warned = True
+            if self._ring.place.rank == 0:
+                logger.warning(FROM_BATCHES, ", ".join([*self._from_batches][:3]))
         found = split_of(records)
         if found is not None:
             said = self._exchange(self._digests)

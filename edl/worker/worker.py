@@ -432,6 +432,8 @@ class Worker:
         if self.replica is not None:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
         self.replica = self._check.replica = replica
+        # Only the replicas of frameworks know which values are such.
+        self._check.from_batches = getattr(replica, "from_batches", dict)
         self.checkpointing.replica = self._switching.replica = replica
         self._switching.before_join = before_join
         if self.is_shared:

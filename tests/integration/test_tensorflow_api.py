@@ -202,6 +202,17 @@ with tf.compat.v1.Session() as s:
 """,
 }
 WRONG_USES = {
+    "a layer that carries its state on, where others train, too": (
+        """
+from edl.tensorflow.model_build import refuse_stateful
+edl.init()
+layers = keras.Input(batch_shape=(4, 1, 1)), keras.layers.LSTM(2, stateful=True, name="memory")
+model = keras.Sequential(layers)
+refuse_stateful(model, shared=False)
+refuse_stateful(model, shared=True)
+""",
+        "the layer memory has stateful=True: its state goes on from batch to batch",
+    ),
     "a momentum in a ramp, beside another optimizer": (
         """
 edl.init(); ds = edl.Dataset(data, 4)
@@ -2043,6 +2054,27 @@ except ValueError:
     pass
 edl.current_worker().finishing.script_ended()
 assert saved() == [0, 4], saved()
+""",
+        "",
+    ),
+    "a variable in a tf.train.Checkpoint beside the model": (
+        LOOP
+        + """
+from edl.tensorflow import training
+step = tf.Variable(3)
+saver = tf.train.Checkpoint(step=step, net=model)
+replica = training.current().replica
+state = replica.state()
+name = "tf.train.Checkpoint0/step"
+assert state["model"][name] == 3 and not any(name in each for each in replica.shapes())
+assert not any(name in group for group in replica.compared().values())
+step.assign(5)
+from edl.worker.progress import Receive
+replica.load(state, Receive.ALL)
+assert step.numpy() == 3
+del state["model"][name]  # of a job that saved before edl knew it
+replica.load(state, Receive.ALL)
+assert step.numpy() == 3 and not replica.buffers(), replica.buffers()
 """,
         "",
     ),

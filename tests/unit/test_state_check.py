@@ -553,6 +553,44 @@ def test_each_step_makes_the_digest_of_another_group_once() -> None:
     assert job.check.state == 0
 
 
+def test_what_a_model_sets_from_its_batches_is_compared_once_in_a_ring(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With the second row, after each worker's first batch; told of once."""
+    job = Job()
+    job.check.from_batches = lambda: {"queue": 7}
+
+    def compare(mine: int, theirs: int) -> int:
+        sent = replace(job.row(0, 0), buffers=mine), replace(job.row(1, 0), buffers=theirs)
+        job.check.compare(StepRecords.of(sent))
+        return len(caplog.messages)
+
+    for job.generation in (1, 2):
+        for step in range(3):
+            job.check.begin_step()
+            mine = job.check.buffers
+            assert (mine > 0) is (step == 1)
+            assert compare(mine, 0) == compare(mine, mine) == 0
+    job.generation = 3
+    job.check.begin_step()
+    job.check.begin_step()
+    assert [compare(job.check.buffers, 5), compare(job.check.buffers, 6)] == [1, 1]
+    words = "what the model sets from its batches differs among the workers (queue): each worker"
+    assert caplog.messages[0].startswith(words)
+
+
+def test_buffers_are_those_of_no_batch_normalisation() -> None:
+    model, replica = trained()
+    model[0].register_buffer("queue", torch.zeros(4))
+    assert [*replica.buffers()] == ["0.queue"]
+    before = replica.from_batches()
+    model(torch.randn(4, 2))
+    assert replica.from_batches() == before
+    model[0].queue[1] = 1.0
+    assert replica.from_batches().keys() == before.keys()
+    assert replica.from_batches() != before
+
+
 @pytest.mark.parametrize("every", [0, 2])
 def test_rows_that_agree_or_say_nothing_are_fine(every: int) -> None:
     job = Job(every)

@@ -131,6 +131,7 @@ def test_rows_may_differ_in_what_is_a_workers_own() -> None:
         "wanted",
         "newest_generation",
         "state",
+        "buffers",
         "taken",
         "end",
         "size_change",

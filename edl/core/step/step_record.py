@@ -166,6 +166,7 @@ class StepRecord(SwitchTimes):
         stop: a :class:`Stop`.
         state: the digest of the part of the training state that is compared with this row; it must
             be equal on all workers after the last step. 0: this row compares nothing.
+        buffers: the digest of the values that the model sets from its batches; 0: not compared.
         compute_us: the time of the last step that was neither waiting for the batch nor for others.
         data_us: how long the worker waited for its batch in the last step.
         reduce_us: the time from the worker's gradients to the mean of all, in the last step.
@@ -211,6 +212,7 @@ class StepRecord(SwitchTimes):
     end: int = -1
     stop: int = Stop.NO
     state: int = 0
+    buffers: int = 0
     compute_us: int = 0
     data_us: int = 0
     reduce_us: int = 0
