@@ -70,7 +70,7 @@ _OPTIMIZER = inspect.signature(_horovod.DistributedOptimizer)
 
 
 @_horovod._cache  # type: ignore[untyped-decorator]
-def _reducer(  # noqa: C901, PLR0913 (as Horovod's function, and with its signature)
+def _reducer(  # noqa: PLR0913 (as Horovod's function, and with its signature)
     name: str,
     device_dense: str,
     device_sparse: str,
