@@ -200,9 +200,9 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
         console: where progress is shown.
 
     Raises:
-        BuildError: a tool is missing, TensorFlow is in a folder with a space in its name, the
-            download or the build failed, or a patch does not fit. If a command failed, the message
-            names the log.
+        BuildError: a tool (for GPUs CUDA's toolkit, too) is missing, TensorFlow is in a folder with
+            a space in its name, the download or the build failed, or a patch does not fit. If a
+            command failed, the message names the log.
     """
     if not force and (wheel := cached(wanted)):
         console.print(f"Horovod {VERSION}: wheel from the cache, {wheel}", soft_wrap=True)
@@ -213,6 +213,10 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
             + "; ".join(tool.remedy for tool in missing)
         )
     _refuse_space(wanted)
+    environ = config.environment() | wanted.environment
+    for_cuda = wanted.gpu and environ.get("HOROVOD_GPU") != "ROCM"
+    if for_cuda and (failure := toolchain.cuda_failure(environ)):
+        raise BuildError(f"cannot compile Horovod for GPUs: {failure}")
     with locked(cache_folder() / f"{wanted.key}.lock", "builds the same wheel", console):
         if not force and (wheel := cached(wanted)):  # built by the one we waited for
             return wheel
@@ -425,6 +429,8 @@ class _Build:
         """
         env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))
+        if self.recipe.gpu:
+            env["PATH"] = toolchain.cuda_path(env | self.recipe.environment)
         env["PATH"] = os.pathsep.join(filter(None, (str(tools / "bin"), env.get("PATH"))))
         env = compilers.with_make_flags(env)
         if cuda := self.recipe.environment.get("HOROVOD_CUDA_HOME"):

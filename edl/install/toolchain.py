@@ -11,8 +11,17 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from edl.install import progress
+
+CUDA = "/usr/local/cuda"
+# The compiler, its headers and the library may each be there, or be missing, by themselves.
+CUDA_PROGRAM = "#include <cuda_runtime.h>\nint main() { return cudaFree(0); }\n"
+COMPILE_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,44 @@ def system_cmake() -> str:
     if found is None:
         return ""
     return path if (3, 13) <= (int(found[1]), int(found[2])) < (4, 0) else ""
+
+
+def cuda_path(environ: Mapping[str, str]) -> str:
+    """Return PATH with the folder that HOROVOD_CUDA_HOME or CUDA_HOME names first, if one does."""
+    home, path = (
+        environ.get("HOROVOD_CUDA_HOME") or environ.get("CUDA_HOME"),
+        environ.get("PATH", ""),
+    )
+    return f"{home}/bin:{path}" if home else path
+
+
+def cuda_failure(environ: Mapping[str, str]) -> str:
+    """Return why no program for CUDA can be compiled here, and what to do; empty if one can."""
+    nvcc = shutil.which("nvcc", path=f"{cuda_path(environ)}:{CUDA}/bin")
+    why = f"there is no nvcc on PATH, in CUDA_HOME or in {CUDA}"
+    if nvcc is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder, "program")
+            command = [nvcc, "-x", "cu", "-", "-o", str(program)]
+            try:
+                done = subprocess.run(
+                    command,
+                    input=CUDA_PROGRAM,
+                    capture_output=True,
+                    text=True,
+                    timeout=COMPILE_TIMEOUT_S,
+                    check=False,
+                )
+                said = progress.error_line(tuple((done.stdout + done.stderr).splitlines()))
+            except (OSError, subprocess.SubprocessError) as error:
+                said = str(error)
+            if program.is_file():
+                return ""
+        why = f"{nvcc} compiles no program ({said})"
+    return (
+        f"{why}; install the whole CUDA toolkit, of the version that PyTorch was built for, or set "
+        "CUDA_HOME to its folder; without --gpu Horovod is built for CPUs"
+    )
 
 
 def packaged_nccl() -> Path | None:

@@ -38,6 +38,8 @@ WIRE_DTYPE = {torch.bfloat16: torch.float32}
 
 _OPERATIONS = {"average": hvd.Average, "sum": hvd.Sum, "max": hvd.Max}
 
+_OF_GPUS = "horovod_torch_allreduce_async_torch_cuda_FloatTensor"  # only a build for GPUs has it
+
 
 def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Call ``function`` of Horovod's, and return its result or raise edl's error for Horovod's.
@@ -56,7 +58,9 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     except HorovodInternalError as error:
         raise classify_error(str(error)) from error
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise UsageError(f"Horovod cannot reduce this: {error}") from error
+        for_cpus = "torch.cuda." in str(error) and not hasattr(mpi_ops.mpi_lib, _OF_GPUS)
+        advice = " (Horovod was built for CPUs: `edl build-horovod --gpu`)" if for_cpus else ""
+        raise UsageError(f"Horovod cannot reduce this: {error}{advice}") from error
 
 
 class TorchCollectives:

@@ -3,11 +3,11 @@
 import http.server
 import json
 import os
-import re
 import signal
 import socket
 import struct
 import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -148,19 +148,61 @@ def test_the_installed_horovod_has_every_patch_that_matters() -> None:
     assert not horovod_patches.missing(horovod_build.installed_marker())
 
 
-def test_every_patch_fits(tmp_path: Path) -> None:
-    """Also those of GPUs, which no build for CPUs applies."""
-    patches = horovod_patches.patches()
-    paths = {
-        f"horovod-{horovod_wheel.VERSION}/{path}"
-        for patch in patches
-        for path in re.findall(r"^--- a/(.+)$", patch.path.read_text(), re.MULTILINE)
-    }
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Unpack Horovod's source and apply every patch, also those of GPUs."""
     archive = config.cache_dir() / "wheels" / f"horovod-{horovod_wheel.VERSION}.tar.gz"
     assert archive.is_file(), "a build of Horovod leaves it there: edl build-horovod --force"
+    folder = tmp_path_factory.mktemp("source")
     with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, [one for one in tar if one.name in paths], filter="data")
-    horovod_patches.apply(tmp_path / f"horovod-{horovod_wheel.VERSION}", patches)
+        tar.extractall(folder, filter="data")
+    unpacked = folder / f"horovod-{horovod_wheel.VERSION}"
+    horovod_patches.apply(unpacked, horovod_patches.patches())
+    return unpacked
+
+
+def test_every_patch_fits(source: Path) -> None:
+    assert not list(source.rglob("*.rej"))
+
+
+TORCH_FOR_CUDA = """
+from types import SimpleNamespace
+__version__, version = "2.14.1+cu130", SimpleNamespace(cuda="13.0", hip=None)
+compiled_with_cxx11_abi = lambda: True
+"""
+ITS_CPP_EXTENSION = """
+from types import SimpleNamespace
+CUDA_HOME, ROCM_HOME = "/", None
+CppExtension = lambda *_: SimpleNamespace(include_dirs=[], library_dirs=[], libraries=[])
+CUDAExtension = None
+"""
+
+
+def test_a_build_follows_what_was_asked_for_and_not_how_pytorch_was_built(
+    source: Path, tmp_path: Path
+) -> None:
+    """Beside a PyTorch for CUDA and a part of a toolkit it is configured for CPUs."""
+    utils, nvcc, build = tmp_path / "torch" / "utils", tmp_path / "bin" / "nvcc", tmp_path / "build"
+    for folder in (utils, nvcc.parent, build):
+        folder.mkdir(parents=True)
+    utils.with_name("__init__.py").write_text(TORCH_FOR_CUDA)
+    (utils / "cpp_extension.py").write_text(ITS_CPP_EXTENSION)
+    nvcc.write_text("#!/bin/sh\necho called >>$0.log\necho no headers >&2\nexit 1\n")
+    nvcc.chmod(0o755)
+    recipe = horovod_wheel.Recipe("cpython-311", "x86_64", "2.14.1", None, ())
+    env = os.environ | recipe.environment | {"PYTHONPATH": str(tmp_path)}
+    env["PATH"] = f"{nvcc.parent}:{env['PATH']}"
+    subprocess.run(
+        ["cmake", str(source), f"-DPYTHON_EXECUTABLE={sys.executable}"],
+        cwd=build,
+        env=env,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    flags = [path.read_text() for path in build.rglob("flags.make")]
+    assert flags
+    assert not any("-DHAVE_CUDA" in text or "-DHAVE_GPU" in text for text in flags)
+    assert not nvcc.with_name("nvcc.log").exists()
 
 
 def test_a_peer_that_dies_while_the_ring_is_built_raises_and_the_process_goes_on(

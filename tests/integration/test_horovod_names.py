@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import forked
 import pytest
@@ -58,14 +59,32 @@ def test_docs_have_what_there_is_not() -> None:
     assert not ABSENT.keys() & INTERNAL
 
 
-def test_without_horovod_it_is_said_how_to_get_it() -> None:
+ABSENT_HERE = """
+import importlib.util
+from importlib.machinery import PathFinder
+importlib.util.find_spec = lambda name: PathFinder.find_spec(name, ["."])  # as if not installed
+"""
+ADVICE = "need Horovod, and there is none here: run `edl build-horovod`"
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ("train.py", ADVICE),
+        ("horovod/train.py", ADVICE),
+        ("horovod/__init__.py", "horovod/__init__.py hides Horovod, which edl needs"),
+        ("horovod.py", "horovod.py hides Horovod, which edl needs"),
+    ],
+)
+def test_without_horovod_it_is_said_how_to_get_it(tmp_path: Path, beside: str, said: str) -> None:
+    (tmp_path / beside).parent.mkdir(exist_ok=True)
+    (tmp_path / beside).touch()
     for module in ("edl.torch", "edl.tensorflow.keras"):
-        script = f"import sys; sys.modules['horovod'] = None; import {module}"
+        command = [sys.executable, "-c", f"{ABSENT_HERE}import {module}"]
         done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60.0
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=60.0, check=False
         )
-        sentence = done.stderr.splitlines()[-1]
-        assert "need Horovod, and there is none here: run `edl build-horovod`" in sentence
+        assert said in done.stderr.splitlines()[-1]
 
 
 CALL = """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import horovod.torch as hvd
 import pytest
 from horovod.torch import mpi_ops
 
+from edl.errors import UsageError
 from edl.torch import collectives
 
 HANDLE = 7
@@ -46,3 +48,9 @@ def test_what_was_waited_for_is_not_waited_for_again(monkeypatch: pytest.MonkeyP
     looks = collective.looks
     assert collectives.finish(HANDLE) == 0
     assert collective.looks == looks
+
+
+def test_a_tensor_on_a_gpu_beside_a_horovod_for_cpus() -> None:
+    tensor = SimpleNamespace(type=lambda: "torch.cuda.FloatTensor")
+    with pytest.raises(UsageError, match=r"built for CPUs: `edl build-horovod --gpu`"):
+        collectives.guarded(mpi_ops._check_function, mpi_ops._allreduce_function_factory, tensor)

@@ -94,6 +94,7 @@ def test_the_patches_are_numbered_and_each_has_a_reason() -> None:
     assert len(set(NAMES)) == len(NAMES)
     assert all(patch.path.read_text()[0].isalpha() for patch in patches())
     building = {"cxx20", "newer-compilers", "sysconfig", "quick-build", "marker", NO_XLA_OPS}
+    building.add("gpu-if-asked")
     assert {patch.name for patch in patches() if not patch.lost} == building
 
 
@@ -249,6 +250,8 @@ def test_pytorch_looks_for_cuda_where_horovod_does(
     monkeypatch.setattr(horovod_wheel.config, "environment", lambda: environ)
     build = horovod_wheel._Build(with_variables(HOROVOD_CUDA_HOME="/cuda"), Console())
     assert build._environment(tmp_path)["CUDA_HOME"] == found
+    tools, cuda = build._environment(tmp_path)["PATH"].split(":")[:2]
+    assert (tools, cuda) == (str(tmp_path / "bin"), "/cuda/bin")
     build = horovod_wheel._Build(with_variables(), Console())
     assert build._environment(tmp_path).get("CUDA_HOME") == environ.get("CUDA_HOME")
 

@@ -146,3 +146,10 @@ def test_tensorflow_below_a_folder_with_a_space_is_refused(
     wanted = Recipe("cpython-311", "no-machine", None, "2.21.0", ())
     with pytest.raises(BuildError, match=r"tensorflow, for that path has a space in it; put the"):
         horovod_wheel.build(wanted, force=False, console=console)
+
+
+def test_a_build_for_gpus_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod_wheel.toolchain, "tools", lambda: ())
+    monkeypatch.setattr(horovod_wheel.toolchain, "cuda_failure", lambda environ: "no nvcc")
+    with pytest.raises(BuildError, match="cannot compile Horovod for GPUs: no nvcc"):
+        horovod_wheel.build(GPU, force=False, console=Console(file=io.StringIO()))

@@ -36,3 +36,28 @@ def test_the_set_up_starts_anew_when_a_patch_changes() -> None:
     text = (ROOT / "scripts" / "setup.sh").read_text()
     (files,) = re.findall(r"cat (.+) \| sha256sum", text)
     assert "edl/install/patches/*.patch" in files.split()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (None, r"there is no nvcc on PATH, in CUDA_HOME or in \S+; install the whole CUDA toolkit"),
+        (
+            "echo 'warning: old'; echo 'fatal error: no cuda_runtime.h' >&2; exit 1",
+            "no program [(]fatal",
+        ),
+        ("exit 0", r"compiles no program \(no output\)"),
+        ("for last; do :; done; touch $last", "^$"),
+    ],
+)
+def test_it_is_said_what_a_cuda_toolkit_lacks(
+    script: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "CUDA", str(tmp_path / "none"))
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    if script is not None:
+        nvcc.write_text(f"#!/bin/sh\n{script}\n")
+        nvcc.chmod(0o755)
+    for environ in ({"PATH": str(nvcc.parent)}, {"CUDA_HOME": str(tmp_path)}):
+        assert re.search(said, toolchain.cuda_failure(environ))
