@@ -18,7 +18,7 @@ from importlib import import_module, metadata
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperGroup
 
 from edl import config
 from edl.cli.ending import SENTENCES, complain
@@ -202,13 +202,26 @@ def _take_old_options(command: Any) -> None:
     known = {name: one for one in command.params for name in one.opts}
     for old, new in OLD_OPTIONS.items():
         if new in known:
+            variable = f"EDL_{new[2:].replace('-', '_').upper()}"
+            command.params.append(_option(old, variable, hidden=True))
 
-            def take(_context: Any, _option: Any, value: str | None, name: str = new) -> None:
-                if value is not None:
-                    config.set_environment({f"EDL_{name[2:].replace('-', '_').upper()}": value})
 
-            option = TyperOption(param_decls=[old], hidden=True, expose_value=False, callback=take)
-            command.params.append(option)
+def _option(name: str, variable: str, **named: Any) -> Any:
+    """Return an option that sets a variable; typer makes it, as its constructors change."""
+    one = typer.Typer(add_completion=False)
+
+    def take(value: str | None) -> None:
+        if value is not None:
+            config.set_environment({variable: value})
+
+    @one.command()
+    def _command(
+        value: str | None = typer.Option(None, name, callback=take, expose_value=False, **named),
+    ) -> None: ...
+
+    option = typer.main.get_command(one).params[0]
+    option.name = variable.lower()  # the parser keeps values by name
+    return option
 
 
 def _take_job_by_option(command: Any) -> None:
@@ -256,24 +269,7 @@ def _let_know_secret(command: Any) -> None:
         f"`edl {'run' if takes_jobs else 'cluster start'}`. "
         "Default: EDL_SECRET_FILE or EDL_SECRET, or what this user's state directory has."
     )
-    option = TyperOption(
-        param_decls=["--secret-file"],
-        metavar="PATH",
-        help=text,
-        expose_value=False,
-        callback=_know_secret,
-    )
-    command.params.append(option)
-
-
-def _know_secret(_context: Any, _option: Any, path: str | None) -> None:
-    """Make the file ``path`` the one that has the job's secret, for this process.
-
-    Typer calls it with its context and the option, which are not used. Nothing is done if ``path``
-    is None.
-    """
-    if path is not None:
-        config.set_environment({"EDL_SECRET_FILE": path})
+    command.params.append(_option("--secret-file", "EDL_SECRET_FILE", metavar="PATH", help=text))
 
 
 app = typer.Typer(

@@ -7,6 +7,7 @@ import logging
 import math
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import MutableMapping, Sequence
@@ -204,6 +205,8 @@ def shut_within(client: KazooClient, limit_s: float) -> None:
     kazoo's stop() waits for a connection attempt under way, and for its threads without limit. Exit
     handlers of Python 3.12 start no thread: there the calling thread does it, without the limit.
     """
+    if sys.is_finalizing():  # the collector ends an open session: no thread runs any more
+        return
     thread = threading.Thread(target=_shut, args=(client,), name="edl-zk-stop", daemon=True)
     try:
         thread.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -88,6 +90,18 @@ def store(session: Session) -> JobStore:
 def other(zk_hosts: str):  # type: ignore[no-untyped-def]
     with Session(zk_hosts, session_timeout_s=2.0, access=DIGITS) as one:
         yield one
+
+
+LEFT_OPEN = """
+import contextlib, sys
+from edl.coordination.session import Session
+@contextlib.contextmanager
+def client():
+    with Session(sys.argv[1]) as session:
+        yield session
+kept = client()
+kept.__enter__()
+"""
 
 
 class TestSession:
@@ -213,6 +227,13 @@ class TestSession:
         session.close()
         assert not session.connected
         assert session.client.handler._running is False
+
+    def test_a_client_that_is_not_closed_lets_python_end(self, zk_hosts: str) -> None:
+        """Its generators are closed when no thread runs any more."""
+        done = subprocess.run(
+            [sys.executable, "-c", LEFT_OPEN, zk_hosts], capture_output=True, timeout=60.0
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
 
     def test_two_threads_close_it_at_once(self, zk_hosts: str) -> None:
         """As the end of a script, and of its daemon: kazoo's client does not bear that."""
