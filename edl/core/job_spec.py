@@ -86,7 +86,7 @@ class JobSettings(Record):
         metavar="SECONDS",
     )
     leave_grace_s: float = setting(
-        30.0, "how long a worker that got SIGTERM and is needed waits for its replacement"
+        20.0, "how long a worker that got SIGTERM and is needed waits for its replacement"
     )
     leave_gather_s: float = setting(
         0.5,

@@ -80,11 +80,12 @@ def fails(code: int = 1) -> None:
     _code = code
 
 
-def _fails_late() -> None:
-    """Let this process end with exit code 1, though its script has ended with 0."""
+def fails_late(code: int = 1) -> None:
+    """Let this process end with an exit code, by default 1, though its script has ended with 0."""
     global _is_late
-    fails()
-    _is_late = True
+    if _code == 0:  # else Python ends with that
+        fails(code)
+        _is_late = True
 
 
 def has_begun() -> bool:
@@ -319,10 +320,10 @@ class Closing:
                 say_refused()
             # Of the others the launcher knows from the job's record, or they concern nobody else.
             elif not (_armed and isinstance(error, JobError | UsageError)):
-                _fails_late()
+                fails_late()
         except Exception:
             logger.exception("the end of this script has failed")
-            _fails_late()
+            fails_late()
 
     def _run(self) -> None:
         global _closing, _stopped

@@ -18,6 +18,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# What asks a worker to leave; Slurm's --signal, submitit and Lightning send SIGUSR1 or SIGUSR2.
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
 _held = threading.local()  # the signal masks from before the forks that this thread is making
 
 
@@ -65,7 +68,7 @@ def holding_sigterm() -> Iterator[None]:
 
 
 def _hold() -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
     _held.__dict__.setdefault("masks", []).append(before)
 
 
@@ -75,7 +78,15 @@ def _release() -> None:
 
 def _let_sigterm_end() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in NOTICES[1:]:  # else a notice to all processes of a host would kill this one
+        if is_ours(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
     _release()
+
+
+def is_ours(handler: object) -> bool:
+    """Return whether a handler of a signal is one that lets this worker leave."""
+    return getattr(handler, "__module__", "") == "edl.framework.notices"
 
 
 def let_go_of_the_network() -> None:

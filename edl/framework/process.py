@@ -10,27 +10,26 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from functools import cache, partial
-from types import FrameType
 from typing import Any, NoReturn
 
 from edl import config
 from edl.checkpoint.location import location
+from edl.core.host.process import STOPPED_EXIT
 from edl.daemon.daemon import Daemon
 from edl.daemon.own_log import OwnLog
 from edl.daemon.stacks import offer_stacks
 from edl.data.stream import refuse_in_stream
 from edl.errors import EdlError, NewcomerDiffers, UsageError
 from edl.framework import ending, first_step
-from edl.framework.forks import end_forks_by_sigterm, free_all_forks
+from edl.framework.forks import free_all_forks
 from edl.framework.freed_memory import keep_freed_memory
 from edl.framework.hidden_error import hidden_in
+from edl.framework.notices import leave_on_notices
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.framework.tracing import trace_worker
 from edl.ring.gloo import Binding, gloo_ring
@@ -97,7 +96,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         keep_freed_memory(config.environment())
         speak_in_sentences()
         offer_stacks(settings_now.stacks, settings_now.stack_signal)
-        _leave_on_sigterm(worker)
+        leave_on_notices(worker)
         ending.arm()
         worker.on_trained(
             partial(first_step.tell, settings_now.trained_file, settings_now.imports_file)
@@ -108,13 +107,21 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         worker.ring.break_,
         lambda: worker.checkpointing.settings.save_timeout_s,
         worker.finishing.script_ended,
-        lambda: worker.stopped,
+        partial(_was_stopped, worker),
     ).start()
     worker.start()
     _worker = worker
     if directory := worker.checkpointing.settings.checkpoint_dir:
         checkpoint(directory)
     trace_worker(worker, settings_now.job, settings_now.run)
+
+
+def _was_stopped(worker: Worker) -> bool:
+    if (
+        worker.is_shared and worker.finishing.ends_early
+    ):  # the script's handler has ended it: no end of the training
+        ending.fails_late(STOPPED_EXIT)
+    return worker.stopped
 
 
 def _end_at_prompt(worker: Worker) -> bool:
@@ -411,7 +418,7 @@ def checkpoint(
     """
     worker = current_worker()
     worker.checkpointing.attach(location(directory), every_s, keep, sharded)
-    _leave_on_sigterm(worker)
+    leave_on_notices(worker)
 
 
 def on_resize(callback: Callable[[int, int], None]) -> None:
@@ -442,6 +449,8 @@ def attach_replica(
     """
     global _replica
     current_worker().attach_replica(replica, before_join)
+    if current_worker().is_shared:
+        leave_on_notices(current_worker())  # the script may have set handlers since edl.init()
     current_worker().describe_model(replica.signature)
     replica.track(_tracked_early)
     _replica = replica
@@ -476,24 +485,6 @@ def _let_others_repair(registers_at_s: float | None) -> None:
     """
     early_s = (registers_at_s or 0.0) - time.monotonic()
     time.sleep(min(max(0.0, early_s), REGISTERS_WITHIN_S))
-
-
-def _leave_on_sigterm(worker: Worker) -> None:
-    """Set a SIGTERM handler that lets ``worker`` leave at the next switch.
-
-    In the warm-up, and in a job without launcher and checkpoints, the handler ends the process at
-    once, with exit code 0. Python allows handlers in the main thread only: in another thread none
-    is set. Forks of this process, such as data loader processes, have no such handler: SIGTERM ends
-    them at once.
-    """
-    end_forks_by_sigterm()
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        if not ending.has_begun():  # else this would end an exit handler, with a traceback
-            worker.request_leave()
-
-    if threading.current_thread() is threading.main_thread():  # Python allows it there only
-        signal.signal(signal.SIGTERM, leave)
 
 
 def _begin_again_under_edl_worker() -> NoReturn:

@@ -1,8 +1,8 @@
-"""Let a job borrow idle slots of a host, as requested by a file and by SIGUSR1.
+"""Let a job borrow idle slots of a host, as requested by a file and by SIGRTMIN.
 
 The program that owns the slots writes the file. It has the number of slots of this host that the
 job borrows, and optionally the time in seconds in which slots that are given back must be free:
-"2", or "0 20". A missing file means 0. SIGUSR1 takes back all borrowed slots of this host.
+"2", or "0 20". A missing file means 0. SIGRTMIN takes back all borrowed slots of this host.
 
 The agent has one :class:`BorrowedSlots`, enters :meth:`BorrowedSlots.signals` while it runs, and
 calls :meth:`BorrowedSlots.follow` and :meth:`BorrowedSlots.record_returned` in each turn.
@@ -40,14 +40,14 @@ LOOK_S = 0.5  # between two looks into the file
 
 
 class BorrowedSlots:
-    """The part of an agent that lets its job borrow slots of ``host``, as a file and SIGUSR1 say.
+    """The part of an agent that lets its job borrow slots of ``host``, as a file and SIGRTMIN say.
 
     Args:
         store: the job's records in ZooKeeper, which are read and written.
         host: the name of this host.
         file: the file with the number of borrowed slots, which need not exist; None if the user
             has named no file.
-        within_s: the time in seconds in which slots must be given back after SIGUSR1, or after a
+        within_s: the time in seconds in which slots must be given back after SIGRTMIN, or after a
             request in the file that does not say a time.
         say: shows a sentence to the user, unless the same one was shown before.
     """
@@ -71,24 +71,24 @@ class BorrowedSlots:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Return a context manager; while it is entered, SIGUSR1 takes back all borrowed slots.
+        """Return a context manager; while it is entered, SIGRTMIN takes back all borrowed slots.
 
         These are the slots of this host. The signal is only noted; the next :meth:`follow` carries
         it out. Outside the main thread the signal is not handled.
         """
-        with handled([signal.SIGUSR1], self._on_signal):
+        with handled([signal.SIGRTMIN], self._on_signal):
             yield
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True
 
     def follow(self, snapshot: Snapshot) -> bool:
-        """Borrow or give back slots as the file or SIGUSR1 has requested since the last call.
+        """Borrow or give back slots as the file or SIGRTMIN has requested since the last call.
 
         To borrow slots is to raise the desired number of workers of this host in the job's records,
         to give slots back is to lower it; that is written before the call returns. The file is
         followed in the first call and whenever its number has changed; another time behind the same
-        number changes nothing. SIGUSR1 comes first. Nothing is done unless the job, whose records
+        number changes nothing. SIGRTMIN comes first. Nothing is done unless the job, whose records
         are in ``snapshot``, is running.
 
         Returns:
@@ -101,7 +101,7 @@ class BorrowedSlots:
         if snapshot.job.state is not JobState.RUNNING:
             return False
         if self._signalled:
-            changed = self._set(snapshot, 0, self._within_s, "SIGUSR1")
+            changed = self._set(snapshot, 0, self._within_s, "SIGRTMIN")
             self._signalled = False  # after that: ZooKeeper may have gone away
             return changed
         said = self._read()

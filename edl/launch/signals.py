@@ -1,7 +1,7 @@
 """Handle the signals that ask a command to end, so that the command can end in its own way.
 
-The main entry is :func:`handled`; ``TO_END`` has these signals: SIGTERM, SIGINT and SIGHUP. In
-:func:`child_ends_kept` the exit codes of child processes can be read.
+The main entry is :func:`handled`; ``TO_END`` has these signals. In :func:`child_ends_kept` the exit
+codes of child processes can be read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# SIGUSR1 and SIGUSR2 are notices of preemption: of Slurm's --signal, of submitit, of Lightning.
+TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 

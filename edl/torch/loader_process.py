@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.utils.data
 
-from edl.framework.forks import let_go_of_the_network
+from edl.framework.forks import NOTICES, let_go_of_the_network
 from edl.torch.small_tensors import send_small_tensors_by_value
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
@@ -66,7 +66,7 @@ class LoaderProcessInit:
         assert worker is not None
         if os.getppid() != parent or not worker.is_alive():  # it died before prctl()
             os.kill(os.getpid(), signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
         threading.Thread(target=_obey, args=(worker.pid,), daemon=True).start()
         let_go_of_the_network()
         send_small_tensors_by_value()

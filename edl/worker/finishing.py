@@ -89,6 +89,11 @@ class Finishing:
         self._log_event = log_event
         self._unsaved = ""  # why the last checkpoint of a job without a launcher is missing
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether the script of a worker that was told to leave ends before the worker has left."""
+        return self.told_to_leave and self._switching.is_in_ring and not self.finished
+
     def finish(self, early: bool = False) -> None:
         """End this worker's training together with all others; its script has left the loop.
 

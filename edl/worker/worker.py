@@ -233,24 +233,30 @@ class Worker:
         self.checkpointing.wait_for_writes()
         self._coordinator.close()
 
-    def request_leave(self) -> None:
+    def request_leave(self, own: Callable[[], object] | None = None) -> None:
         """Request to leave the job at the next switch, or end this process at once (SystemExit 0).
 
-        The SIGTERM handler calls it. The process ends at once outside of a ring of the job, as in
-        the warm-up. The only worker of a job without a launcher ends at once if the job saves no
+        The handler of a signal calls it. The process ends at once outside of a ring of the job, as
+        in the warm-up. The only worker of a job without a launcher ends at once if the job saves no
         checkpoints; otherwise it saves one at the next :meth:`boundary` and ends there. If the
         script has trained to its end, nothing is requested while the last checkpoint is written.
         Then the script goes on, as with an evaluation: a launcher ends it if it does not end by
         itself, and without one it ends at once, with the code of a stopped job (143).
+
+        Args:
+            own: calls the script's own handler, which decides where a job of one would end at once.
         """
         self.finishing.told_to_leave = True
-        outside = self.warming_up or self._switching.generation is None
-        if outside or not (self._coordinator.is_shared or self.checkpointing.saves):
+        shared, outside = self.is_shared, self.warming_up or self._switching.generation is None
+        ends = outside or not (shared or self.checkpointing.saves)
+        if ends and (own is None or shared):  # own: it might save a model that has not trained
             raise SystemExit(0)
         if not self.finished:  # else it is about to end anyway, and may be saving its result
             self._coordinator.leave_requested = True
-        elif self.finishing.is_over and not self._coordinator.is_shared:
+        elif self.finishing.is_over and own is None and not shared:
             raise SystemExit(STOPPED_EXIT)
+        if own is not None:
+            own()
 
     # --- who and where ---
 

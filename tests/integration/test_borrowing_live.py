@@ -122,7 +122,7 @@ def test_a_file_and_a_signal_say_it_too(tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_size(3)
         write("1 60")
         job.until(lambda: job.events("reclaimed"), "word of the first")
-        job.agent().send_signal(signal.SIGUSR1)
+        job.agent().send_signal(signal.SIGRTMIN)
         now = job.wait_for_size(1)
         assert now["borrowed"] == {}
         job.until(lambda: len(job.events("reclaimed")) == 2, "word of both")

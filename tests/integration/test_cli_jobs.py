@@ -74,7 +74,7 @@ def test_grow_shrink_drain_stop(shell: Shell) -> None:
     assert json.loads(shell.edl("status", "--json").stdout) == shell.status()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_ends_the_job_cleanly(shell: Shell, number: signal.Signals) -> None:
     job = start(shell)
     shell.until_size(2)

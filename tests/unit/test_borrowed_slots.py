@@ -137,10 +137,10 @@ def test_the_signal_takes_all_back(tmp_path: Path) -> None:
     agent = Agent(file)
     agent.turn()
     with agent.borrowed.signals():
-        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGRTMIN)
     assert agent.turn()
     assert agent.stands == (2, 0)
-    assert agent.store.asked[-1] == "SIGUSR1: 0 slots of a borrowed"
+    assert agent.store.asked[-1] == "SIGRTMIN: 0 slots of a borrowed"
     assert not agent.turn()  # the file says nothing new
 
 

@@ -279,10 +279,10 @@ ending.Closing(lambda: None, lambda: None, lambda: 0.0, stopped=lambda: True).st
 def test_a_sigterm_ends_no_exit_handler(tmp_path: Path) -> None:
     script = """
 import signal, types
-from edl.framework import process
-def request_leave():
+from edl.framework import notices
+def request_leave(own):
     raise SystemExit(0)
-process._leave_on_sigterm(types.SimpleNamespace(request_leave=request_leave))
+notices.leave_on_notices(types.SimpleNamespace(request_leave=request_leave))
 def close():
     os.kill(os.getpid(), signal.SIGTERM)
     print("closed")

@@ -1161,6 +1161,12 @@ def test_when_horovodrun_ends_all_its_workers_end_after_the_same_step() -> None:
     assert 2 in made(decided(replaced)).worker_ids
 
 
+def test_where_no_agent_is_left_all_that_are_asked_leave_at_once() -> None:
+    """Nobody could start the replacements that they would wait for."""
+    leavers = (worker(0, stage=Stage.LEAVING), worker(1, stage=Stage.LEAVING))
+    assert made(decided(job_of(*leavers, hosts=()))).members == ()
+
+
 def test_with_a_driver_nobody_is_drained() -> None:
     (answer,) = decided(job_of(A, B, C, requests=(drain(0, 1),), by_slot=True)).answers
     assert not answer.accepted

@@ -80,6 +80,7 @@ def test_a_bound_that_is_probably_too_short_is_said_before() -> None:
     ("job", "number", "bound_s"),
     [
         (changed(SAVED, preempt_within_s=25.0), signal.SIGTERM, 25.0),
+        (changed(SAVED, preempt_within_s=25.0), signal.SIGUSR2, 25.0),
         (changed(SAVED, preempt_within_s=25.0), signal.SIGINT, 0.0),
         (SAVED, signal.SIGTERM, 0.0),
         (changed(make_job(), preempt_within_s=25.0), signal.SIGTERM, 0.0),  # no checkpoint

@@ -109,10 +109,12 @@ def departures_of(
     assigned = without_departed(now.assigned.hosts, drained)
     asked = [s for s in active if healthy[s.id].stage is Stage.LEAVING and s.id not in gone]
     shares = {} if by_slot else _shares(now, assigned, active, asked, gone)
+    # Nobody is left who could start a replacement: to wait for one would take an engine's patience.
+    alone = not now.hosts and not by_slot and len(asked) == len(active)
     signalled = tuple(
         Departure(
             *(s.id, s.host, DepartureCause.SIGNAL, shares.get(s.id, 0)),
-            must=_impatient(healthy[s.id], ages, limits),
+            must=alone or _impatient(healthy[s.id], ages, limits),
             refilled=by_slot,
         )
         for s in asked

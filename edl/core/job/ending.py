@@ -96,11 +96,11 @@ def why_tight(within_s: float, saved_in_s: float) -> str:
 def bound_of_signal(job: Job, number: signal.Signals) -> float:
     """Return the bound, in seconds, within which a signal to its launcher preempts ``job``.
 
-    The result is 0 if the signal ``number`` only stops the job: if it is not SIGTERM, if the
+    It is 0 if the signal only stops the job: if it is Ctrl-C or the end of a terminal, if the
     setting ``preempt_within_s`` has no value, or if the job has no checkpoint to go on from.
     """
     within_s = job.spec.settings.preempt_within_s
-    preempts = number is signal.SIGTERM and job.saved_step >= 0
+    preempts = number not in (signal.SIGINT, signal.SIGHUP) and job.saved_step >= 0
     return within_s if preempts and within_s is not None else 0.0
 
 
