@@ -43,12 +43,14 @@ class Owner:
         run: the identifier of the start of the job that the ring belongs to.
         generation: the number of the ring's generation.
         replaced: the runs from which the run has taken the directory, the newest last.
+        members: where its first workers answer ``/health``, as "host:port"; empty: not known.
     """
 
     job: str
     run: str
     generation: int
     replaced: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
 
     def replaced_by(self, newest: Owner) -> str:
         """Return why this ring may not write into the directory any more, as a clause.
@@ -83,7 +85,8 @@ def owner_of(directory: Location) -> Owner | None:
     path = directory / FILE
     try:
         values = json.loads(_text_of(path))
-        return Owner(**{**values, "replaced": tuple(values.get("replaced", ()))})
+        lists = {name: tuple(values.get(name, ())) for name in ("replaced", "members")}
+        return Owner(**{**values, **lists})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, AttributeError) as error:

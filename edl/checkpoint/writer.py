@@ -76,9 +76,10 @@ class CheckpointWriter:
     """
 
     def __init__(self, config: CheckpointConfig, records: JobRecords) -> None:
-        self._config = config
+        self.config = config
         self._records = records
         self.generation = 0
+        self.members: tuple[str, ...] = ()  # of the ring, where they answer
         self.superseded = ""
         self.last_step = -1
         self.why_failed = "its last checkpoint was not written"
@@ -106,10 +107,10 @@ class CheckpointWriter:
         """
         self.generation = generation
         try:
-            self._replaced = take_over(self._config.directory, self._owner).replaced
+            self._replaced = take_over(self.config.directory, self._owner).replaced
         except OSError as error:
             raise CheckpointError(
-                f"edl.checkpoint: cannot claim {self._config.directory}: {error.strerror}"
+                f"edl.checkpoint: cannot claim {self.config.directory}: {error.strerror}"
             ) from error
 
     def restored(self, found: Checkpoint) -> None:
@@ -120,7 +121,8 @@ class CheckpointWriter:
     @property
     def _owner(self) -> Owner:
         """The ring that this worker is in, as the owner of the directory of checkpoints."""
-        return Owner(self._config.job, self._config.run, self.generation, self._replaced)
+        config = self.config
+        return Owner(config.job, config.run, self.generation, self._replaced, self.members)
 
     @property
     def is_writing(self) -> bool:
@@ -151,7 +153,7 @@ class CheckpointWriter:
         """
         began = time.monotonic()
         self.parts_failed = False
-        config, source = self._config, at.source
+        config, source = self.config, at.source
         manifest = Manifest(
             job=config.job,
             run=config.run,
@@ -232,7 +234,7 @@ class CheckpointWriter:
         reason = f"the checkpoint of step {step} was not written: {why}"
         logger.warning("%s", reason)
         self.why_failed = reason
-        details = CheckpointFailedDetails(str(self._config.directory), self.disk, superseded)
+        details = CheckpointFailedDetails(str(self.config.directory), self.disk, superseded)
         self._records.log(details, step, reason)
 
     def failed_if_slow(self, step: int, limit_s: float) -> None:
@@ -259,7 +261,7 @@ class CheckpointWriter:
         If a newer ring has claimed the directory, nothing is written, and ``superseded`` is set.
         """
         began, share, state = time.monotonic(), copy.share, copy.state
-        directory, step = self._config.directory, copy.manifest.step
+        directory, step = self.config.directory, copy.manifest.step
         path = files.path_of(directory, step)
         try:
             renew(directory, copy.owner)
@@ -306,9 +308,9 @@ class CheckpointWriter:
 
     def _remove_old(self, step: int) -> None:
         """Remove what is not needed after the checkpoint of ``step``; a failure is only logged."""
-        directory = self._config.directory
+        directory = self.config.directory
         try:
-            files.prune(directory, step, self._config.keep)
+            files.prune(directory, step, self.config.keep)
             remove_parts(directory, step)
             unchanged.remove_unreferenced(directory)
         except (EdlError, OSError) as error:
@@ -317,7 +319,7 @@ class CheckpointWriter:
     def _write_part(self, copy: _Copy) -> None:
         """Write this worker's part of a checkpoint, which rank 0 waits for; a failure is logged."""
         began, share = time.monotonic(), copy.share
-        directory, step = self._config.directory, copy.manifest.step
+        directory, step = self.config.directory, copy.manifest.step
         path = PartPlace.of(directory, step, copy.owner, share.size).path(share.rank)
         check = partial(check_run, directory, copy.owner)
         try:

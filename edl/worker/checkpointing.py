@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from edl.checkpoint.location import Location, RemotePath
 from edl.checkpoint.logged_steps import LoggedSteps
-from edl.checkpoint.owner import OwnerSuperseded
+from edl.checkpoint.owner import OwnerSuperseded, owner_of
 from edl.checkpoint.saved_state import (
     CheckpointConfig,
     CheckpointPosition,
@@ -33,6 +33,7 @@ from edl.core.job_spec import JobSettings, resume_directory
 from edl.core.names import ALONE
 from edl.core.records import Generation, JobState
 from edl.errors import EdlError, JobFailed, UsageError
+from edl.http.client import ask_all
 from edl.worker.activity import waits
 from edl.worker.coordinator import Coordinator
 from edl.worker.job_start import JobStart, resumed_directory, resumes_or_begins
@@ -42,11 +43,17 @@ from edl.worker.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
+ASKED = 8  # members of a ring that are named in its claim
+ASK_S = 2.0  # for each to answer
 FLUSH_S = 5.0  # for the last news to reach ZooKeeper
 UNCHECKED = (
     "edl.checkpoint(sharded=True): rank 0 saves alone, because this job does not compare its "
     "workers' states (EDL_STATE_CHECK_STEPS=0), so nothing would show that parts differ"
 )
+
+
+def _members(generation: Generation) -> tuple[str, ...]:
+    return tuple(f"{m.address}:{m.port}" for m in generation.members[:ASKED] if m.port)
 
 
 class Checkpointing:
@@ -196,6 +203,7 @@ class Checkpointing:
             self._checkpoints, self.replica, self._loader, self._coordinator, self._shared
         )
         try:
+            self._refuse_beside_living()
             found = start.restore(generation.state_source, warmed_up)
             if found is not None and self._loader.later_fits:
                 return
@@ -203,6 +211,7 @@ class Checkpointing:
                 how = ", before it was saved" if self.saves else self.progress.without_checkpoint
                 raise JobFailed(f"all workers died and the job's state with them{how}")
             if self._checkpoints is not None:
+                self._checkpoints.writer.members = _members(generation)
                 self._checkpoints.writer.take_over(generation.number)
         except OwnerSuperseded:  # the job has not ended: it goes on in another ring
             raise
@@ -217,6 +226,33 @@ class Checkpointing:
             step = self.progress.step
             details, reason = start.describe(found, generation, step, warmed_up)
             self._log_event(details, step, reason)
+
+    def _refuse_beside_living(self) -> None:
+        """Raise UsageError if another job trains, and saves into the directory of this one.
+
+        A job of the same name that trains on is cut off from ZooKeeper: this one takes its place.
+        """
+        if self._checkpoints is None:
+            return
+        config = self._checkpoints.writer.config
+        if config.resume_from is None:
+            return
+        try:
+            owner = owner_of(config.directory)
+        except OSError:
+            return  # the claim fails, too, and says so
+        if owner is None or owner.run == config.run or owner.job == config.job:
+            return
+        places = [one.rpartition(":") for one in owner.members]
+        ports = {at: (host, int(port)) for at, (host, _, port) in enumerate(places)}
+        for at, health in ask_all(ports, ASK_S).items():
+            if health.report.get("run") == owner.run:
+                raise UsageError(
+                    f"job {owner.job} trains and saves into {config.directory} (it answers at "
+                    f"{owner.members[at]}), so this one cannot resume there: end it first (edl "
+                    f"stop {owner.job}), or give edl.checkpoint another directory and resume with "
+                    f"--resume-from {config.directory}"
+                )
 
     @property
     def _place(self) -> CheckpointPosition:
@@ -267,6 +303,8 @@ class Checkpointing:
         if self._checkpoints is None or self.replica is None:
             return
         writer = self._checkpoints.writer
+        if generation != writer.generation:
+            writer.members = _members(self._shared.generation(generation))
         self._generation = writer.generation = generation
         if share.rank != 0:
             if parts:

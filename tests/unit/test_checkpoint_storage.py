@@ -22,7 +22,8 @@ from edl.core.job.ending import UNSAVED_EXIT, JobEnd
 from edl.core.job.state_share import WHOLE_STATE
 from edl.core.job_spec import JobSettings
 from edl.core.records import JobState
-from edl.errors import CheckpointError
+from edl.errors import CheckpointError, EdlError
+from edl.http.server import DaemonServer
 from edl.mount_point import mount_point
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.job_of_one import JobOfOne
@@ -277,6 +278,25 @@ def test_a_job_that_cannot_claim_its_directory_ends(
         one.begin(ALONE, warmed_up=False)
     ended = [] if is_superseded else [JobEnd(JobState.FAILED, str(error.value), exit_code=1)]
     assert ends == ended
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_job_does_not_resume_beside_a_living_one(lives: bool, tmp_path: Path) -> None:
+    server = DaemonServer("127.0.0.1", 0, health=lambda: {"run": "r1" if lives else "another"})
+    server.start()
+    job, progress = JobOfOne(Config(job_settings=JobSettings(resume="1"))), LoaderProgress()
+    progress.attach(SOURCE, 0)
+    one = Checkpointing(Config(), SharedState(), progress, job)
+    one.replica = Replica()
+    one.attach(tmp_path, 1000.0, 1)
+    place = f"127.0.0.1:{server.port}"
+    owner.take_over(tmp_path, Owner("digits", "r1", 1, (), (place,)))
+    why = f"job digits trains and saves into {tmp_path} .it answers at {place}" if lives else "no "
+    try:
+        with pytest.raises(EdlError, match=why):
+            one.begin(ALONE, warmed_up=False)
+    finally:
+        server.close()
 
 
 def test_a_start_that_cannot_read_whose_the_directory_is_does_not_begin(

@@ -93,7 +93,7 @@ MAY_IMPORT = {
     "scheduler/host": PLANES - {"ring", "checkpoint"} | {"launch", *CLIENTS} | OF_CLUSTERS,
     "api": BASE | CORE | {"http", "coordination", "launch", *CLIENTS} | POLICIES,
     "dashboard": BASE | CORE | {"http", "coordination", "launch", "api", *CLIENTS} | OF_CLUSTERS,
-    "worker": BASE | CORE | {"ring", "checkpoint"},
+    "worker": BASE | CORE | {"ring", "checkpoint", "http"},
     "daemon": PLANES | {"leader", "chaos", "worker"},
     "data": {"errors", "config"},
     "schedules": {"errors", "core", "core/step"},
