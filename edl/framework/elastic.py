@@ -42,6 +42,7 @@ from edl.errors import RingBroken, UsageError
 from edl.framework.digest import ByteRange, StateArrays
 from edl.framework.horovod_errors import refusal
 from edl.framework.process import current_worker, let_state_follow
+from edl.framework.random_numbers import end_alike
 from edl.framework.source import refuse_logical
 from edl.ring.ring import Ring
 from edl.worker.progress import Receive
@@ -380,6 +381,7 @@ def run(
             _warm_up(worker, state, functools.partial(function, state, *arguments, **named))
             worker.join()
         worker.begin()
+        end_alike()
         result = None  # of who trains to the end; others get the state of one that has
         while not worker.script.ended:
             worker.boundary()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -35,6 +35,9 @@ BETWEEN = "between steps"  # what a seed is for
 EPOCH = "epoch"
 LOOP_END = "after a loop"
 
+Seeder = Callable[[int | None], object]
+_alike: list[Seeder] = []  # of what was seeded alike
+
 _global: Any = np.random  # its functions for the global generator are not in its stubs
 
 
@@ -42,6 +45,36 @@ def seed_python(seed: int) -> None:
     """Seed the global generators of Python and NumPy, which gets the lowest 32 bits."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def seed_alike(worker: Worker, seeders: Mapping[Seeder, bool]) -> None:
+    """Seed generators that the script has not, the same on all workers of this start of the job.
+
+    What it draws before the training, such as a data set of random numbers, belongs to all.
+    ``seeders`` says of a function that seeds a generator, or without an argument by chance, whether
+    the script has.
+    """
+    if not _alike and worker.is_shared and not worker.same_random:
+        _alike.extend(seed for seed, is_seeded in seeders.items() if not is_seeded)
+        for seed in _alike:
+            seed(derived_seed("start", worker.checkpointing.run) % 2**32)
+
+
+def end_alike() -> None:
+    """Let each worker draw other numbers again, where no :class:`RandomNumbers` sees to it."""
+    while _alike:
+        _alike.pop()(None)
+
+
+def seed_numpy(seed: int | None) -> None:
+    """Seed NumPy's global generator; None: by chance."""
+    np.random.seed(seed)
+
+
+def numpy_is_seeded() -> bool:
+    """Return whether the script has seeded NumPy's global generator by a number, or has drawn."""
+    _, key, at, *_ = np.random.get_state()
+    return bool(key[0] != 1 << 31 or at != len(key) - 1)  # as NumPy begins, and np.random.seed()
 
 
 class Generators(Protocol):

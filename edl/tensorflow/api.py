@@ -9,6 +9,7 @@ from typing import Any
 
 from edl.errors import EdlError
 from edl.framework import metrics, process
+from edl.framework.random_numbers import numpy_is_seeded, seed_alike, seed_numpy
 from edl.tensorflow import tape, training
 from edl.tensorflow.batch_norm import synchronise_batch_norm
 from edl.tensorflow.collectives import TensorFlowCollectives
@@ -43,6 +44,7 @@ def init(**settings: Any) -> None:
             has started it.
     """
     process.start(TensorFlowCollectives, settings)
+    seed_alike(process.current_worker(), {seed_numpy: numpy_is_seeded()})
     CREATED.watch()
     tape.watch()
     synchronise_batch_norm()

@@ -16,7 +16,12 @@ import torch
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.process import current_worker
-from edl.framework.random_numbers import RandomNumbers
+from edl.framework.random_numbers import (
+    RandomNumbers,
+    numpy_is_seeded,
+    seed_alike,
+    seed_numpy,
+)
 from edl.framework.state import Trackable
 from edl.torch.accumulation import in_microbatches
 from edl.torch.collectives import TorchCollectives
@@ -30,6 +35,7 @@ from edl.torch.replica import TorchReplica
 from edl.torch.sampler import refuse_partial_samplers
 from edl.torch.scalers import see_scalers
 from edl.torch.schedulers import watch_schedulers
+from edl.torch.seeding import seed_torch
 from edl.torch.sync_batch_norm import synchronise_batch_norm
 
 NO_OPTIMIZER = (
@@ -79,6 +85,10 @@ def init(**settings: Any) -> None:
             started it together with others.
     """
     process.start(TorchCollectives, settings)
+    seed_alike(
+        process.current_worker(),
+        {seed_numpy: numpy_is_seeded(), seed_torch: torch.initial_seed() < 2**32},
+    )
 
 
 def track(**objects: Trackable) -> None:

@@ -84,6 +84,14 @@ def generators_aside() -> Iterator[None]:
             generator.set_state(state)
 
 
+def seed_torch(seed: int | None) -> None:
+    """Seed PyTorch's global generators; None: by chance."""
+    if seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(seed)
+
+
 def read_seeded(dataset: Any, index: int, seed: int) -> Any:
     """Return the sample of ``index``, read with generators that ``seed`` has seeded."""
     with generators_aside():

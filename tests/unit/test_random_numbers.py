@@ -14,8 +14,21 @@ import torch.utils.data
 
 from edl.core.step.seeds import derived_seed
 from edl.framework import random_numbers
-from edl.framework.random_numbers import RandomNumbers
-from edl.torch.seeding import Items, Seeded, SeededCollate, TorchGenerators, draws_nothing
+from edl.framework.random_numbers import (
+    RandomNumbers,
+    end_alike,
+    numpy_is_seeded,
+    seed_alike,
+    seed_numpy,
+)
+from edl.torch.seeding import (
+    Items,
+    Seeded,
+    SeededCollate,
+    TorchGenerators,
+    draws_nothing,
+    seed_torch,
+)
 from edl.worker.worker import Worker
 
 
@@ -58,6 +71,29 @@ def numbers_of(**worker: Any) -> RandomNumbers:
 def begun(**worker: Any) -> tuple[float, float, float]:
     numbers_of(**worker).enter()
     return draw()
+
+
+def test_what_is_drawn_without_a_seed_is_alike_until_each_worker_draws_its_own() -> None:
+    run = SimpleNamespace(checkpointing=SimpleNamespace(run="r1"), is_shared=True)
+    worker = cast(Worker, SimpleNamespace(**vars(run), same_random=False))
+    seeders = {seed_torch: False, seed_numpy: False}
+    drawn = []
+    for _ in range(2):
+        torch.seed()
+        np.random.set_bit_generator(np.random.MT19937())  # as a process begins
+        assert not numpy_is_seeded()
+        seed_alike(worker, seeders)
+        assert numpy_is_seeded()
+        drawn.append((float(torch.rand(())), float(np.random.rand())))
+        end_alike()
+        drawn.append((float(torch.rand(())), float(np.random.rand())))
+    assert drawn[0] == drawn[2]
+    assert drawn[1][0] != drawn[3][0]
+    seed_script()
+    before = draw()
+    seed_script()
+    seed_alike(worker, dict.fromkeys(seeders, True))
+    assert draw() == before
 
 
 def test_a_job_of_one_draws_what_the_script_seeds() -> None:

@@ -11,9 +11,9 @@ from edl.core.step.state_check import Digests
 DATA = "sample "  # how the names of the digests of samples begin; no part of a model has a space
 UNSTABLE = -1  # the digest of a sample that is not the same each time
 ALIKE = (
-    ": samples would be trained twice or never. Build and order the data set alike on all workers, "
-    "without the rank, the host, or a generator of the script's own. EDL_STATE_CHECK_STEPS=0 turns "
-    "this check off"
+    ": samples would be trained twice or never. Build and order the data set alike on all workers: "
+    "seed what it is drawn from (random.seed(0), torch.manual_seed(0)), without the rank or the "
+    "host. EDL_STATE_CHECK_STEPS=0 turns this check off"
 )
 BY_EPOCH = (
     ": it has not run the epochs before. Let the order of an epoch follow from the epoch, as by "
