@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import numbers
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -371,14 +372,15 @@ class BatchSteps:
         return True
 
     @contextmanager
-    def looping(self) -> Iterator[None]:
+    def looping(self, exiting: Callable[[], bool] = sys.is_finalizing) -> Iterator[None]:
         """Let the script loop over the batches; what it draws after the loop is the job's."""
         self._loop = mine = object()
         self._draw_for_step()  # what the framework draws for its iterator
         try:
             yield
         finally:
-            if self._numbers is not None and self._loop is mine:  # the iterator may be kept
+            # The iterator may be kept, until the interpreter's end, where modules are empty.
+            if self._numbers is not None and self._loop is mine and not exiting():
                 self._numbers.between(LOOP_END, self._worker.step)
 
     def begin_epoch(self) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -411,3 +414,28 @@ def test_the_data_set_shows_through() -> None:
     assert (noisy.scale, seeded.scale) == (2, 2)  # type: ignore[attr-defined]
     with pytest.raises(AttributeError):
         seeded.nothing_of_the_kind  # noqa: B018 - it raises
+
+
+KEPT = """
+import torch, edl.torch as edl
+edl.init(logical=2)
+loader = edl.DataLoader(torch.arange(8.0), batch_size=2)
+model = torch.nn.Linear(1, 1)
+opt = edl.Optimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+def endless():
+    for _ in loader.epochs(9):
+        yield from loader
+batches = endless()
+for _ in range(2):
+    x = next(batches)
+    model(x[:, None]).sum().backward()
+    opt.step()
+    opt.zero_grad()
+"""
+
+
+def test_an_iterator_that_is_left_open_ends_with_the_interpreter(tmp_path: Path) -> None:
+    args = [sys.executable, "-c", KEPT]
+    ended = subprocess.run(args, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
