@@ -373,12 +373,14 @@ class RingBroken(RingError):
     Args:
         generation: the number of the ring's generation.
         detail: why it failed, as a clause for the message.
+        gone: the ids of newcomers that left it as all have agreed; nobody waits for their end.
     """
 
-    def __init__(self, generation: int, detail: str) -> None:
+    def __init__(self, generation: int, detail: str, gone: tuple[int, ...] = ()) -> None:
         super().__init__(f"the ring of generation {generation} is broken: {detail}")
         self.generation = generation
         self.detail = detail
+        self.gone = gone
 
 
 class RendezvousFailed(RingError):

@@ -312,6 +312,7 @@ class RingFailure(Record):
         blamed_rank: the rank, in that ring, that the error message names; -1: it names none.
         leaves: how often all workers have left an epoch with a batch in hand, as far as it knows.
         at_epochs: whether a newcomer has stepped back, so newcomers join at the start of an epoch.
+        gone: the ids of the newcomers that have left the ring with this worker's knowledge.
     """
 
     generation: int
@@ -321,6 +322,7 @@ class RingFailure(Record):
     blamed_rank: int = -1  # the member that the error is about; -1: it does not say
     leaves: int = 0
     at_epochs: bool = False
+    gone: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """Return the error message for people, followed by " (rank N)" if it blames a rank."""

@@ -91,5 +91,6 @@ def let_leave(
     ring.barrier(IDLE)
     # The newcomers break the ring before anybody else does: unless they know that they have to
     # leave, they would come back.
-    ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
-    raise RingBroken(ring.generation, f"{names(leaving)} did not leave it")
+    with contextlib.suppress(RingBroken):
+        ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
+    raise RingBroken(ring.generation, f"{names(leaving)} left it", tuple(leaving))

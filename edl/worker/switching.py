@@ -483,7 +483,8 @@ class Switching:
         failpoints.reached("broken")
         self._ring.break_()
         step = self.progress.step if self.progress.has_state else NO_STATE
-        self._coordinator.report_broken(self._failure(generation, step, text))
+        gone = getattr(error, "gone", ())
+        self._coordinator.report_broken(replace(self._failure(generation, step, text), gone=gone))
         self._ring.close()
         failpoints.reached("reported")
 

@@ -509,6 +509,22 @@ def test_no_worker_waits_for_the_epoch_to_leave() -> None:
     assert (ids(new.previous), new.at_epochs) == ((0, 1), True)
 
 
+def test_newcomers_that_come_while_one_waits_for_the_epoch_join_with_it() -> None:
+    more = tuple(newcomer(number, newest_generation=8) for number in (3, 4))
+    new = made(decided(waiting(*OLD, NEW, *more, **wanted({"a": 4}))))
+    assert (new.number, new.worker_ids, new.joined) == (9, (0, 1, 2, 3), (2, 3))
+    assert new.reason.startswith("w2, w3 join at the next epoch's start: 2 -> 4 workers")
+    waits(decided(waiting(*OLD, NEW, *more)), "w2 joins at the next epoch's start")
+
+
+def test_nobody_waits_for_the_end_of_a_newcomer_that_steps_back() -> None:
+    broken = RingFailure(7, 40, at_epochs=True, gone=(2,))
+    stay = (replace(A, broken=broken), replace(B, broken=broken))
+    for members in (stay, (*stay, C)):  # it has left ZooKeeper, or not yet
+        new = made(decided(job_of(*members, generation=ring(A, B, C))))
+        assert (new.worker_ids, new.left, new.repairs) == ((0, 1), (2,), True)
+
+
 def test_a_ring_that_breaks_while_a_newcomer_waits_is_repaired_without_it() -> None:
     new = made(decided(waiting(broke(OLD[0], 40), OLD[1], NEW), dead=(1,)))
     assert (new.number, new.worker_ids, new.repairs, new.at_epochs) == (9, (0,), True, True)

@@ -34,7 +34,7 @@ from edl.core.job.decision import Limits, MembershipDecision, end_generation, is
 from edl.core.job.desired import DesiredChange
 from edl.core.job.repair import has_state, repair
 from edl.core.job.resize import next_generation
-from edl.core.job.ring_failure import broke
+from edl.core.job.ring_failure import broke, let_go
 from edl.core.plural import names, verb, workers
 from edl.core.records import Generation, JobState, Member, RingMember, Stage
 from edl.core.snapshot import Snapshot
@@ -143,7 +143,7 @@ def _decide(
         silent: the ids of workers whose port has not answered just now.
     """
     # A worker counts while it has a session and is neither proven dead nor evicted.
-    gone = frozenset({*dead, *now.evicted})
+    gone = frozenset({*dead, *now.evicted, *let_go(now)})
     healthy = {member.id: member for member in now.members if member.id not in gone}
     current = now.generation
     # The members of a job that has ended leave by themselves.
@@ -250,6 +250,13 @@ def _decide_for_running(
             waits = f"{joining} {verb(len(current.joined), 'joins', 'join')} at the next epoch"
             if leave.generation is not None:
                 return leave
+            aware = {  # of a further generation, which those who wait enter in place of this one
+                w: replace(m, newest_generation=current.number) if w in current.joined else m
+                for w, m in healthy.items()
+            }
+            more = next_generation(now, before, aware, term, ages, limits, silent)
+            if more.generation is not None and {*more.generation.joined} > {*current.joined}:
+                return more
             return MembershipDecision(f"{waits}'s start", answers=leave.answers)
     # Rule 4: after a further generation, some members would enter this one and others the further.
     waiting = [

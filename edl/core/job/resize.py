@@ -578,7 +578,9 @@ def _generation(
     members = (*stay, *(ring_member(healthy[w]) for w in sorted(joining)))
     parts = []
     if joining:
-        parts.append(f"{names(sorted(joining))} joined")
+        who = names(sorted(joining))
+        later = f"{who} {verb(len(joining), 'joins', 'join')} at the next epoch's start"
+        parts.append(later if current.at_epochs else f"{who} joined")
     if leaving:
         parts.append(f"{names(sorted(leaving))} left")
     reason = f"{' and '.join(parts)}: {len(active)} -> {workers(len(members))}, {wanted} wanted"

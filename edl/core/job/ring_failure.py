@@ -68,6 +68,13 @@ def broke(member: Member | None, current: Generation) -> bool:
     return bool(current.previous) and 0 < member.generation <= member.broken.generation
 
 
+def let_go(now: Snapshot) -> set[int]:
+    """Return the ids of the newcomers that have left the ring as its other members have agreed."""
+    current = now.generation
+    broken = [m.broken for m in now.members if current and broke(m, current)]
+    return {worker for report in broken if report is not None for worker in report.gone}
+
+
 def is_broken(now: Snapshot) -> bool:
     """Return whether any member of the ring reports a failure that no generation has repaired.
 
