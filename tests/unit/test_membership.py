@@ -517,6 +517,12 @@ def test_newcomers_that_come_while_one_waits_for_the_epoch_join_with_it() -> Non
     waits(decided(waiting(*OLD, NEW, *more)), "w2 joins at the next epoch's start")
 
 
+def test_a_newcomer_that_waits_for_the_epoch_and_is_wanted_no_more_is_given_up() -> None:
+    fewer = decided(waiting(*OLD, NEW, **wanted({"a": 2})))
+    assert fewer.generation is None
+    assert fewer.evict == {2: "host a has the 2 workers wanted there"}
+
+
 def test_nobody_waits_for_the_end_of_a_newcomer_that_steps_back() -> None:
     broken = RingFailure(7, 40, at_epochs=True, gone=(2,))
     stay = (replace(A, broken=broken), replace(B, broken=broken))

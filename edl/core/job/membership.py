@@ -257,6 +257,8 @@ def _decide_for_running(
             more = next_generation(now, before, aware, term, ages, limits, silent)
             if more.generation is not None and {*more.generation.joined} > {*current.joined}:
                 return more
+            if sum(now.assigned.hosts.values()) < len(current.members) and more.evict:
+                return replace(more, generation=None, change=None)  # it is wanted no more
             return MembershipDecision(f"{waits}'s start", answers=leave.answers)
     # Rule 4: after a further generation, some members would enter this one and others the further.
     waiting = [
