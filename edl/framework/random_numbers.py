@@ -73,7 +73,7 @@ def seed_numpy(seed: int | None) -> None:
 
 def numpy_is_seeded() -> bool:
     """Return whether the script has seeded NumPy's global generator by a number, or has drawn."""
-    _, key, at, *_ = np.random.get_state()
+    _, key, at, *_ = _global.get_state()
     return bool(key[0] != 1 << 31 or at != len(key) - 1)  # as NumPy begins, and np.random.seed()
 
 
