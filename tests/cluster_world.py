@@ -173,6 +173,7 @@ class Machine:
     denies: set[str] = field(default_factory=set)  # jobs whose agents refuse to run here
     failing: str = ""  # why each worker dies again and again, as agents say
     lacks: set[str] = field(default_factory=set)  # paths that are not here
+    tenants: tuple[str, ...] = ()  # for whom `edl host` names a user
 
     def runs(self, job: str, run: str) -> list[int]:
         return sorted(device for j, r, device in self.workers if (j, r) == (job, run))
@@ -215,6 +216,7 @@ class World:
         self.next_s = 0.0
         self.secrets: set[str] = set()
         self.queues: dict[str, QueueRecord] = {}
+        self.tenants: frozenset[str] = frozenset()
 
     # --- users
 
@@ -488,13 +490,19 @@ class World:
             controller.versions[f"host {name}"] = machine.version
             report = machine.report
             controller.paths[name] = report.paths if report is not None else {}
-            offer = HostOffer(machine.slots, labels=machine.labels) if machine.offered else None
+            offer = HostOffer(machine.slots, labels=machine.labels, tenants=machine.tenants)
             hosts.append(
                 HostView(
-                    name, offer, machine.drained, machine.assigned, machine.version, machine.report
+                    name,
+                    offer if machine.offered else None,
+                    machine.drained,
+                    machine.assigned,
+                    machine.version,
+                    machine.report,
                 )
             )
-        return ClusterView(jobs, hosts, self.settings, self.allocation, self.secrets, self.queues)
+        records = self.settings, self.allocation, self.secrets, self.queues
+        return ClusterView(jobs, hosts, *records, tenants=self.tenants)
 
     def plans(self, controller: Controller) -> ClusterPlan:
         view = self.view(controller)

@@ -88,7 +88,10 @@ class Awaited:
         self.is_taken, self.now_s = False, 0.0
         self.jobs = FakeJobs()
         store: Any = SimpleNamespace(
-            jobs=self.jobs, secrets=SimpleNamespace(contents=lambda names: {}), nodes=None
+            jobs=self.jobs,
+            secrets=SimpleNamespace(contents=lambda names: {}),
+            tenants=SimpleNamespace(names=lambda: ("ann",)),
+            nodes=None,
         )
         monkeypatch.setattr(assigned_runs, "current_run", self._current_run)
         self.runs = AssignedRuns(store, self._connect, PathProbe(), lambda: self.now_s)
@@ -164,3 +167,11 @@ def test_runs_that_are_assigned_no_more_are_not_watched(monkeypatch: pytest.Monk
     awaited.runs.keep_only({("k", "0")})
     assert awaited.sessions[1].connected
     assert {read.path for read in awaited.reads} == {f"{JobPaths('k').run}/0"}
+
+
+def test_a_tenants_job_is_refused_without_a_user_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    awaited = Awaited(monkeypatch)
+    awaited.there[0] = "a stat"
+    why = "`edl host` names no user for jobs of tenant ann; add --user ann=USER"
+    assert awaited.runs.start_of("ann.j", "0") == why
+    assert isinstance(awaited.runs.start_of("bob.j", "0"), StartOfRun), "the administrator's own"

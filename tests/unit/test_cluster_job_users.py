@@ -95,3 +95,20 @@ def test_only_root_can_run_jobs_as_others(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
     with pytest.raises(UsageError, match="--user needs `edl host` to run as root"):
         job_users(["ann=nobody"])
+    with pytest.raises(UsageError, match="--user names root"):
+        job_users(["root"])
+
+
+@pytest.mark.parametrize(("word", "of"), [("{}", ""), ("ann={}", "ann")])
+def test_whoever_trusts_tenants_names_the_own_user(
+    word: str, of: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nobody = pwd.getpwnam("nobody")
+    monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid)
+    users = job_users([word.format("nobody")])
+    assert list(users.of_tenants) == [of]
+    assert users.require("ann.digits") is None, "it runs as this process, with its environment"
+    places = LogPlaces(tmp_path / "jobs", tmp_path / "agents", users)
+    assert places.of_workers("ann.digits") == tmp_path / "jobs/ann.digits/logs"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert job_users(["root"]).require("ann.digits") is None, "in a container, for example"

@@ -75,7 +75,8 @@ def host(
             "--user",
             metavar="[TENANT=]USER",
             help="Run the jobs of a tenant, or all others, as this user of the machine; needs "
-            "root. May be repeated.",
+            "root, but for the user who runs `edl host`. Tenants' jobs run on hosts only that "
+            "name a user for them. May be repeated.",
             show_default=False,
         ),
     ] = None,

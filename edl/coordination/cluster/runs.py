@@ -378,6 +378,7 @@ def cluster_view(
         snapshot.allocation,
         snapshot.secrets,
         snapshot.queues,
+        tenants=snapshot.tenants,
     )
 
 

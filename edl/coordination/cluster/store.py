@@ -49,6 +49,7 @@ class ClusterSnapshot:
         leader: the JSON object that describes the leader of the newest term, with its ``term``;
             empty before the first.
         queues: the queues by name; empty: the cluster has none.
+        tenants: the names of the tenants.
     """
 
     settings: ClusterRecord
@@ -59,6 +60,7 @@ class ClusterSnapshot:
     leader: Mapping[str, Any]
     secrets: frozenset[str] = frozenset()
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
+    tenants: frozenset[str] = frozenset()
 
 
 class ClusterStore:
@@ -169,4 +171,5 @@ class ClusterStore:
             leader=content(p.leader, leader),
             secrets=frozenset(secrets or ()),
             queues=self.queues.read(queues or (), wake),
+            tenants=frozenset(self.tenants.records(wake)),
         )

@@ -16,8 +16,10 @@ from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
 from edl.core.cluster.live_model import StepTimeModels, batch_of, is_measured, live_model
 from edl.core.cluster.path_checks import PathCheck, too_long_for_a_question
 from edl.core.cluster.state import ClusterJob
+from edl.core.cluster.tenant_names import SEPARATOR, tenant_of
 from edl.core.cluster.view import ClusterView, JobView
-from edl.core.plural import counted
+from edl.core.plural import counted, verb
+from edl.errors import some
 
 HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
 # Jobs that wait, of one priority and the same labels, that a policy chooses among: the first ones.
@@ -252,20 +254,22 @@ class _HostChoices:
         self.nodes = nodes
         self._cluster = cluster
         self._table = table
-        self._kept: dict[tuple[object, object], _HostChoice] = {}
+        self._kept: dict[tuple[object, ...], _HostChoice] = {}
         self._silent = [host for host in cluster.hosts if host.offer is None]
 
     def of(self, job: JobView) -> _HostChoice:
         """Return the hosts that ``job`` can use.
 
-        Jobs with the same labels and the same required paths get the same object, but not a job
+        Jobs of one tenant with the same labels and required paths get the same object, but not one
         that may have more, or fewer, slots on its own hosts than other such jobs: those where it
         has devices, or a limit of its own.
         """
-        key = tuple(job.manifest.labels.items()), tuple(job.manifest.required_paths)
+        tenant = tenant_of(job.name, self._cluster.tenants)
+        key = tenant, tuple(job.manifest.labels.items()), tuple(job.manifest.required_paths)
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = self._choose(replace(job, name="", life=JobLife()))
+            name = tenant and f"{tenant}{SEPARATOR}"  # no job is called so
+            found = self._kept[key] = self._choose(replace(job, name=name, life=JobLife()))
         if job.manifest.labels and any(job.name in host.assigned.jobs for host in self._silent):
             return self._choose(job)  # it may use that host, whose labels are not known now
         refuses = self._table.refuses(job.name, job.order)
@@ -283,7 +287,8 @@ class _HostChoices:
         """
         check = self._cluster.path_checks.of(job.manifest)
         limits = _limits(job, self._cluster, self._table, self.nodes, check)
-        lacking = {*check.lacking, *self._table.refuses(job.name, job.order)}
+        closed = (host for host in self.nodes if self._cluster.is_closed_to(host, job.name))
+        lacking = {*check.lacking, *self._table.refuses(job.name, job.order), *closed}
         hosts, labels = _hosts_of(job, self._cluster, self.nodes, limits, lacking)
         return _HostChoice(limits, hosts, labels, check, sum(limits.values()))
 
@@ -306,6 +311,8 @@ def _active(
     if _waits_for_answers(job, cluster, table.now_s, check):
         return f"waits: {check.told}"
     if most is None:
+        if why := _closed(job, cluster, choice):
+            return why
         failed = table.refuses(job.name, job.order)
         whys = (
             f"; it could not start on host {host}: {one.reason}" for host, one in failed.items()
@@ -383,7 +390,8 @@ def _hosts_of(
         cluster: the cluster.
         nodes: host -> the slots that can be counted on.
         known: hosts that the job can use, whatever they say of its files.
-        lacking: hosts that say that they lack its files, or on which it could not start.
+        lacking: hosts that say that they lack its files, on which it could not start, or that are
+            closed to its tenant.
     """
     labelled = [host for host in nodes if has_labels(job, cluster, host)]
     hosts = tuple(host for host in labelled if host in known or host not in lacking)
@@ -449,7 +457,7 @@ def _limits(
     """Return the most slots that ``job`` may have on each host, above 0, in the order of ``nodes``.
 
     A host that still has something of a former run of the job has no slots for it, nor has a host
-    without the job's files, unless its run is there already.
+    without the job's files, or that is closed to its tenant, unless its run is there already.
 
     Args:
         job: the job, with its labels and its limits on hosts.
@@ -469,7 +477,8 @@ def _limits(
         limit = life.limits.get(host)
         if limit is not None and limit.until_s > table.now_s:
             slots = min(slots, limit.most)
-        is_open = host not in blocked and (host in own or check.allows(host))
+        allows = check.allows(host) and not cluster.is_closed_to(host, job.name)
+        is_open = host not in blocked and (host in own or allows)
         is_open = is_open and host not in failed
         if slots and is_open and has_labels(job, cluster, host):
             found[host] = slots
@@ -513,6 +522,26 @@ def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str,
         return target
     entries = table.entries(job.name, job.life.run)
     return {host: len(entry.devices) - len(entry.leaving) for host, entry in entries.items()}
+
+
+def _closed(job: JobView, cluster: ClusterView, choice: _HostChoice) -> str:
+    """Return the sentence that says which hosts run no jobs of its tenant; empty: all do."""
+    hosts = [
+        host.name
+        for host in cluster.hosts
+        if host.takes_slots
+        and host.name not in choice.limits
+        and cluster.is_closed_to(host.name, job.name)
+        and has_labels(job, cluster, host.name)
+    ]
+    if not hosts:
+        return ""
+    tenant = tenant_of(job.name, cluster.tenants)
+    return (
+        f"waits: it needs {counted(job.min_slots, 'slot')}, and there are {choice.room} on hosts "
+        f"that run jobs of tenant {tenant}; {verb(len(hosts), 'host', 'hosts')} {some(hosts)} "
+        f"{verb(len(hosts), 'names', 'name')} no user for it: `edl host --user {tenant}=USER`"
+    )
 
 
 def _too_large(

@@ -161,6 +161,7 @@ class Draft:
             if host.offer is not None
             and host.takes_slots
             and host.name not in used
+            and not self.cluster.is_closed_to(host.name, job.name)
             and job.manifest.labels.items() <= host.offer.labels.items()
         )
         return room >= job.min_slots

@@ -212,7 +212,9 @@ def _holders(draft: Draft, job: JobView) -> str:
     for host, name, entry in draft.table.all_entries():
         offer = draft.cluster.host_named[host].offer
         labels = offer.labels if offer is not None else {}
-        if name != job.name and job.manifest.labels.items() <= labels.items():
+        if name == job.name or draft.cluster.is_closed_to(host, job.name):
+            continue
+        if job.manifest.labels.items() <= labels.items():
             held[name] += len(entry.devices)
     most = [f"{name} has {counted(count, 'slot')}" for name, count in held.most_common(3)]
     others = f" and {counted(len(held) - 3, 'other job')} the rest" if len(held) > 3 else ""

@@ -171,6 +171,8 @@ class HostOffer(Record):
             and gives back those that it has.
         lease: the lease under which another engine lends the host
             (:mod:`edl.core.cluster.lease_records`); empty: under none.
+        tenants: the tenants whose jobs run there, each as the user that ``--user`` names for it;
+            "" stands for all others. It is empty of an older edl, too.
     """
 
     slots: int
@@ -183,6 +185,7 @@ class HostOffer(Record):
     port: int = 0
     leaves: bool = False
     lease: str = ""
+    tenants: tuple[str, ...] = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:

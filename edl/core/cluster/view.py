@@ -27,6 +27,7 @@ from edl.core.cluster.records import (
     QueueRecord,
     Wanted,
 )
+from edl.core.cluster.tenant_names import tenant_of
 from edl.core.policy.step_time import StepTimeSample
 from edl.core.records import JobState
 from edl.core.sizes import Sizes
@@ -455,6 +456,7 @@ class ClusterView:
         more_hosts: how the cluster gets more hosts, as the end of a sentence for people.
         missing_paths: path -> the host that an engine had lent, and that did not have it, as the
             subject of a sentence. For now no host is borrowed for jobs that need the path.
+        tenants: the names of the tenants.
     """
 
     jobs: Sequence[JobView]
@@ -465,6 +467,7 @@ class ClusterView:
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
     more_hosts: str = "add hosts with `edl host`"
     missing_paths: Mapping[str, str] = field(default_factory=dict)
+    tenants: frozenset[str] = frozenset()
 
     @cached_property
     def by_name(self) -> Mapping[str, JobView]:
@@ -480,3 +483,8 @@ class ClusterView:
     def host_named(self) -> Mapping[str, HostView]:
         """The hosts of the cluster by name, also those that offer nothing now."""
         return {host.name: host for host in self.hosts}
+
+    def is_closed_to(self, host: str, job: str) -> bool:
+        """Return whether ``job`` is a tenant's, and ``host`` names no user for that tenant."""
+        tenant, offer = tenant_of(job, self.tenants), self.host_named[host].offer
+        return bool(tenant) and (offer is None or not {tenant, ""} & set(offer.tenants))

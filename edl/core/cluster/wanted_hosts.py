@@ -14,6 +14,7 @@ from edl.core.cluster.active_jobs import obstacle
 from edl.core.cluster.job_life import LifeState
 from edl.core.cluster.lease_records import LeaseLimits
 from edl.core.cluster.quota_limits import QuotaRequest, quota_limits
+from edl.core.cluster.tenant_names import tenant_of
 from edl.core.cluster.view import ClusterView, HostView, JobView
 from edl.core.plural import counted, verb
 from edl.errors import some
@@ -182,6 +183,8 @@ def _counts(
     labels = job.manifest.labels.items()
     if not job.wants_slots or not labels <= limits.shape.labels.items():
         return False
+    if tenant_of(job.name, cluster.tenants):
+        return False  # lent hosts run without --user
     room = sum(count for offered, count in own.items() if labels <= offered)
     if job.min_slots > room + limits.max_hosts * limits.shape.slots:
         return False

@@ -12,8 +12,10 @@ from edl.coordination.paths import JobPaths
 from edl.coordination.reads import exists, ignore_changes
 from edl.coordination.session import Session
 from edl.core.cluster.manifest import JobManifest
+from edl.core.cluster.tenant_names import SEPARATOR, tenant_of
 from edl.errors import AccessDenied, CoordinationError, UnknownJob
 from edl.scheduler.host.agents import StartOfRun
+from edl.scheduler.host.job_users import NO_USERS, JobUsers
 from edl.scheduler.host.path_probe import PathProbe
 
 MOST_IDENTITIES = 500
@@ -37,6 +39,7 @@ class AssignedRuns:
         connect: opens the other session, and starts it.
         paths: says whether this host has what a job needs; also an attribute.
         clock: returns the time in seconds; only differences count.
+        users: the users as whom jobs run here.
 
     Attributes:
         on_created: called when a run has been created for which :meth:`start_of` had to wait; it
@@ -49,6 +52,7 @@ class AssignedRuns:
         connect: Callable[[], Session],
         paths: PathProbe,
         clock: Callable[[], float] = time.monotonic,
+        users: JobUsers = NO_USERS,
     ) -> None:
         self._store = store
         self.paths = paths
@@ -56,6 +60,7 @@ class AssignedRuns:
         self._connect = connect
         self._session: Session | None = None
         self._clock = clock
+        self._users = users
         # Jobs and their runs, watched in the session -> when all was read last.
         self._awaited: dict[tuple[str, str], float] = {}
 
@@ -82,6 +87,8 @@ class AssignedRuns:
             if not self._store.nodes.session.connected:
                 raise
             return f"its records cannot be read: {error}"  # they are of a newer edl, for example
+        if why := self._closed(job):
+            return why
         if secret is None:
             return NOT_CREATED
         secrets = self._lacks(manifest) or self._secrets_of(manifest)
@@ -133,6 +140,17 @@ class AssignedRuns:
     def _created(self) -> None:
         """Call :attr:`on_created`; it runs on kazoo's connection thread."""
         self.on_created()
+
+    def _closed(self, job: str) -> str:
+        """Return why no job of a tenant runs here, as a sentence; empty: it may.
+
+        The controller gives it no slots here, but one of an older edl does.
+        """
+        if self._users.of_tenants or SEPARATOR not in job:
+            return ""
+        tenant = tenant_of(job, self._store.tenants.names())
+        why = f"`edl host` names no user for jobs of tenant {tenant}; add --user {tenant}=USER"
+        return why if tenant else ""
 
     def _lacks(self, manifest: JobManifest) -> str:
         """Return which path that ``manifest`` requires is not here, as a sentence; empty: none."""

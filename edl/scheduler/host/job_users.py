@@ -1,7 +1,8 @@
 """Run the agents of a host's jobs as other users of the machine: each tenant's as its own.
 
 `edl host` that is root can do so (``--user TENANT=USER``). Then the code of a tenant's job can read
-neither the secret of the cluster nor the files of other tenants' jobs.
+neither the secret of the cluster nor the files of other tenants' jobs. Without ``--user`` no job of
+a tenant runs; who trusts them names the user of `edl host` itself.
 """
 
 from __future__ import annotations
@@ -59,28 +60,31 @@ class JobUsers:
     """The users as whom the jobs of a host run.
 
     Attributes:
-        of_tenants: tenant -> its user; ``ALL_OTHERS`` -> the user of all other jobs. Empty: all
-            jobs run as the user of this process.
+        of_tenants: tenant -> its user; ``ALL_OTHERS`` -> the user of all other jobs. Empty: the
+            administrator's jobs run as the user of this process, those of tenants not at all.
     """
 
     of_tenants: Mapping[str, JobUser] = field(default_factory=dict)
 
     def find(self, job: str) -> JobUser | None:
-        """Return the user of ``job``; None: there is none for it, or all run as this process."""
-        tenant = tenant_of(job, self.of_tenants)
-        return self.of_tenants.get(tenant or ALL_OTHERS)
+        """Return the user of ``job``; None: there is none for it, or it is that of this process."""
+        found = self._named(job)
+        return None if found is None or found.uid == os.geteuid() else found
 
     def require(self, job: str) -> JobUser | None:
-        """Return the user of ``job``; None: all jobs run as the user of this process.
+        """Return the user of ``job``; None: it runs as the user of this process.
 
         Raises:
             PermissionError: other jobs have users here, and this one has none.
         """
-        found = self.find(job)
-        if found is None and self.of_tenants:
+        if self.of_tenants and self._named(job) is None:
             why = f"`edl host` has been given no user for job {job}; add --user TENANT=USER"
             raise PermissionError(errno.EPERM, why)
-        return found
+        return self.find(job)
+
+    def _named(self, job: str) -> JobUser | None:
+        """Return the user that ``--user`` names for ``job``; None: none."""
+        return self.of_tenants.get(tenant_of(job, self.of_tenants) or ALL_OTHERS)
 
 
 NO_USERS = JobUsers()  # all jobs run as the user of this process
@@ -90,8 +94,8 @@ def job_users(words: Sequence[str]) -> JobUsers:
     """Return the users that ``words`` name, each like "ann=alice", or "edl" for all other jobs.
 
     Raises:
-        UsageError: a user is not known or is root, a tenant is named twice, two tenants have one
-            user, or this process is not root.
+        UsageError: a user is not known, or is root and named for one tenant; a tenant is named
+            twice; two have one user; or this process is neither root nor that user's.
     """
     found: dict[str, JobUser] = {}
     for word in words:
@@ -101,21 +105,21 @@ def job_users(words: Sequence[str]) -> JobUsers:
         if tenant in found:
             raise UsageError(f"--user {word} names its jobs a second time")
         user = _user(name)
+        if user.uid == 0 and (tenant or os.geteuid() != 0):
+            raise UsageError("--user names root, who can read everything; give another user")
         if any(one.uid == user.uid for one in found.values()):
             raise UsageError(f"--user {word}: user {name} has other jobs; give each its own user")
         found[tenant] = user
-    if found and os.geteuid() != 0:
-        raise UsageError("--user needs `edl host` to run as root; without it all jobs run as you")
+    if os.geteuid() != 0 and any(one.uid != os.geteuid() for one in found.values()):
+        raise UsageError("--user needs `edl host` to run as root, but for the user who runs it")
     return JobUsers(found)
 
 
 def _user(name: str) -> JobUser:
-    """Return the user called ``name``; raise a UsageError if there is none, or it is root."""
+    """Return the user called ``name``; raise a UsageError if there is none."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
         raise UsageError(f"this machine has no user {name!r}") from None
-    if entry.pw_uid == 0:
-        raise UsageError("--user names root, who can read everything; give another user")
     groups = {entry.pw_gid, *os.getgrouplist(name, entry.pw_gid)}  # of directory services, too
     return JobUser(name, entry.pw_uid, entry.pw_gid, tuple(sorted(groups)), Path(entry.pw_dir))

@@ -105,6 +105,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         address=own.address,
         version=own_version(),
         lease=own.lease,
+        tenants=tuple(sorted(own.users.of_tenants)),
     )
 
     def connect() -> Session:
@@ -112,7 +113,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
         other.start()
         return other
 
-    runs = AssignedRuns(store, connect, PathProbe())
+    runs = AssignedRuns(store, connect, PathProbe(), users=own.users)
     with server:
         served = replace(offer, port=server.port)
         HostKeeper(store, host, served, mark, agents, runs, say, within_s).run()
