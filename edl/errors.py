@@ -150,13 +150,17 @@ class UnknownJob(UsageError):
 
     ``job`` is the name asked for. ``known`` are the names of the jobs that there are and that this
     process can open; if it contains ``job``, the message says that a new job has taken the name.
-    ``start`` is the command that starts a job, for the message.
+    ``start`` is the command that starts a job, for the message. ``reason`` is the message of a job
+    that has no run yet.
     """
 
-    def __init__(self, job: str, known: tuple[str, ...] = (), start: str = "edl run") -> None:
+    def __init__(
+        self, job: str, known: tuple[str, ...] = (), start: str = "edl run", reason: str = ""
+    ) -> None:
         hint = _known(job, known, "jobs", f"start one with `{start}`")
         gone = f"job {job!r} is over, and a new one of that name has taken its place"
-        super().__init__(gone if job in known else f"there is no job named {job!r}{hint}")
+        unknown = gone if job in known else f"there is no job named {job!r}{hint}"
+        super().__init__(reason or unknown)
         self.job = job
         self.known = known
 

@@ -96,6 +96,7 @@ def choose_job(
 
     Raises:
         AccessDenied: the job exists and its secret is not known here.
+        UnknownJob: ``ended``, and the job is one of the cluster known here that has no run yet.
         UsageError: without a name: no job, or more than one, could be chosen. A name that does not
             exist raises no error here; the first read of the records raises UnknownJob.
     """
@@ -106,6 +107,8 @@ def choose_job(
     store = None if name is None else JobStore(session, name)
     meant = names if name is None else tuple({name} & set(names))
     if store is not None and not meant:
+        if ended:
+            _check_has_run(session, store.name)
         if parsed_word(given or ""):
             raise UnknownJob(store.name, (), "edl submit")
         if given:  # which of the others does it open? The error names them
@@ -151,6 +154,19 @@ def _of_cluster(session: Session, job: str) -> list[str]:
     store = store_of_job(session, job, None)
     secret = None if store is None else store.jobs.secret(job)
     return [] if secret is None else [secret]
+
+
+def _check_has_run(session: Session, job: str) -> None:
+    """Raise an UnknownJob that says why ``job`` waits, if it is one of the cluster known here."""
+    from edl.client.cluster.access import knows_clusters, store_of_job
+
+    store = store_of_job(session, job, None) if knows_clusters() else None
+    if store is not None and store.jobs.has(job):
+        from edl.client.cluster.waiting import described
+
+        now = described(store.jobs.get(job), store.leader.reasons())
+        state = f"job {job} is {now.state} and has no run: {now.reason}"
+        raise UnknownJob(job, reason=f"{state}; `edl show {job}` shows more")
 
 
 def _only(jobs: Sequence[Job], unreadable: Mapping[str, str], others: bool, ended: bool) -> str:

@@ -41,6 +41,7 @@ def create(
         replace_file(path, [client.tenants.create(name)])
     typer.echo(f"tenant {name} of cluster {where} is made; its secret is in {path}")
     typer.echo(f"give it a queue: edl queue set QUEUE --quota SLOTS --tenant {name}")
+    typer.echo(f"and a host that runs its jobs as a user: edl host --user {name}=USER --slots N")
 
 
 @app.command("list")
