@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import signal
 import sys
 from typing import Any
@@ -66,3 +68,39 @@ def test_a_job_of_a_cluster_whose_processes_die(shell: Shell) -> None:
     assert shell.started[-1].wait() == 0
     shell.started[-2].signal(signal.SIGTERM)
     assert shell.started[-2].wait() == 0
+
+
+@pytest.mark.long
+def test_a_tenants_job_runs_where_a_user_is_named_for_it(shell: Shell) -> None:
+    host = ("host", "--cluster", "lab", "--host", "a", "--slots", "2")
+    shell.start("cluster", "start", "--name", "lab").expect("leads cluster lab")
+    shell.start(*host).expect("host a offers 2 slots")
+    made = shell.edl("tenant", "create", "ann").stdout
+    own = ("--secret-file", made.partition("its secret is in ")[2].splitlines()[0])
+    assert shell.edl("queue", "set", "own", "--quota", "2", "--tenant", "ann").returncode == 0
+    end = shell.directory / "end"
+    command = json.dumps([sys.executable, STANDIN, "--until", str(end)])
+    manifest = shell.directory / "j.yaml"
+    manifest.write_text(f"name: j\ncommand: {command}\nmin: 1\nmax: 2\n")
+    assert shell.edl("submit", str(manifest), *own).returncode == 0
+
+    def job() -> dict[str, Any]:
+        return shown(shell, "ann.j")
+
+    why = "host a names no user for it: `edl host --user ann=USER`"
+    until(lambda: why in job()["reason"], WAIT_S, lambda: str(job()))
+    status = shell.edl("status", "j", *own)
+    assert status.returncode == 94
+    assert status.stderr.startswith("edl: job ann.j is queued and has no run: place 1 of 1")
+    assert why in status.stderr
+    shell.started[-1].signal(signal.SIGTERM)
+    assert shell.started[-1].wait() == 0
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    shell.start(*host, "--user", me).expect("host a offers 2 slots")
+    until(lambda: job()["state"] == "running", WAIT_S, lambda: str(job()))
+    assert "running" in shell.edl("status", "j", *own).stdout
+    end.touch()
+    assert shell.edl("wait", "j", *own).returncode == 0
+    for one in (shell.started[-1], shell.started[0]):
+        one.signal(signal.SIGTERM)
+        assert one.wait() == 0
