@@ -50,7 +50,9 @@ def test_who_halts_a_job(
     if is_halted and not saves:
         assert lost in story[0]
         [after] = [line for line in world.story if line.startswith("long: halting -> queued")]
-        assert "500 steps were lost" in after
+        assert after.endswith("; it saves no checkpoint: 500 steps were lost")
+        assert "loses" not in after
+        assert "preempted: waits" not in story[0]
     elif is_halted:
         assert lost not in story[0]
     else:

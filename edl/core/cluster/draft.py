@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edl.core.cluster.devices import DeviceTable
 from edl.core.cluster.job_life import JobLife, LifeEvent, LifeResult, LifeState
-from edl.core.cluster.life_events import RunHosts
+from edl.core.cluster.life_events import UNSAVED, RunHosts
 from edl.core.cluster.orders import Order
 from edl.core.cluster.times_ahead import allocation_by, life_by
 from edl.core.cluster.view import ClusterView, JobView
@@ -102,7 +102,7 @@ class Draft:
         if job.saves_nothing:
             trained = duration_in_words(max(0.0, self.now_s - job.life.since_s))
             steps = counted(job.measured.done_steps, "step")
-            reason += f"; it saves no checkpoint, and loses {steps} ({trained} of training)"
+            reason += f"{UNSAVED}, and loses {steps} ({trained} of training)"
         self.change(job, LifeEvent.STOP, job.life.after(LifeEvent.STOP, reason, self.now_s))
 
     def facts(self, job: JobView) -> RunHosts:

@@ -22,6 +22,7 @@ from edl.errors import NO_PROGRAM_EXIT, REFUSED_EXIT
 # Exit codes with which a command ends that cannot start: Python's of a script that is not there and
 # argparse's, a shell's of a program that is not there, and that of a worker that edl refuses.
 HOPELESS = (2, NO_PROGRAM_EXIT, REFUSED_EXIT)
+UNSAVED = "; it saves no checkpoint"  # before what is lost
 
 
 class PendingEvent(NamedTuple):
@@ -234,9 +235,11 @@ def _halting(
         return PendingEvent(LifeEvent.HALT, f"it was halted{also}")
     if failure is not None:
         return _failed(job, failure)
+    why = job.life.reason
     if run is not None and not run.saves and job.measured.done_steps:
-        also += f"; {counted(job.measured.done_steps, 'step')} were lost"
-    return PendingEvent(LifeEvent.REQUEUE, f"waits for slots again: {job.life.reason}{also}")
+        why = why.partition(UNSAVED)[0]  # it says what was to be lost
+        also += f"{UNSAVED}: {counted(job.measured.done_steps, 'step')} were lost"
+    return PendingEvent(LifeEvent.REQUEUE, f"waits for slots again: {why}{also}")
 
 
 def _halted(

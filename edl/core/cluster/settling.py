@@ -32,7 +32,8 @@ def give_back(draft: Draft) -> None:
         target, run = draft.target(job), job.present_run
         if not target:
             if not draft.allocation.problem:
-                draft.stop(job, f"preempted: {draft.waits.get(job.name) or draft.why(job)}")
+                why = draft.waits.get(job.name) or draft.why(job)
+                draft.stop(job, f"preempted: {why.removeprefix('waits: ')}")
         elif run is not None:
             for host in draft.table.entries(job.name, run.token):
                 draft.table.reclaim(host, job.name, target.get(host, 0), run)
