@@ -165,8 +165,9 @@ def _check_has_run(session: Session, job: str) -> None:
         from edl.client.cluster.waiting import described
 
         now = described(store.jobs.get(job), store.leader.reasons())
-        state = f"job {job} is {now.state} and has no run: {now.reason}"
-        raise UnknownJob(job, reason=f"{state}; `edl show {job}` shows more")
+        state = "ended without a run" if now.result else f"is {now.state} and has no run"
+        why = f"job {job} {state}: {now.reason}; `edl show {job}` shows more"
+        raise UnknownJob(job, reason=why)
 
 
 def _only(jobs: Sequence[Job], unreadable: Mapping[str, str], others: bool, ended: bool) -> str:

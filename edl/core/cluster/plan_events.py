@@ -109,7 +109,8 @@ def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
         if bool(host.assigned.silent_s) != bool(after.silent_s):
             yield PlannedEvent(ClusterEventKind.HOST, _host_change(host), host=name)
         for job, one in after.failures.items():
-            if host.assigned.failures.get(job) != one:
+            before = host.assigned.failures.get(job)
+            if before is None or (before.order, before.reason) != (one.order, one.reason):
                 why = f"job {job} could not start on host {name}, and gets no slots there"
                 yield PlannedEvent(ClusterEventKind.HOST, f"{why}: {one.reason}", job, host=name)
         if bool(host.assigned.out) != bool(after.out):
