@@ -113,3 +113,22 @@ def test_a_host_is_taken_out_after_failures_of_three_jobs_and_comes_back_by_itse
     assert "d" not in world.machines["h1"].assigned.failures
     world.machines["h1"].failing = ""
     world.until(lambda: sum(map(world.slots, "abcd")) == 12, rounds=400)
+
+
+def test_a_job_that_was_to_move_to_a_host_that_fails_trains_on_where_it_is() -> None:
+    world = World(2, 2, policy="edl")
+    world.machines["h0"].labels = {"disk": "ssd"}
+    world.machines["h1"].drained = True
+    world.submit("a", min=2, max=2, preemptible=None)
+    world.until(lambda: world.state("a") is LifeState.RUNNING)
+    run = world.jobs["a"].run
+    assert run is not None
+    run.saves = False
+    world.machines["h1"].failing = "no GPU driver here"
+    world.machines["h1"].drained = False
+    world.submit("b", min=2, max=2, labels={"disk": "ssd"})
+    world.rounds(60)
+    assert world.machines["h1"].assigned.failures["a"].reason == "no GPU driver here"
+    assert world.jobs["a"].run is run, f"it was halted, and has lost its training: {world}"
+    assert world.devices("a") == {"h0": (0, 1)}
+    assert world.state("b") is LifeState.QUEUED

@@ -321,6 +321,10 @@ def _active(
         return why + "".join(whys)
     had = _had(job, cluster, table)
     present = {host: min(count, limits[host]) for host, count in had.items() if host in limits}
+    if had and not present:  # it was to move, and its new hosts fail: it still trains on the old
+        entries = table.entries(job.name, job.life.run)
+        had = {host: len(entry.devices) for host, entry in entries.items()}
+        present = {host: min(count, limits[host]) for host, count in had.items() if host in limits}
     size = sum(present.values())
     intact = size == sum(had.values()) > 0 and sizes.allows(size)
     life, manifest = job.life, job.manifest
