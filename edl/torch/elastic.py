@@ -23,7 +23,7 @@ from edl.ring.ring import Ring
 from edl.torch.digest import digests, size_of
 from edl.torch.optimizer_state import lay_out_state
 from edl.torch.replica import rates_of
-from edl.torch.sampler import ElasticSampler
+from edl.torch.sampler import ElasticSampler, divide_among_ring
 from edl.torch.transfer import exchange
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
@@ -128,6 +128,11 @@ class TorchState(State):
 
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
         return exchange(ring, root, values, keep, cloudpickle.dumps)
+
+    def on_reset(self) -> None:
+        """Divide each DistributedSampler of ``hvd.size()`` replicas anew, then do the callbacks."""
+        divide_among_ring()
+        super().on_reset()
 
     def renew(self) -> None:
         """Divide the untrained samples among the workers of a new ring, then save the state.

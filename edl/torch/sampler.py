@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
@@ -20,6 +21,7 @@ from edl.errors import UsageError
 from edl.framework import process
 
 _allows_logical = False
+_of_ring: weakref.WeakSet[DistributedSampler[Any]] = weakref.WeakSet()
 
 
 def refuse_partial_samplers() -> None:
@@ -49,8 +51,29 @@ def refuse_partial_samplers() -> None:
                 f"workers, would leave samples out: {workers(worker.size)} share them now; give it "
                 "num_replicas=edl.num_processes(), and make it anew for each evaluation"
             )
+        # A derived class may have computed more from the share.
+        if type(self) is DistributedSampler and (
+            (self.num_replicas, self.rank) == (process.num_processes(), process.rank())
+        ):
+            _of_ring.add(self)
 
     DistributedSampler.__init__ = checked  # type: ignore[method-assign]
+
+
+def divide_among_ring() -> None:
+    """Divide anew what each DistributedSampler has divided among the workers of the last ring."""
+    for sampler in list(_of_ring):
+        epoch = sampler.epoch
+        DistributedSampler.__init__(
+            sampler,
+            sampler.dataset,
+            process.num_processes(),
+            process.rank(),
+            sampler.shuffle,
+            sampler.seed,
+            sampler.drop_last,
+        )
+        sampler.epoch = epoch
 
 
 def _lower_rank(asked: dict[str, Any], logical: int) -> None:

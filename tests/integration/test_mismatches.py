@@ -67,3 +67,17 @@ def test_a_newcomer_that_returns_before_the_others_ends_alone(
     assert "network" not in output, story
     assert len(disabled) == 1, story
     assert output.count("returned at 900 of 900") == 2, story
+
+
+@pytest.mark.long  # tests/README.md, Time
+def test_the_samplers_of_a_script_follow_the_ring(tmp_path: Path, zk_hosts: str) -> None:
+    script = SCRIPTS / "hvd_distributed_sampler.py"
+    with started(tmp_path, zk_hosts, script, np=2, max_np=3, throttled=Throttle()) as job:
+        job.wait_for_step(3)
+        job.scale(3)
+        job.wait_for_size(3)
+        job.hurry()
+        code = job.end()
+        story, output = job.describe("it ended otherwise"), job.output()
+    assert code == 0, story
+    assert all(f"returned: rank {rank} of 3 after 600" in output for rank in range(3)), story

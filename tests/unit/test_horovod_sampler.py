@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, DistributedSampler
 
 from edl.framework import process
+from edl.torch import elastic
 from edl.torch.sampler import ElasticSampler
 
 RINGS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=6)
@@ -67,3 +70,26 @@ def test_an_epoch_has_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert sorted(sampler) == sorted(first)
     assert list(sampler) != first
     assert list(ElasticSampler(range(5), shuffle=False)) == [0, 1, 2, 3, 4]
+
+
+def test_a_distributed_sampler_of_all_workers_follows_the_ring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ring = SimpleNamespace(size=2, logical=0, rank=1)
+    monkeypatch.setattr(process, "is_initialized", lambda: True)
+    monkeypatch.setattr(process, "current_worker", lambda: ring)
+    monkeypatch.setattr(process, "num_processes", lambda: ring.size)
+    monkeypatch.setattr(process, "rank", lambda: ring.rank)
+    state = elastic.TorchState()
+    lengths = []
+    followed = DistributedSampler(range(60), num_replicas=2, rank=1, seed=4)
+    followed.set_epoch(5)
+    loader = DataLoader(range(60), batch_size=5, sampler=followed)
+    other = DistributedSampler(range(60), num_replicas=4, rank=1)
+    state.register_reset_callbacks([lambda: lengths.append(len(loader))])
+    ring.size, ring.rank = 3, 2
+    state.on_reset()
+    expected = DistributedSampler(range(60), num_replicas=3, rank=2, seed=4)
+    expected.set_epoch(5)
+    assert list(followed) == list(expected)
+    assert (lengths, len(other)) == ([4], 15)
