@@ -217,17 +217,18 @@ class Training:
             total = length if self.order is None else self.order.total
             attach_source(self.worker, source, total, *order, self.order)
             if not isinstance(source, Dataset):  # files of edl's cannot change
-                self.load = one_at_a_time(self.load)
-                self.worker.loader.compare_data(DataCheck(lambda: length, self._sample))
+                self.load = load = one_at_a_time(self.load)
+                self.worker.loader.compare_data(
+                    DataCheck(lambda: length, lambda index, seed: self._sample(load, index, seed))
+                )
         if self.worker.logical:
             self.load = seeded(self.load, self.worker, self._numbers)
         return self.load
 
-    def _sample(self, index: int, seed: int) -> Any:
+    def _sample(self, load: Load, index: int, seed: int) -> Any:
         """Return the batch of one sample, read with Python's and NumPy's generators seeded."""
-        assert self.load is not None
-        with self._numbers.loading(seed, index):
-            return self.load(Batch(0, np.array([index])))
+        with self._numbers.loading(seed, index):  # so not by a load that seeds them, too
+            return load(Batch(0, np.array([index])))
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
         """Add the variables of ``optimizer`` and ``model`` to the state that all workers share.
