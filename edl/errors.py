@@ -52,6 +52,7 @@ from difflib import get_close_matches
 
 FEW = 5  # names in one message
 NO_PROGRAM_EXIT = 127  # a shell's exit status for a program that is not there, or may not be run
+ALREADY_HERE_EXIT = 95  # of an agent on a host that has another one of its job
 REFUSED_EXIT = 78  # sysexits.h: of a script that no other start of the same command would help
 AGAIN_EXIT = 75  # sysexits.h: of a newcomer whose next start joins at the start of an epoch
 

@@ -96,7 +96,7 @@ class Seeder:
         if self._job is None and tf.executing_eagerly():  # at an epoch's start
             with tf.init_scope():
                 self._shared, self._job = global_seed_generator(), _JobGenerator(seed=0)
-        return now._seed, now._rng
+        return now._seed, getattr(now, "_rng", None)  # none before the first seed
 
     def restore(self, saved: tuple[Any, Any]) -> None:
         """Set the state of eager operations, and let keras.random draw by its own generator."""

@@ -232,7 +232,7 @@ def test_scaling_by_and_to_a_number(shell: Shell, client: Job) -> None:
         assert job.status().world_size == 4
         assert str(job.scale_in(timeout_s=WAIT_S)) == "job j: 4 -> 3 workers (a: 2, b: 1)"
         assert job.scale(1).after == {"a": 1, "b": 0}
-        with pytest.raises(UsageError, match="to 0 workers: min_np is 1"):
+        with pytest.raises(UsageError, match="to 0 workers: `edl stop"):
             job.scale_in()
         with pytest.raises(UsageError, match="to 5 workers: max_np is 4"):
             job.scale_out(4)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from edl.core.cluster.host_jobs import (
+    REFUSED_AFTER,
     HostDecision,
     HostLimits,
     HostObservation,
@@ -17,6 +18,7 @@ from edl.core.cluster.host_jobs import (
 )
 from edl.core.cluster.records import HostAssignment, HostOffer, JobAssignment, JobReport
 from edl.core.cluster.view import HostView
+from edl.errors import ALREADY_HERE_EXIT
 
 LIMITS = HostLimits(by_itself_s=2.0, kill_after_s=10.0, stable_s=10.0, pause_s=1.0)
 GOES_ON, ENDS = JobAssignment("r1", (0, 1)), JobAssignment("r1", (0, 1), ends=7)
@@ -77,6 +79,9 @@ class TestStarts:
         assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
         stable = after_end(last, LastAgent("r1", 1, ended_s=100.0), 10.0, LIMITS)
         assert decide({"j": GOES_ON}, agents={"j": stable}).starts == ("j",)
+        for _ in range(9):  # until the session of an agent that was killed has ended
+            last = after_end(last, LastAgent("r1", ALREADY_HERE_EXIT), 0.5, LIMITS)
+        assert last.failures < REFUSED_AFTER
         other = after_end(last, LastAgent("r2", 1, ended_s=100.0), 0.5, LIMITS)
         assert other.failures == 1, "of another run"
 

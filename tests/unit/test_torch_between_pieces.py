@@ -56,7 +56,7 @@ def test_before_the_last_piece_nothing_is_counted(
 
 
 def test_a_share_of_an_evaluation_is_that_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = SimpleNamespace(logical=8, size=3)
+    worker = SimpleNamespace(logical=8, size=3, rank=0)
     monkeypatch.setattr(process, "_worker", cast(Worker, worker))
     with pytest.raises(UsageError, match="for 8 replicas, the number of logical workers, would"):
         DistributedSampler(range(24), 8, 0)

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edl.core.cluster.records import HostAssignment, HostReport, JobReport
+from edl.errors import ALREADY_HERE_EXIT
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,9 @@ def after_end(
     if lived_s >= limits.stable_s:
         return ended
     earlier = before.failures if before is not None and before.run == ended.run else 0
-    return replace(ended, failures=earlier + 1)
+    # That another agent is here, or its session is, passes by itself: the run is not refused by it.
+    most = REFUSED_AFTER - 1 if ended.exit_code == ALREADY_HERE_EXIT else earlier + 1
+    return replace(ended, failures=min(earlier + 1, most))
 
 
 def decide_host(
@@ -438,5 +441,6 @@ def _report(run: str, living: Sequence[RunProcess], last: LastAgent | None) -> J
     processes = tuple(sorted(one.pid for one in _oldest_of_attempts(counted)))
     if last is None or last.run != run:
         return JobReport(run, agent, None, processes)
-    refused = not agent and (last.refused or last.failures >= REFUSED_AFTER)
+    has_failed = last.failures >= REFUSED_AFTER and last.exit_code != 0
+    refused = not agent and (last.refused or has_failed)
     return JobReport(run, agent, last.exit_code, processes, "" if agent else last.reason, refused)

@@ -23,7 +23,15 @@ from typing import Annotated
 from edl.core.job.ending import HALTED_EXIT, UNSAVED_EXIT
 from edl.core.record import Record
 from edl.core.records import Job, JobState
-from edl.errors import AccessDenied, AgentExists, EdlError, RunEnded, UnknownJob, UsageError
+from edl.errors import (
+    ALREADY_HERE_EXIT,
+    AccessDenied,
+    AgentExists,
+    EdlError,
+    RunEnded,
+    UnknownJob,
+    UsageError,
+)
 
 INTERRUPTED = 130  # of a command that Ctrl-C ended before it had done anything
 
@@ -74,7 +82,7 @@ EXIT_CODES: Mapping[AgentEnd, int] = {
     AgentEnd.PREEMPTED: 92,
     AgentEnd.OVER: 93,
     AgentEnd.NO_SUCH_JOB: 94,
-    AgentEnd.ALREADY_HERE: 95,
+    AgentEnd.ALREADY_HERE: ALREADY_HERE_EXIT,
     AgentEnd.HALTED: HALTED_EXIT,
     AgentEnd.UNSAVED: UNSAVED_EXIT,
 }
