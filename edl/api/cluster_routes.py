@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from edl.api.answers import answer
-from edl.api.jobs import MOST_LISTED, NAME, By, Limit, pool_of
+from edl.api.jobs import MAX_LISTED, NAME, By, Limit, pool_of
 from edl.api.records import DrainStatus, PlanList, PolicySetting, SecretEntry, SecretList
 from edl.api.requests import sent_record
 from edl.api.schemas import answer_schemas, takes_record
@@ -80,7 +80,7 @@ async def secrets(
     request: Request,
     caller: By,
     after: Annotated[str, Query(description="Only those whose names come after this one.")] = "",
-    limit: Limit = MOST_LISTED,
+    limit: Limit = MAX_LISTED,
 ) -> Response:
     """List the names of the secrets that the cluster keeps for jobs."""
     found = await pool_of(request).ask(caller.by, lambda one: one.secrets.list())

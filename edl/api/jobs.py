@@ -37,8 +37,8 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 router = APIRouter(prefix="/v1", tags=["jobs"])
 By = Annotated[Caller, Depends(who)]
 Job = Annotated[str, Path(description="Name of a job.", pattern=NAME)]
-MOST_LISTED = 10_000  # jobs, as many as a cluster may have
-Limit = Annotated[int, Query(description="No more than so many.", ge=1, le=MOST_LISTED)]
+MAX_LISTED = 10_000  # jobs, as many as a cluster may have
+Limit = Annotated[int, Query(description="No more than so many.", ge=1, le=MAX_LISTED)]
 EventLimit = Annotated[int, Query(description="No more than so many.", ge=1, le=MOST_EVENTS)]
 After = Annotated[int, Query(description="Only events with a greater number.", ge=-1, le=2**53)]
 
@@ -83,7 +83,7 @@ async def list_jobs(
     after: Annotated[
         str | None, Query(description="Only jobs submitted after the job of this name.")
     ] = None,
-    limit: Limit = MOST_LISTED,
+    limit: Limit = MAX_LISTED,
 ) -> Response:
     """List the jobs of the cluster, in the order of submission."""
     found = await pool_of(request).ask(caller.by, lambda one: one.list(queue, state))

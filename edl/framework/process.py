@@ -117,9 +117,8 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
 
 
 def _was_stopped(worker: Worker) -> bool:
-    if (
-        worker.is_shared and worker.finishing.ends_early
-    ):  # the script's handler has ended it: no end of the training
+    # The script's own handler of a signal has ended it, so the training has not come to its end.
+    if worker.is_shared and worker.finishing.ends_early:
         ending.fails_late(STOPPED_EXIT)
     return worker.stopped
 

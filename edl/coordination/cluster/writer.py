@@ -32,7 +32,7 @@ from edl.errors import CoordinationError
 
 ENDED_KEPT = 500  # the newest ended jobs that no user has deleted stay in the records
 ENDED_KEPT_S = 7 * 86_400.0  # so do all others, for so long after their end
-MOST_ENDED = 3000  # but no more than so many
+MAX_ENDED = 3000  # but no more than so many
 EVENTS_KEPT = 10_000
 GONE_KEPT_S = 86_400.0  # a host that offers nothing stays so long in the records
 MOST_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
@@ -108,7 +108,7 @@ def byte_count(writes: Sequence[Write]) -> int:
 
 
 def jobs_to_remove(
-    jobs: Sequence[StoredJob], now_s: float, keep: int = ENDED_KEPT, most: int = MOST_ENDED
+    jobs: Sequence[StoredJob], now_s: float, keep: int = ENDED_KEPT, most: int = MAX_ENDED
 ) -> list[StoredJob]:
     """Return the ended jobs whose records are to be removed; the job that ended first comes first.
 
