@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs unit property contract integration chaos soak without-patch cluster-soak fleet-outages churn browser interleavings short-jobs elections gpu bench bench-quick cluster-jobs cluster-api cluster-scale figures tables scenarios clean
+.PHONY: help setup setup-tests demo test test-unit test-processes lint format types docs house step-files unit property contract integration chaos soak without-patch cluster-soak fleet-outages churn browser interleavings short-jobs elections gpu bench bench-quick cluster-jobs cluster-api cluster-scale figures tables scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -45,6 +45,12 @@ types: setup ## mypy --strict on edl/
 
 docs: setup ## write the tables of docs/ that are generated from the code
 	$(PYTHON_BIN) scripts/docs_tables.py
+
+house: setup ## the files and lines of each room of edl/, beside its budget; ARGS=--lower
+	$(PYTHON_BIN) scripts/house.py $(ARGS)
+
+step-files: setup ## which files of edl a step enters, and one with a repair; ARGS=--fit
+	$(PYTHON_BIN) scripts/step_files.py $(ARGS)
 
 format: setup ## let ruff format and mend what it can
 	$(PYTHON_BIN) -m ruff format .

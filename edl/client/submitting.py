@@ -78,7 +78,7 @@ class CreatedJob:
     replaced_events: str
 
 
-def submit(  # noqa: PLR0913 (its keywords are the options of `edl run`)
+def submit(
     command: Sequence[str],
     hosts: Mapping[str, SupportsIndex],
     *,

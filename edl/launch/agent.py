@@ -92,7 +92,7 @@ class Agent(Supervisor[AgentState]):
             a lost job again, and ends when the job's workers were placed on other hosts.
     """
 
-    def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the agent)
+    def __init__(
         self,
         store: JobStore,
         host: Host,

@@ -73,7 +73,7 @@ class LeaderTerm:
         clock: Returns the time in seconds; only differences count.
     """
 
-    def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the term)
+    def __init__(
         self,
         config: Config,
         store: JobStore,

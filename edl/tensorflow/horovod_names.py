@@ -70,7 +70,7 @@ _OPTIMIZER = inspect.signature(_horovod.DistributedOptimizer)
 
 
 @_horovod._cache  # type: ignore[untyped-decorator]
-def _reducer(  # noqa: PLR0913 (as Horovod's function, and with its signature)
+def _reducer(
     name: str,
     device_dense: str,
     device_sparse: str,
@@ -297,7 +297,7 @@ def _by_size(gradient: Any) -> Any:
     return gradient / tf.cast(size_op(), gradient.dtype)
 
 
-def _keras_optimizer(  # noqa: PLR0913 (the signature of Horovod's function for Keras)
+def _keras_optimizer(
     optimizer: Any,
     name: str | None = None,
     device_dense: str = "",

@@ -158,7 +158,7 @@ class LoopbackJob:
         memory: the job's records, as ZooKeeper would hold them.
     """
 
-    def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the job)
+    def __init__(
         self,
         script: Callable[[LoopbackWorker], None],
         *,

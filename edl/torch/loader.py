@@ -93,7 +93,7 @@ class DataLoader:
             refuses it, or an iterable data set lacks ``state_dict`` and ``load_state_dict``.
     """
 
-    def __init__(  # noqa: PLR0913 (a constructor: its arguments are those of PyTorch's, and edl's)
+    def __init__(
         self,
         dataset: torch.utils.data.Dataset[Any] | Dataset[Any] | Stream,
         batch_size: int = 1,

@@ -37,11 +37,10 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
-from source_trees import MODULES, ROOT, module_of, nodes
+from source_trees import MODULES, dotted, import_graph, imports_of, module_of, nodes_of
 
 BASE = {"errors", "config", "secret_file", "keys", "clock", "failpoints", "horovod_build"}
 BASE |= {"policy_source", "mount_point"}
@@ -149,26 +148,6 @@ def part_of(module: str) -> str:
     return "" if first == "__init__" else first
 
 
-@cache
-def nodes_of(module: str) -> tuple[ast.AST, ...]:
-    """Return what the rules here look at: imports, calls, attributes and handlers of errors."""
-    kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.Attribute, ast.ExceptHandler)
-    return tuple(node for node in nodes()[module] if isinstance(node, kinds))
-
-
-@cache
-def imports_of(module: str) -> tuple[str, ...]:
-    """Return the full names of all that a file imports, at the top or anywhere else."""
-    names: list[str] = []
-    for node in nodes_of(module):
-        if isinstance(node, ast.Import):
-            names += (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}:{node.lineno}: imports are absolute"
-            names += (f"{node.module}.{alias.name}" for alias in node.names)
-    return tuple(names)
-
-
 def in_each(modules: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
     """One test of all ``modules``: pytest takes longer for 2,000 tests than these for all they do.
 
@@ -186,11 +165,6 @@ def in_each(modules: Iterable[str]) -> Callable[[Callable[[str], None]], Callabl
         return test
 
     return decorate
-
-
-def dotted(module: str) -> str:
-    """Return the name by which a file of edl is imported."""
-    return f"edl/{module}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def within(name: str, package: str) -> bool:
@@ -212,14 +186,8 @@ def test_imports_point_one_way(module: str) -> None:
 
 def test_imports_make_no_circle() -> None:
     """An import within a function or for a type checker counts, too: it only hides a circle."""
-    files = {dotted(module): module for module in MODULES}
-    imports = {}
-    for module in MODULES:
-        # What is imported from a module is named as a module within a package is.
-        names = {n if n in files else n.rpartition(".")[0] for n in imports_of(module)}
-        imports[module] = {files[name] for name in names & files.keys()}
     try:
-        TopologicalSorter(imports).prepare()
+        TopologicalSorter(import_graph()).prepare()
     except CycleError as error:
         circle = error.args[1][::-1]  # each of graphlib's nodes is imported by the next one
         pytest.fail(" imports ".join(f"edl/{module}" for module in circle))
@@ -337,12 +305,6 @@ def test_only_config_reads_the_environment(module: str) -> None:
             read |= node.attr in indirectly
             where = f"edl/{module}:{node.lineno}"
             assert not read, f"{where} reads the environment ({node.attr}); ask edl.config"
-
-
-@in_each(MODULES)
-def test_modules_stay_readable(module: str) -> None:
-    lines = len((ROOT / module).read_text().splitlines())
-    assert lines <= 1200, f"edl/{module} has {lines} lines: split it"
 
 
 @in_each(MODULES)
