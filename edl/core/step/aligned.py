@@ -27,37 +27,22 @@ from edl.core.step.spans import Span, common, joined, length, subtract_spans, ta
 
 @dataclass(frozen=True)
 class AlignedSource(Source):
-    """The data of a job whose global batch is fixed: each step is leased in slices to all workers.
+    """The data of a job whose global batch is fixed: each step is leased in slices to workers"""
 
-    The fields are those of :class:`~edl.core.step.source.Source`: ``total``, ``batching``,
-    ``shuffle``, ``seed``, ``prefetch_batches`` and ``fingerprint``. ``batching.global_batch`` is
-    set, to the fixed number of samples. ``lets_newcomers_pad`` is False: each worker trains its
-    slice of a step, so a newcomer does not train padding batches while it loads its first batch.
-
-    Attributes:
-        audit_steps: in how many steps after each start and join the logical workers are trained
-            twice (:mod:`edl.core.step.exact_audit`).
-    """
-
+    # in how many steps after each start and join the logical workers are trained twice
+    # (`exact_audit`)
     audit_steps: int = 0
 
     lets_newcomers_pad: ClassVar[bool] = False  # each worker trains its slice of a step
 
     def policy(self, size: int) -> LeasePolicy:
-        """Return the policy that leases each global batch in slices to all workers.
-
-        ``size``, the number of workers in the ring, is not used.
-        """
+        """Return the policy that leases each global batch in slices to all workers."""
         fewest = 1 if self.batching.logical else 2
         return SlicePolicy(self.batch_size, units=self.units, fewest=fewest)
 
     @property
     def units(self) -> SliceSizes:
-        """The numbers of samples that one worker trains together, of which slices are made.
-
-        Where a distributed sampler says which samples an epoch has, its replicas are the logical
-        workers, and all of them train equally many samples of the last global batch.
-        """
+        """The numbers of samples that one worker trains together, of which slices are made."""
         unit = self.batching.micro_batch if self.batching.logical else 1
         if self.sampler is None:
             return SliceSizes(unit)
@@ -66,20 +51,10 @@ class AlignedSource(Source):
         return SliceSizes(unit, self.total - rest, each)
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
-        """Return how many more global batches ``worker`` needs to be leased.
-
-        It needs leases for the batches that its loader prefetches and for two steps; the global
-        batches of which any worker holds a lease are subtracted. The result is 0 if more than
-        ``step_batches`` global batches are leased and ``worker`` has no slice in the last of them:
-        with a lease for a later one, it would train that while the other workers train the last.
-
-        Args:
-            ledger: the ledger of the epoch, with the present leases of all workers.
-            worker: the id of the worker.
-            step_batches: how many batches of each worker make one step; above 1 if the script
-                accumulates gradients.
-            size: the number of workers in the ring; not used.
-        """
+        """Return how many more global batches `worker` needs to be leased."""
+        # The result is 0 if more than `step_batches` global batches are leased and `worker` has no
+        # slice in the last of them: with a lease for a later one, it would train that while the
+        # other workers train the last.
         there = sorted(dealt(ledger, self.batch_size))
         if there[step_batches:]:
             last = [span_of(there[-1], self.batch_size)]
@@ -88,20 +63,9 @@ class AlignedSource(Source):
         return max(0, self.prefetch_batches + 2 * step_batches - len(there))
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """Return the ledger for a new ring: leases become free, except those in training.
-
-        In a global batch in training, each worker of the new ring keeps its slices, and the slices
-        of workers that have gone become free. The caller must not lease them before the step is
-        complete: otherwise a worker that has not begun the step would train such a slice and its
-        own as one batch. With logical workers that is right, and the slices are leased here to the
-        workers of the new ring, which train them in the open step.
-
-        Args:
-            ledger: the ledger of the epoch, with the leases of the old ring.
-            members: the ids of the workers of the new ring.
-            in_hand: how many global batches are in training: the first ones that are leased; 0
-                between two steps.
-        """
+        """Return the ledger for a new ring: leases become free, except those in training."""
+        # The caller must not lease them before the step is complete: otherwise a worker that has
+        # not begun the step would train such a slice and its own as one batch.
         now = sorted(dealt(ledger, self.batch_size))[:in_hand]
         trained = [span_of(number, self.batch_size) for number in now]
         kept = ((worker, common(spans, trained)) for worker, spans in ledger.leases)
@@ -118,16 +82,7 @@ class AlignedSource(Source):
         return replace(dealt_now, free=joined(tuple(sorted((*dealt_now.free, *rest)))))
 
     def added_pieces(self, ledger: Ledger, members: Collection[int], in_hand: int) -> int:
-        """Return how many more pieces each worker trains in a step that workers have left.
-
-        The step's logical workers that ran on a worker which is gone are trained by the others, in
-        the same step. The result is 0 without logical workers, and if no worker has gone.
-
-        Args:
-            ledger: the ledger of the epoch, with the leases of the old ring.
-            members: the ids of the workers of the new ring.
-            in_hand: how many global batches are in training, as for :meth:`regroup`.
-        """
+        """Return how many more pieces each worker trains in a step that workers have left."""
         if not self.batching.logical:
             return 0
         now = sorted(dealt(ledger, self.batch_size))[:in_hand]
@@ -140,40 +95,18 @@ class AlignedSource(Source):
 
 @dataclass(frozen=True)
 class SlicePolicy(LeasePolicy):
-    """The policy that leases global batches of ``batch_size`` samples in slices to all workers.
+    """The policy that leases global batches of `batch_size` samples in slices to all workers."""
 
-    The need of a worker is a number of global batches. The policy leases as many global batches as
-    the worker with the smallest need asks for. It stops after a global batch of which some workers
-    get no slice: an incomplete one, which is the last one of an epoch, or what a dead worker left
-    of one. ``lease_batches`` is not used.
-
-    Attributes:
-        units: a slice has a multiple of this many samples, except at the end of an epoch.
-        fewest: how many samples a slice of an incomplete global batch has at least, if there are so
-            many: fewer workers get one rather than a single sample, for which BatchNorm has no
-            variance.
-    """
-
+    # a slice has a multiple of this many samples, except at the end of an epoch
     units: SliceSizes = field(default_factory=SliceSizes)
+    # how many samples a slice of an incomplete global batch has at least, if there are so many:
+    # fewer workers get one rather than a single sample, for which BatchNorm has no variance
     fewest: int = 1
 
     def deal(
         self, free: list[Span], needs: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[int, tuple[Span, ...]]]:
-        """Remove global batches from ``free``, and yield each worker's slice of each of them.
-
-        A global batch is what ``free`` has of it. It is removed right before its first slice is
-        yielded.
-
-        Args:
-            free: the free spans in order; it is changed.
-            needs: (worker id, number of global batches that the worker needs) for each worker of
-                the ring, in rank order.
-
-        Yields:
-            (worker id, the spans of its slice), global batch by global batch, in rank order; a
-            worker whose slice is empty is left out.
-        """
+        """Remove global batches from `free`, and yield each worker's slice of each of them."""
         for _ in range(min((need for _, need in needs), default=0)):
             if not free:
                 return
@@ -192,14 +125,7 @@ class SlicePolicy(LeasePolicy):
 
 
 def first_untrained(ledger: Ledger, batch_size: int) -> int:
-    """Return the index in its epoch of the first global batch that is not completely trained.
-
-    If all are trained, it is their number. The one in training is not trained yet.
-
-    Args:
-        ledger: the ledger of the epoch.
-        batch_size: the length of a global batch, in samples.
-    """
+    """Return the index in its epoch of the first global batch that is not completely trained."""
     spans = [*ledger.free, *(span for _, held in ledger.leases for span in held)]
     if not spans:
         return -(-ledger.total // batch_size)
@@ -207,19 +133,11 @@ def first_untrained(ledger: Ledger, batch_size: int) -> int:
 
 
 def span_of(number: int, batch_size: int) -> Span:
-    """Return the positions (start, stop) of the global batch with index ``number`` in its epoch.
-
-    ``stop`` is excluded, and may lie beyond the end of the epoch. ``batch_size`` is the length of a
-    global batch, in samples.
-    """
+    """Return the positions (start, stop) of the global batch with index `number` in its epoch."""
     return number * batch_size, (number + 1) * batch_size
 
 
 def dealt(ledger: Ledger, batch_size: int) -> set[int]:
-    """Return the indices, in the epoch, of the global batches of which any worker holds a lease.
-
-    ``ledger`` has the leases. ``batch_size`` is the length of a global batch, in samples; the first
-    batch has index 0.
-    """
+    """Return the indices, in the epoch, of the global batches of which any worker holds a lease."""
     spans = [span for _, held in ledger.leases for span in held]
     return {n for a, b in spans for n in range(a // batch_size, (b - 1) // batch_size + 1)}

@@ -11,22 +11,17 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples that one worker trains at once: a whole batch, or a microbatch of it.
+    """The samples that one worker trains at once: a whole batch, or a microbatch of it."""
 
-    Attributes:
-        position: the epoch position of the first sample.
-        indices: the indices of the samples in the data set, of shape (samples,).
-        counted: the optimizers (bit i for the one with number i) that have already made an update
-            with these samples on another worker; their next update leaves the samples out.
-        follow: how many microbatches of the same batch follow this one.
-        repeats: whether the samples are those of another worker's microbatch, which this worker
-            computes once more to compare the results; they count for nothing.
-    """
-
-    position: int
+    position: int  # the epoch position of the first sample
+    # the indices of the samples in the data set, of shape (samples,)
     indices: npt.NDArray[np.int64]
+    # the optimizers (bit i for the one with number i) that have already made an update with these
+    # samples on another worker; their next update leaves the samples out
     counted: int = 0
-    follow: int = 0
+    follow: int = 0  # how many microbatches of the same batch follow this one
+    # whether the samples are those of another worker's microbatch, which this worker computes once
+    # more to compare the results; they count for nothing
     repeats: bool = False
 
     @property
@@ -42,9 +37,6 @@ class Batch:
 
     @property
     def keys(self) -> list[int]:
-        """The numbers that identify the samples in the epoch, equal on all workers.
-
-        In this class they are the samples' indices in the data set.
-        """
+        """The numbers that identify the samples in the epoch, equal on all workers."""
         keys: list[int] = self.indices.tolist()
         return keys

@@ -23,12 +23,11 @@ BY_EPOCH = (
 
 
 def samples_of(table: Digests) -> Digests:
-    """Return those digests of ``table`` that are of samples."""
     return {name: digest for name, digest in table.items() if name.startswith(DATA)}
 
 
 def without_samples(table: Digests) -> Digests:
-    """Return those digests of ``table`` that are of the model and the other state."""
+    """Return those digests of `table` that are of the model and the other state."""
     return {name: digest for name, digest in table.items() if not name.startswith(DATA)}
 
 
@@ -48,11 +47,7 @@ def why_data_differ(
     said: Mapping[int, StateReport],
     leaving: bool,
 ) -> str:
-    """Return the message: whose data differ, in which sample, and what to do.
-
-    ``odd`` are the workers whose samples differ from those of ``others``; if ``leaving``, they are
-    newcomers, and end.
-    """
+    """Return the message: whose data differ, in which sample, and what to do."""
     mine, theirs = tables[odd[0]], tables[others[0]]
     name = next(each for each in mine if mine[each] != theirs[each])
     joined = f" joined after step {said[odd[0]].joined_after}, and" if leaving else ""

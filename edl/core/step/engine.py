@@ -111,35 +111,27 @@ class _Reduction(NamedTuple):
 
 
 class StepEngine:
-    """The steps of one worker on edl's loader, one after the other.
-
-    But for :attr:`late` and :attr:`logical`, only :meth:`handle` sets attributes.
-
-    Attributes:
-        number: how many steps this worker has begun, warm-ups included.
-        parts: each optimizer's part of the open step, by the optimizer's number.
-        is_open: whether a batch is handed out whose step is not complete.
-        in_hand: whether a batch is in hand: from when it is handed out until BatchEnd.
-        batches: the batches of the step on this worker.
-        updates: the optimizers, as bits, that have made their updates in the step.
-        completed_by_peers: whether other workers have completed the step without this one.
-        late: whether records are sent at the end of a step, because gradients are accumulated;
-            False: with the first batch.
-        logical: whether each microbatch is that of a logical worker. Then a repair completes no
-            step without the samples of workers that are gone: they are trained in the open step.
-        records: the step records of all workers; None: they have not come.
-        leaves: whether the script has left its loop during the batch.
-    """
+    """The steps of one worker on edl's loader, one after the other."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number = 0  # how many steps this worker has begun, warm-ups included
+        # each optimizer's part of the open step, by the optimizer's number
         self.parts: list[OptimizerPart] = []
+        # `is_open`: whether a batch is handed out whose step is not complete; `in_hand`: whether a
+        # batch is in hand: from when it is handed out until BatchEnd
         self.is_open = self.in_hand = False
-        self.batches = StepBatches()
-        self.updates = 0
+        self.batches = StepBatches()  # the batches of the step on this worker
+        self.updates = 0  # the optimizers, as bits, that have made their updates in the step
+        # whether other workers have completed the step without this one
         self.completed_by_peers = False
         self._theirs = 0  # the updates of the workers that have completed the step
+        # `late`: whether records are sent at the end of a step, because gradients are accumulated;
+        # False: with the first batch; `leaves`: whether the script has left its loop during the
+        # batch; `logical`: whether each microbatch is that of a logical worker. Then a repair
+        # completes no step without the samples of workers that are gone: they are trained in the
+        # open step
         self.late = self.leaves = self.logical = False
+        # the step records of all workers; None: they have not come
         self.records: StepRecords | None = None
         self._sent = False  # this worker's record is on its way in the present ring
         self._place = RingPlace(alone=True, warming_up=False, batch_size=1)
@@ -151,10 +143,7 @@ class StepEngine:
         self._is_begun = False  # the first of _todo has been instructed
 
     def add_optimizer(self) -> OptimizerPart:
-        """Add one more optimizer of the script; return its part of the steps.
-
-        If a step is open, the optimizer takes part in it.
-        """
+        """Add one more optimizer of the script; return its part of the steps."""
         part = OptimizerPart(len(self.parts))
         self.parts.append(part)
         if self.is_open:
@@ -166,10 +155,7 @@ class StepEngine:
 
     @property
     def is_between_parts(self) -> bool:
-        """Whether an optimizer has made an update with the batch in hand, or its step has ended.
-
-        If gradients of this batch are computed again after that, they belong to a new step.
-        """
+        """Whether an optimizer has made an update with the batch in hand, or its step has ended."""
         return self.in_hand and (self.updates > 0 or not self.is_open)
 
     @property
@@ -180,13 +166,7 @@ class StepEngine:
     # --- events
 
     def handle(self, event: Event) -> Instruction | None:
-        """Change the step by ``event``; return the next instruction, or None if nothing is to do.
-
-        Raises:
-            IllegalTransition: an optimizer is in a state that does not allow the event: a defect.
-            DataError: a batch that one optimizer has trained is accumulated with others.
-            UsageError: a further step begins on several accumulated batches.
-        """
+        """Change the step by `event`; return the next instruction, or None if nothing is to do."""
         return self._HANDLERS[type(event)](self, event)
 
     def _batch_start(self, event: BatchStart) -> Instruction | None:
@@ -259,7 +239,7 @@ class StepEngine:
     def _begin_request(
         self, request: _Request, optimizer: int, *todo: _Reduction
     ) -> Instruction | None:
-        """Begin a request with the reductions ``todo``; drop what is left of an earlier one."""
+        """Begin a request with the reductions `todo`; drop what is left of an earlier one."""
         self._request, self._optimizer = request, optimizer
         self._todo, self._is_begun = deque(todo), False
         return self._next()
@@ -376,10 +356,7 @@ class StepEngine:
         return self._start_record() if needs_record else self._next()
 
     def _go_on(self, event: RepairDone) -> None:
-        """Go on with more microbatches of the open step, which workers that are gone have left.
-
-        What was asked for has no result yet: it is asked for again after the last of them.
-        """
+        """Go on with more microbatches of the open step, which workers that are gone have left."""
         self.batches.add_pieces(event.pieces, event.follow)
         self._request = _Request.NOTHING
         self._rounds.clear()
@@ -469,7 +446,7 @@ class StepEngine:
         return self._done()
 
     def _next_round(self, optimizer: int, again: bool) -> Instruction | None:
-        """Return what comes next to reduce the gradients of ``optimizer``."""
+        """Return what comes next to reduce the gradients of `optimizer`."""
         part = self.parts[optimizer]
         self._reopen(part)
         if (instruction := self._next_for_records()) is not None:
@@ -499,11 +476,7 @@ class StepEngine:
         return part.agreed
 
     def _unsent(self, part: OptimizerPart) -> None:
-        """Decide what becomes of a step in which this worker sent no gradient.
-
-        If the worker is alone, its local gradients are the mean. If no worker has samples, the step
-        is dropped. In any other case the state stays as it is.
-        """
+        """Decide what becomes of a step in which this worker sent no gradient."""
         if part.agreed is not None and part.agreed.averaging is Averaging.LOCAL:
             part.on(StepEvent.KEEP)
         elif part.agreed is not None and part.agreed.averaging is Averaging.NONE:
@@ -514,12 +487,10 @@ class StepEngine:
         part.agreed, self._error = None, error
 
     def _reopen(self, part: OptimizerPart) -> None:
-        """Open a reduced or dropped part again; do nothing in any other state."""
         if part.step.state in REOPENED:
             part.on(StepEvent.SUPERSEDE if self.completed_by_peers else StepEvent.REOPEN)
 
     def _supersede(self, part: OptimizerPart) -> None:
-        """Mark an optimizer's part as completed by other workers, unless it has made its update."""
         if part.step.state in SUPERSEDED_FROM:
             part.on(StepEvent.SUPERSEDE)
 

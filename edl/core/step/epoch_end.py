@@ -11,19 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EpochLeft:
-    """An epoch at the moment when all workers left it, by finishing it or before its end.
+    """An epoch at the moment when all workers left it, by finishing it or before its end."""
 
-    Attributes:
-        epoch: the number of the epoch, from 0.
-        trained: how many of its samples the job has trained.
-        total: how many samples it has; 0 for a stream, whose length is not known.
-        is_over: whether all samples were trained.
-    """
-
-    epoch: int
-    trained: int
-    total: int
-    is_over: bool
+    epoch: int  # the number of the epoch, from 0
+    trained: int  # how many of its samples the job has trained
+    total: int  # how many samples it has; 0 for a stream, whose length is not known
+    is_over: bool  # whether all samples were trained
 
     @property
     def untrained(self) -> int:
@@ -43,35 +36,19 @@ class EpochLeft:
 
 
 def ended_by_script(left: EpochLeft) -> str:
-    """Return a clause that says in or after which epoch a script ended, for the end of a sentence.
-
-    It is for a script that ended before it had trained all its epochs. Examples: "; the script
-    ended after epoch 3", "; the script ended in epoch 3, with 752 of 960 samples of it trained".
-
-    Args:
-        left: the last epoch that the script trained.
-    """
+    """A clause that says in or after which epoch a script ended, for the end of a sentence"""
     if left.is_over:
         return f"; the script ended after epoch {left.epoch}"
     return f"; the script ended in epoch {left.epoch}, with {left.share} of it trained"
 
 
 def ended_by_count(left: EpochLeft) -> str:
-    """Return a clause that says how much of its last epoch a job that has ended has trained.
-
-    Example: "; 752 of 960 samples of epoch 3 are trained". It is empty if the whole epoch was
-    trained. ``left`` is that epoch.
-    """
+    """Return a clause that says how much of its last epoch a job that has ended has trained."""
     return "" if left.is_over else f"; {left.share} of epoch {left.epoch} are trained"
 
 
 def left_out(samples: int) -> str:
-    """Return a clause that says how many samples of all epochs of a job were not trained.
-
-    Example: "; 208 samples of epochs that all workers left early are not trained". It is empty if
-    ``samples``, that number, is 0. Samples that the script itself left out by ``loader.steps(n)``
-    are not counted in it by the caller.
-    """
+    """Return a clause that says how many samples of all epochs of a job were not trained."""
     if not samples:
         return ""
     return f"; {samples:,} samples of epochs that all workers left early are not trained"

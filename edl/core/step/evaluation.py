@@ -13,11 +13,7 @@ from edl.core.step.spans import Span
 
 
 def parts_of(open_spans: Iterable[Span], rank: int, size: int) -> tuple[Span, ...]:
-    """Return the part of each span that the worker of ``rank`` evaluates, of ``size`` workers.
-
-    The lengths of the workers' parts of a span differ by one at most. Empty parts are left out, so
-    a worker may have none.
-    """
+    """Return the part of each span that the worker of `rank` evaluates, of `size` workers."""
     parts = []
     for start, stop in open_spans:
         count = stop - start
@@ -30,12 +26,6 @@ def parts_of(open_spans: Iterable[Span], rank: int, size: int) -> tuple[Span, ..
 def open_parts(
     open_spans: Iterable[Span], size: int, evaluated: Collection[Span]
 ) -> tuple[Span, ...]:
-    """Return the parts of all ``size`` workers that are not in ``evaluated``, in their order.
-
-    Args:
-        open_spans: the spans that were divided by :func:`parts_of`.
-        size: among how many workers.
-        evaluated: the parts that have a result.
-    """
+    """Return the parts of all `size` workers that are not in `evaluated`, in their order."""
     every = [part for rank in range(size) for part in parts_of(open_spans, rank, size)]
     return tuple(sorted(part for part in every if part not in evaluated))

@@ -16,82 +16,51 @@ from edl.core.step.spans import Span, common
 
 
 class Pass(NamedTuple):
-    """One pass of a logical worker in the open step.
+    """One pass of a logical worker in the open step."""
 
-    Attributes:
-        logical: the number of the logical worker in the step, from 0.
-        repeats: False: the pass counts; True: it repeats one that another worker has computed.
-    """
-
-    logical: int
-    repeats: bool
+    logical: int  # the number of the logical worker in the step, from 0
+    repeats: bool  # False: the pass counts; True: it repeats one that another worker has computed
 
 
 class AuditMismatch(NamedTuple):
-    """The first value that two passes of the same logical worker have computed differently.
+    """The first value that two passes of the same logical worker have computed differently."""
 
-    Attributes:
-        logical: the number of the logical worker in the step, from 0.
-        worker: the id of the worker whose result counts.
-        repeated_by: the id of the worker that has computed it once more.
-        name: the name of the value.
-    """
-
-    logical: int
-    worker: int
-    repeated_by: int
+    logical: int  # the number of the logical worker in the step, from 0
+    worker: int  # the id of the worker whose result counts
+    repeated_by: int  # the id of the worker that has computed it once more
     name: str
 
     def differing_newcomer(self, newcomers: Collection[int]) -> int | None:
-        """Return the id of the newcomer that has to end; None: the whole job ends.
-
-        A newcomer has to end if its result differs from an old worker's.
-
-        Args:
-            newcomers: the ids of the workers because of which the step is audited.
-        """
+        """Return the id of the newcomer that has to end; None: the whole job ends."""
+        # `newcomers`: the ids of the workers because of which the step is audited.
         found = {self.worker, self.repeated_by} & set(newcomers)
         return found.pop() if len(found) == 1 and self.worker != self.repeated_by else None
 
 
 class AuditResult(NamedTuple):
-    """The result of the comparison of one step.
+    """The result of the comparison of one step."""
 
-    Attributes:
-        compared: how many logical workers were trained twice.
-        on_two_workers: how many of them by two workers, and not twice by the only one.
-        difference: the first difference; None: there is none.
-    """
-
-    compared: int
-    on_two_workers: int
-    difference: AuditMismatch | None
+    compared: int  # how many logical workers were trained twice
+    on_two_workers: int  # how many of them by two workers, and not twice by the only one
+    difference: AuditMismatch | None  # the first difference; None: there is none
 
 
 class AuditSteps:
-    """The steps of a job that are audited; all workers of a ring hold the same.
+    """The steps of a job that are audited; all workers of a ring hold the same."""
 
-    A window of steps begins with the first step of a job, after a resumption, and when a worker
-    joins. A step that goes on in a new ring, because a worker has died in it, is not audited and
-    does not count.
-
-    Args:
-        steps: how many steps are audited each time; 0: none.
-
-    Attributes:
-        members: the ids of the workers in the ring, in rank order.
-        left: how many steps are audited, from the open or next one on; 0: that one is not.
-        newcomers: the ids of the workers because of which the window has begun; empty at the
-            beginning of a job.
-    """
+    # A step that goes on in a new ring, because a worker has died in it, is not audited and does
+    # not count.
 
     def __init__(self, steps: int = 0) -> None:
         self._steps = steps
         self._begins = False  # with the next step
         self._remaining = 0  # steps, also while one is open that is not audited
         self._end = 0  # the number of the epoch's first global batch that is not audited
-        self.members: Sequence[int] = ()
+        self.members: Sequence[int] = ()  # the ids of the workers in the ring, in rank order
+        # how many steps are audited, from the open or next one on; 0: that one is not
         self.left = 0
+        # the ids of the workers because of which the window has begun; empty at the beginning of a
+        # job
         self.newcomers: frozenset[int] = frozenset()
 
     def enter_ring(self, members: Sequence[int]) -> None:
@@ -112,43 +81,29 @@ class AuditSteps:
         self.left = 0
 
     def next_step(self, batch: int) -> None:
-        """Decide whether the next step is audited; ``batch`` is its global batch in the epoch."""
+        """Decide whether the next step is audited; `batch` is its global batch in the epoch."""
         if self._begins:
             self._begins, self._remaining = False, self._steps
         self.left, self._end = self._remaining, batch + self._remaining
 
     def has(self, batch: int) -> bool:
-        """Return whether the global batch with the number ``batch`` of the epoch is audited."""
+        """Return whether the global batch with the number `batch` of the epoch is audited."""
         return batch < self._end
 
     def header(self) -> dict[str, Any]:
-        """Return the state of the audit, as JSON values, to be sent with the job's state.
-
-        A worker that gets the job's state gives the result unchanged to :meth:`take_over`, and then
-        audits the same steps.
-        """
+        """Return the state of the audit, as JSON values, to be sent with the job's state."""
         own = {"left": self.left, "remaining": self._remaining, "end": self._end}
         return {**own, "newcomers": sorted(self.newcomers)}
 
     def take_over(self, header: Mapping[str, Any]) -> None:
-        """Audit the same steps as the state source, whose :meth:`header` is ``header``."""
+        """Audit the same steps as the state source, whose `header` is `header`."""
         self._begins, self.newcomers = False, frozenset(header["newcomers"])
         self.left, self._remaining = int(header["left"]), int(header["remaining"])
         self._end = int(header["end"])
 
 
 def repeated(ledger: Ledger, worker: int, members: Sequence[int], batch: Span) -> tuple[Span, ...]:
-    """Return the positions of a global batch that ``worker`` trains a second time.
-
-    They are those of the next worker, in rank order, of all that train some of the batch; if it is
-    the only one, its own. A worker that trains none of the batch repeats none.
-
-    Args:
-        ledger: the ledger of the epoch, with the leases of all workers.
-        worker: the id of the worker.
-        members: the ids of the workers in the ring, in rank order.
-        batch: the positions of the global batch, as (start, stop).
-    """
+    """Return the positions of a global batch that `worker` trains a second time."""
     slices = [(each, common(ledger.held_by(each), [batch])) for each in members]
     trained = [(each, spans) for each, spans in slices if spans]
     own = next((place for place, (each, _) in enumerate(trained) if each == worker), None)
@@ -156,29 +111,13 @@ def repeated(ledger: Ledger, worker: int, members: Sequence[int], batch: Span) -
 
 
 class AuditTable:
-    """The results of all passes of a step, as a list of numbers that all workers add up.
-
-    Each pass has a row: the id of its worker plus 1, and a digest of each value that it has
-    computed. A worker fills the rows of its own passes, and all others are 0; so the element-wise
-    sum of the workers' lists has all rows.
-
-    Args:
-        logical: the number of logical workers that train in the step.
-        names: the names of the values, the same on all workers and in the same order.
-    """
+    """The results of all passes of a step, as a list of numbers that all workers add up."""
 
     def __init__(self, logical: int, names: Sequence[str]) -> None:
         self._logical, self._names = logical, names
         self._width = 1 + len(names)
 
     def filled(self, worker: int, passes: Mapping[Pass, Mapping[str, int]]) -> list[float]:
-        """Return the list of one worker.
-
-        Args:
-            worker: the id of the worker.
-            passes: for each of its passes the digests, whole numbers from 0 to 2**52, by the names
-                of the values; a pass that has not computed a value has none for it.
-        """
         numbers = [0.0] * (2 * self._logical * self._width)
         for one, digests in passes.items():
             begin = self._row(one)
@@ -189,10 +128,7 @@ class AuditTable:
         return numbers
 
     def compare(self, numbers: Sequence[float]) -> AuditResult:
-        """Compare both passes of each logical worker in ``numbers``, the sum of all lists.
-
-        A logical worker that has no second pass is left out.
-        """
+        """Compare both passes of each logical worker in `numbers`, the sum of all lists."""
         compared = apart = 0
         for logical in range(self._logical):
             first, second = (self._row(Pass(logical, repeats)) for repeats in (False, True))
@@ -207,5 +143,4 @@ class AuditTable:
         return AuditResult(compared, apart, None)
 
     def _row(self, one: Pass) -> int:
-        """Return the index of the first number of the row of ``one``."""
         return (2 * one.logical + one.repeats) * self._width

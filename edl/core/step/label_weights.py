@@ -23,40 +23,19 @@ from typing import NamedTuple
 
 
 class Counts(NamedTuple):
-    """The numbers of samples and of labels that one worker trains in a step.
+    """The numbers of samples and of labels that one worker trains in a step."""
 
-    Attributes:
-        worker: the number of the worker.
-        samples: its samples, over all accumulated batches; padding batches count for nothing.
-        labels: the labels of these samples that enter the loss.
-    """
-
-    worker: int
-    samples: int
-    labels: int
+    worker: int  # the number of the worker
+    samples: int  # its samples, over all accumulated batches; padding batches count for nothing
+    labels: int  # the labels of these samples that enter the loss
 
 
 def batch_factor(samples: int, labels: int, batches: int) -> float:
-    """Return the factor for the loss of one batch, which is a mean over its labels.
-
-    Args:
-        samples: the samples of the batch; 0 for a padding batch, whose gradient counts for nothing.
-        labels: the labels that enter the loss.
-        batches: how many batches are accumulated in a step.
-    """
+    """Return the factor for the loss of one batch, which is a mean over its labels."""
     return labels / (samples * batches) if samples else 1.0 / batches
 
 
 def step_factor(counts: Iterable[Counts], averaged: Collection[int]) -> float:
-    """Return the factor for the averaged gradient of a step.
-
-    Args:
-        counts: what each worker trains in the step, also of workers that have died meanwhile.
-        averaged: the numbers of the workers whose gradients were averaged.
-
-    Returns:
-        Samples divided by labels; 1.0 if all labels are masked, so that the gradient is 0 anyway.
-    """
     counted = [one for one in counts if one.worker in averaged]
     samples = sum(one.samples for one in counted)
     labels = sum(one.labels for one in counted)

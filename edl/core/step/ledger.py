@@ -42,42 +42,18 @@ from edl.errors import DataError
 
 @dataclass(frozen=True)
 class LeasePolicy:
-    """The rule that says how many samples a worker is granted in one lease; :func:`grant` uses it.
+    """The rule that says how many samples a worker is granted in one lease; `grant` uses it."""
 
-    Attributes:
-        batch_size: the batch of one worker, in samples.
-        lease_batches: the length of the longest lease, in batches.
-    """
-
-    batch_size: int
-    lease_batches: int = 8
+    batch_size: int  # the batch of one worker, in samples
+    lease_batches: int = 8  # the length of the longest lease, in batches
 
     def share(self, free: int, size: int) -> int:
-        """Return the length of a lease, in samples, from how many samples are free.
-
-        It is half of a worker's equal share of the free samples, rounded up to whole batches: at
-        least one batch and at most ``lease_batches``.
-
-        Args:
-            free: how many samples of the epoch are free: neither done, leased nor in training.
-            size: the number of workers in the ring.
-        """
+        """Return the length of a lease, in samples, from how many samples are free."""
         guided = self.whole_batches(-(-free // (2 * size)))
         return max(self.batch_size, min(guided, self.lease_batches * self.batch_size))
 
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:
-        """Remove from the front of ``free`` the spans that one worker is granted, and return them.
-
-        They have :meth:`share` samples, or ``need`` if that is more, but at most an equal part of
-        the free samples among the ``asking`` workers; each of these numbers is rounded up to whole
-        batches. They have fewer if fewer samples are free.
-
-        Args:
-            free: the free spans in order; it is changed.
-            need: how many samples the worker needs at least.
-            asking: how many workers are still to be granted samples, this one included.
-            size: the number of workers in the ring.
-        """
+        """Remove from the front of `free` the spans that one worker is granted, and return them."""
         left, longest = length(free), self.lease_batches * self.batch_size
         if need <= longest <= left // (2 * size):  # usual; the lines below agree
             return take(free, longest)
@@ -88,59 +64,36 @@ class LeasePolicy:
     def deal(
         self, free: list[Span], needs: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[int, tuple[Span, ...]]]:
-        """Remove from ``free`` the leases of all workers in need, and yield them worker by worker.
-
-        The lease of a worker is removed right before it is yielded.
-
-        Args:
-            free: the free spans in order; it is changed.
-            needs: (worker id, samples that the worker needs at least) for each worker of the ring,
-                in rank order. A worker with a need of 0 gets nothing.
-
-        Yields:
-            (worker id, the spans that the worker gets), in rank order; workers that get nothing are
-            left out.
-        """
+        """Remove from `free` the leases of all workers in need, and yield them worker by worker."""
         asking = [(worker, need) for worker, need in needs if need > 0]
         for served, (worker, need) in enumerate(asking):
             if taken := self.take(free, need, len(asking) - served, len(needs)):
                 yield worker, taken
 
     def whole_batches(self, samples: int) -> int:
-        """Return the number ``samples`` rounded up to a multiple of ``batch_size``."""
+        """Return the number `samples` rounded up to a multiple of `batch_size`."""
         return -(-samples // self.batch_size) * self.batch_size
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The state of one epoch: which positions are done, leased, in training, or free.
+    """The state of one epoch: which positions are done, leased, in training, or free."""
 
-    It is immutable. A span (start, stop) holds the positions start to stop - 1. "Optimizers as
-    bits" is an integer in which bit k stands for the optimizer with index k.
-
-    Attributes:
-        total: how many positions the epoch has.
-        epoch: the number of the epoch, from 0.
-        free: the free spans, in ascending order.
-        leases: (worker id, the spans leased to it, oldest grant first), sorted by worker, without
-            workers that have none.
-        current: in the same form, the spans that each worker trains in the steps of its present
-            batch; used with several optimizers only.
-        applied_by: the optimizers, as bits, that have applied the present batch in one of its
-            steps.
-        partially_applied: the spans that are not done but were applied by some optimizers already,
-            as (start, stop, optimizers as bits), in ascending order.
-        trained: for a stream, how many samples are done; -1: it is no stream, each position is a
-            sample.
-    """
-
-    total: int
-    epoch: int
-    free: tuple[Span, ...]
+    total: int  # how many positions the epoch has
+    epoch: int  # the number of the epoch, from 0
+    free: tuple[Span, ...]  # the free spans, in ascending order
+    # (worker id, the spans leased to it, oldest grant first), sorted by worker, without workers
+    # that have none
     leases: tuple[tuple[int, tuple[Span, ...]], ...] = ()
+    # in the same form, the spans that each worker trains in the steps of its present batch; used
+    # with several optimizers only
     current: tuple[tuple[int, tuple[Span, ...]], ...] = ()
+    # the optimizers, as bits, that have applied the present batch in one of its steps
     applied_by: int = 0
+    # the spans that are not done but were applied by some optimizers already, as (start, stop,
+    # optimizers as bits), in ascending order
     partially_applied: tuple[tuple[int, int, int], ...] = ()
+    # for a stream, how many samples are done; -1: it is no stream, each position is a sample
     trained: int = -1
 
     @property
@@ -150,24 +103,24 @@ class Ledger:
 
     @property
     def leased_samples(self) -> int:
-        """The number of positions leased to workers; those in ``current`` are not counted."""
+        """The number of positions leased to workers; those in `current` are not counted."""
         return sum(length(spans) for _, spans in self.leases)
 
     @property
     def current_samples(self) -> int:
-        """The number of positions in ``current``; 0 with one optimizer, which does not use it."""
+        """The number of positions in `current`; 0 with one optimizer, which does not use it."""
         return sum(length(spans) for _, spans in self.current)
 
     @property
     def done(self) -> int:
-        """The number of samples of this epoch that are done; of a stream, also ``current`` ones."""
+        """The number of samples of this epoch that are done; of a stream, also `current` ones."""
         if self.trained >= 0:
             return self.trained
         return self.total - self.free_samples - self.leased_samples - self.current_samples
 
     @property
     def finished(self) -> bool:
-        """Whether the epoch is over: no position is free, leased or in ``current``."""
+        """Whether the epoch is over: no position is free, leased or in `current`."""
         return not self.free and not self.leases and not self.current
 
     @property
@@ -176,25 +129,15 @@ class Ledger:
         return self.epoch + int(self.finished or self.done > 0)
 
     def held_by(self, worker: int) -> tuple[Span, ...]:
-        """Return the spans that are leased to ``worker``, in the order in which it trains them.
-
-        They are empty if the worker has no leases.
-        """
+        """Return the spans that are leased to `worker`, in the order in which it trains them."""
         return dict(self.leases).get(worker, ())
 
     def held_samples(self, worker: int) -> int:
-        """Return how many positions are leased to ``worker``."""
+        """Return how many positions are leased to `worker`."""
         return length(self.held_by(worker))
 
     def counted(self, spans: Iterable[Span]) -> tuple[int, int]:
-        """Return which optimizers have applied the first sample of ``spans`` already.
-
-        ``spans`` are in the order of training.
-
-        Returns:
-            (the optimizers as bits, bit k for optimizer k, 0 if none has; how many samples from the
-            first one on were applied by exactly these optimizers).
-        """
+        """Return which optimizers have applied the first sample of `spans` already."""
         spans = list(spans)
         if not self.partially_applied:
             return 0, length(spans)
@@ -208,12 +151,7 @@ class Ledger:
         return bits, alike
 
     def by_optimizers(self, span: Span) -> list[tuple[int, int]]:
-        """Split ``span``, (start, stop), into pieces by the optimizers that have applied it.
-
-        Returns:
-            For each piece, in order: (its length, the optimizers that have applied it, as bits: bit
-            k for optimizer k; 0: none has).
-        """
+        """Split `span`, (start, stop), into pieces by the optimizers that have applied it."""
         at, stop = span
         pieces = []
         for start, end, bits in self.partially_applied:
@@ -228,19 +166,12 @@ class Ledger:
         return pieces
 
     def digest(self) -> int:
-        """Return a 32-bit checksum of the ledger, from 0 to 2**32 - 1, the same on every machine.
-
-        Equal ledgers have equal checksums. Different ones almost always have different checksums.
-        """
+        """Return a 32-bit checksum of the ledger, from 0 to 2**32 - 1, the same on every machine"""
         values = tuple(getattr(self, field.name) for field in fields(self))
         return zlib.crc32(msgspec.json.encode(values))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the ledger as JSON values, which :func:`restore` reads.
-
-        The keys are ``total``, ``epoch``, ``free``, ``leases``, ``in_hand`` (of ``current``),
-        ``counted_by`` (of ``applied_by``), ``owed`` (of ``partially_applied``) and ``trained``.
-        """
+        """Return the ledger as JSON values, which `restore` reads."""
         return {
             "total": self.total,
             "epoch": self.epoch,
@@ -254,28 +185,14 @@ class Ledger:
 
 
 def start_epoch(total: int, epoch: int, is_stream: bool = False) -> Ledger:
-    """Return the ledger of an epoch in which all positions are free.
-
-    Args:
-        total: how many positions the epoch has.
-        epoch: the number of the epoch, from 0.
-        is_stream: whether most positions hold no sample (:mod:`edl.core.step.stream`).
-
-    Raises:
-        DataError: ``total`` is below 1, so there is nothing to train on.
-    """
+    """Return the ledger of an epoch in which all positions are free."""
     if total < 1:
         raise DataError(f"the dataset has {total} samples; at least one is needed")
     return Ledger(total, epoch, ((0, total),), trained=0 if is_stream else -1)
 
 
 def restore(snapshot: Mapping[str, Any]) -> Ledger:
-    """Return the ledger from its JSON form: the inverse of :meth:`Ledger.snapshot`.
-
-    Raises:
-        DataError: ``snapshot`` is not a ledger, or one in which a position is in two places or
-            outside of the epoch.
-    """
+    """Return the ledger from its JSON form: the inverse of `snapshot`."""
     try:
         ledger = Ledger(
             int(snapshot["total"]),
@@ -296,19 +213,7 @@ def restore(snapshot: Mapping[str, Any]) -> Ledger:
 
 
 def grant(ledger: Ledger, needs: Sequence[tuple[int, int]], policy: LeasePolicy) -> Ledger:
-    """Return the ledger after free positions were leased to the workers that need them.
-
-    How many a worker gets is up to ``policy``; with a plain :class:`LeasePolicy` it is what
-    :meth:`LeasePolicy.take` says. A worker with a need of 0 gets nothing. New leases come after the
-    worker's old ones.
-
-    Args:
-        ledger: the ledger before.
-        needs: (worker id, samples that the worker needs at least) for each worker of the ring, in
-            rank order. The unit is that of the policy: of a fixed global batch it is global
-            batches, of a stream shards.
-        policy: the rule that says how much one lease has.
-    """
+    """Return the ledger after free positions were leased to the workers that need them."""
     if not ledger.free or all(need <= 0 for _, need in needs):
         return ledger
     free, leases = list(ledger.free), dict(ledger.leases)
@@ -323,19 +228,7 @@ def complete_step(
     policy: LeasePolicy,
     counted_by: int | None = None,
 ) -> Ledger:
-    """Return the ledger after a step: its samples are done, and the workers got new leases.
-
-    Args:
-        ledger: the ledger before the step.
-        records: the step records of all workers, which say what each has trained and needs.
-        policy: the rule that says how much one lease has.
-        counted_by: the optimizers that have made their updates in the step, as bits (bit k for
-            optimizer k); then the samples are not done, but move to ``current`` for the other
-            optimizers. None: there is one optimizer, and the samples are done.
-
-    Raises:
-        DataError: a worker trained samples other than the next ones of its leases.
-    """
+    """Return the ledger after a step: its samples are done, and the workers got new leases."""
     leases, in_hand = dict(ledger.leases), dict(ledger.current)
     workers, moved_positions = records.values("worker"), moves(records).tolist()
     rows = zip(workers, moved_positions, records.values("position"), strict=True)
@@ -370,20 +263,14 @@ def complete_step(
 
 
 def _cut(ledger: Ledger, end: int) -> Ledger:
-    """Return the ledger of a shared stream without the positions from ``end``, its end, on.
-
-    They are removed from the free spans and from all leases.
-    """
+    """Return the ledger of a shared stream without the positions from `end`, its end, on."""
     nothing = ((end, ledger.total),)
     leases = {worker: subtract_spans(spans, nothing) for worker, spans in ledger.leases}
     return replace(ledger, free=subtract_spans(ledger.free, nothing), leases=_sorted(leases))
 
 
 def complete_batch(ledger: Ledger) -> Ledger:
-    """Return the ledger after all optimizers have applied the batches in ``current``.
-
-    The positions of these batches are done. No worker gets new leases.
-    """
+    """Return the ledger after all optimizers have applied the batches in `current`."""
     if not ledger.current and not ledger.applied_by:
         return ledger
     done = [span for _, spans in ledger.current for span in spans]
@@ -393,15 +280,7 @@ def complete_batch(ledger: Ledger) -> Ledger:
 
 
 def free_leases(ledger: Ledger, members: Iterable[int]) -> Ledger:
-    """Return the ledger after workers have gone: the positions that they held are free again.
-
-    These are their leases, and their batches in ``current``; if some optimizers have applied such a
-    batch already, it is noted in ``partially_applied``. No worker gets new leases.
-
-    Args:
-        ledger: the ledger before.
-        members: the ids of the workers that stay; leases of all others are freed.
-    """
+    """Return the ledger after workers have gone: the positions that they held are free again."""
     staying = set(members)
     leases = {worker: spans for worker, spans in ledger.leases if worker in staying}
     in_hand = {worker: spans for worker, spans in ledger.current if worker in staying}
@@ -421,12 +300,7 @@ def free_leases(ledger: Ledger, members: Iterable[int]) -> Ledger:
 
 
 def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]:
-    """Split ``spans`` into pieces that the same optimizers of ``ledger`` have applied already.
-
-    Returns:
-        For each piece, in order: (start, stop, the optimizers that have applied it, as bits: bit k
-        for optimizer k; 0: none has).
-    """
+    """Split `spans` into pieces that the same optimizers of `ledger` have applied already."""
     found = []
     for at, stop in spans:
         for size, bits in ledger.by_optimizers((at, stop)):
@@ -438,11 +312,7 @@ def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]
 def _without(
     owed: tuple[tuple[int, int, int], ...], spans: Iterable[Span]
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return the partially applied spans ``owed`` without the positions in ``spans``, in order.
-
-    ``owed`` holds (start, stop, the optimizers that have applied the span, as bits: bit k for
-    optimizer k), and so does the result. A span may become two, or none.
-    """
+    """Return the partially applied spans `owed` without the positions in `spans`, in order."""
     for start, stop in spans:
         owed = tuple(
             (a, b, bits)
@@ -454,33 +324,18 @@ def _without(
 
 
 def _sorted(leases: Mapping[int, tuple[Span, ...]]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-    """Return the spans of each worker in the form of :attr:`Ledger.leases`.
-
-    That is pairs (worker id, its spans), sorted by worker, without workers that have no spans.
-    ``leases`` maps the id of a worker to its spans.
-    """
     return tuple(sorted((worker, spans) for worker, spans in leases.items() if spans))
 
 
 def _held(spans: Mapping[str, Any]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-    """Return the spans of each worker, read from JSON values, in the form of :attr:`Ledger.leases`.
-
-    That is pairs (worker id, its spans), sorted by worker, without workers that have no spans.
-
-    Args:
-        spans: the id of a worker, as text -> a list of [start, stop].
-    """
+    """Return the spans of each worker, read from JSON values, in the form of `leases`."""
     return _sorted(
         {int(worker): tuple((int(a), int(b)) for a, b in each) for worker, each in spans.items()}
     )
 
 
 def _check_disjoint(ledger: Ledger) -> None:
-    """Raise an error if a position of ``ledger`` is in two places, or a span is empty or outside.
-
-    Raises:
-        DataError: a position is in two places, or a span is empty or reaches beyond the epoch.
-    """
+    """Raise an error if a position of `ledger` is in two places, or a span is empty or outside."""
     held = [*ledger.leases, *ledger.current]
     spans = sorted([*ledger.free, *(span for _, spans in held for span in spans)])
     edge = 0

@@ -21,43 +21,27 @@ SEE = 'see "The loss is a mean over the samples" in docs/get-started/your-script
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One term of a loss: a sum over the batch, divided by a number.
+    """One term of a loss: a sum over the batch, divided by a number."""
 
-    Attributes:
-        name: the name of the function that computes the sum, for messages.
-        samples: how many samples the batch has.
-        divisor: the number that the sum is divided by: by the function if ``is_mean``, else by the
-            script; 1.0 if it is not divided.
-        is_mean: whether the function itself divides the sum.
-        factor: the product of the numbers between 0 and 1 that the script multiplies the sum by,
-            else 1.0. It is not part of ``divisor``. It may be 1 / n, or a coefficient that changes
-            during a training, so it is not compared between batches.
-    """
-
-    name: str
-    samples: int
+    name: str  # the name of the function that computes the sum, for messages
+    samples: int  # how many samples the batch has
+    # the number that the sum is divided by: by the function if `is_mean`, else by the script; 1.0
+    # if it is not divided
     divisor: float
-    is_mean: bool
+    is_mean: bool  # whether the function itself divides the sum
+    # the product of the numbers between 0 and 1 that the script multiplies the sum by, else 1.0. It
+    # is not part of `divisor`. It may be 1 / n, or a coefficient that changes during a training, so
+    # it is not compared between batches.
     factor: float = 1.0
 
     @property
     def per_sample(self) -> float:
-        """``divisor``, divided by the number of samples of the batch."""
+        """`divisor`, divided by the number of samples of the batch."""
         return self.divisor / self.samples
 
 
 def why_no_mean(term: LossTerm, before: LossTerm | None) -> str | None:
-    """Return why ``term`` is not a mean over the samples of its batch, as an error message.
-
-    It is no mean if it is a sum that is divided by less than the number of samples (a ``factor``
-    below 1 counts as dividing), or if it is divided and its divisor per sample differs between the
-    two batches. The result is None if ``term`` is such a mean, or if that cannot be told from these
-    two batches.
-
-    Args:
-        term: the term of the loss of this batch.
-        before: the same term of an earlier batch; None if there was none.
-    """
+    """Return why `term` is not a mean over the samples of its batch, as an error message."""
     if not term.is_mean and term.divisor / term.factor < term.samples:
         return (
             f"the loss ({term.name}) is a sum over the {term.samples} samples of a batch, and edl "

@@ -26,19 +26,14 @@ CURE = (
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Which workers go another way than those that joined first.
+    """Which workers go another way than those that joined first."""
 
-    Attributes:
-        leaving: the ids of these workers, in rank order; empty: the first ones differ themselves.
-        back: whether they join again at the start of an epoch, because they joined inside one.
-        over: whether the first ones have ended the training, so that it is over for all.
-        ended: whether one of ``leaving`` has ended it.
-    """
-
+    # the ids of these workers, in rank order; empty: the first ones differ themselves
     leaving: tuple[int, ...] = ()
+    # whether they join again at the start of an epoch, because they joined inside one
     back: bool = False
-    over: bool = False
-    ended: bool = False
+    over: bool = False  # whether the first ones have ended the training, so that it is over for all
+    ended: bool = False  # whether one of `leaving` has ended it
 
 
 def find_mismatch(records: StepRecords) -> Mismatch | None:
@@ -69,10 +64,7 @@ def find_mismatch(records: StepRecords) -> Mismatch | None:
 
 
 def why_mismatch(found: Mismatch, records: StepRecords, doing: Mapping[int, str]) -> str:
-    """Return a sentence that says what each worker does, and what follows.
-
-    ``doing`` has a clause about each worker by id, such as "called edl.mean() at train.py:17".
-    """
+    """Return a sentence that says what each worker does, and what follows."""
     step, workers = records[0].step, records.values("worker")
     groups: dict[str, list[int]] = {}
     for worker in workers:

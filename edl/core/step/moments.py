@@ -18,45 +18,32 @@ Channels = npt.NDArray[np.float64]
 
 
 class Moments(NamedTuple):
-    """The mean and the squared deviations of each channel of a batch.
+    """The mean and the squared deviations of each channel of a batch."""
 
-    Attributes:
-        elements: how many elements of the batch each channel has; 0: an empty batch.
-        mean: the mean of each channel, of shape (channels,).
-        squares: for each channel, the sum of the squared deviations from its mean, of shape
-            (channels,).
-    """
-
-    elements: float
-    mean: Channels
+    elements: float  # how many elements of the batch each channel has; 0: an empty batch
+    mean: Channels  # the mean of each channel, of shape (channels,)
+    # for each channel, the sum of the squared deviations from its mean, of shape (channels,)
     squares: Channels
 
     @property
     def variance(self) -> Channels:
-        """The biased variance of each channel (divided by ``elements``), of shape (channels,).
-
-        It is 0 for an empty batch.
-        """
+        """The biased variance of each channel (divided by `elements`), of shape (channels,)."""
         return self.squares / max(self.elements, 1.0)
 
     def encode(self) -> bytes:
-        """Return the moments as bytes, for other workers; :meth:`decode` reads them."""
+        """Return the moments as bytes, for other workers; `decode` reads them."""
         return np.concatenate([[self.elements], self.mean, self.squares]).tobytes()
 
     @classmethod
     def decode(cls, payload: bytes) -> Moments:
-        """Return the moments from ``payload``, a result of :meth:`encode`, in new arrays."""
+        """Return the moments from `payload`, a result of `encode`, in new arrays."""
         values = np.frombuffer(payload).copy()  # PyTorch wants memory that it may write to
         channels = (len(values) - 1) // 2
         return cls(float(values[0]), values[1 : 1 + channels], values[1 + channels :])
 
 
 def combined(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of the elements of all ``parts`` together.
-
-    ``parts`` has at least one item, all with the same channels. Parts without elements are left
-    out; if all are empty, the first one is returned.
-    """
+    """Return the moments of the elements of all `parts` together."""
     some = [part for part in parts if part.elements > 0]
     if not some:
         return parts[0]
@@ -69,12 +56,7 @@ def combined(parts: Sequence[Moments]) -> Moments:
 
 
 def weighted_sum(payloads: Sequence[bytes]) -> Channels:
-    """Return the sum of vectors of equal length, each multiplied by its weight, in float64.
-
-    Args:
-        payloads: for each vector, float64 numbers as bytes: its weight, then its elements. There is
-            at least one vector. A vector of weight 0 is left out, so it may hold infinite numbers.
-    """
+    """Return the sum of vectors of equal length, each multiplied by its weight, in float64."""
     rows = [np.frombuffer(payload) for payload in payloads]
     found: Channels = np.zeros(len(rows[0]) - 1)
     for row in rows:

@@ -31,52 +31,28 @@ CAUSE = (
 
 @dataclass(frozen=True)
 class StateReport:
-    """The report that each worker sends to the others about its state when states differ.
+    """The report that each worker sends to the others about its state when states differ."""
 
-    Attributes:
-        digests: the name of each tensor or value of the state that was compared -> its digest.
-        rates: the names of the worker's learning rates -> their values.
-        joined_after: the number of the step after which the worker joined the job; None: it is no
-            newcomer, because it was there from the start, or has trained more than
-            :data:`TRIAL_STEPS` (500) steps since it joined.
-        inside: whether it joined inside an epoch, and may do so again at the start of one.
-    """
-
+    # the name of each tensor or value of the state that was compared -> its digest
     digests: Digests
-    rates: Rates
+    rates: Rates  # the names of the worker's learning rates -> their values
+    # the number of the step after which the worker joined the job; None: it is no newcomer, because
+    # it was there from the start, or has trained more than `TRIAL_STEPS` (500) steps since it
+    # joined
     joined_after: int | None = None
+    # whether it joined inside an epoch, and may do so again at the start of one
     inside: bool = False
 
 
 def on_trial(joined_after: int | None, step: int) -> int | None:
-    """Return ``joined_after`` while the worker counts as a newcomer, else None.
-
-    A worker counts as one for :data:`TRIAL_STEPS` (500) steps after it joined.
-
-    Args:
-        joined_after: the number of the step after which the worker joined the job; None: it was
-            there from the start.
-        step: the number of the present step.
-    """
+    """Return `joined_after` while the worker counts as a newcomer, else None."""
     if joined_after is None or step - joined_after > TRIAL_STEPS:
         return None
     return joined_after
 
 
 def newcomers_that_leave(found: Split, said: Mapping[int, StateReport]) -> tuple[int, ...]:
-    """Return the ids of the newcomers that leave because their states differ from the others'.
-
-    The others are the older workers, whose reports have no ``joined_after``. A newcomer leaves if
-    it is not in their group.
-
-    Args:
-        found: the groups of workers whose states agree.
-        said: the report of each worker, by its id.
-
-    Returns:
-        The ids in ascending order; empty if the older workers are in several groups, or if there
-        are none.
-    """
+    """Return the ids of the newcomers that leave because their states differ from the others'."""
     old = [[w for w in group if said[w].joined_after is None] for group in found.groups]
     holding = [number for number, workers in enumerate(old) if workers]
     if len(holding) != 1:
@@ -93,20 +69,9 @@ def why_they_leave(
     unit: str = "step",
     back: bool = False,
 ) -> str:
-    """Return a message that says which newcomers leave, what differs first, and what to do.
-
-    A learning rate that differs is named before any tensor. The newcomer with the lowest id is
-    compared with one worker that stays; at least one must stay.
-
-    Args:
-        leaving: the ids of the newcomers that leave, in ascending order; at least one.
-        step: the number of the step after which the states differ.
-        said: the report of each worker, by its id.
-        cause: the probable cause and its remedy, for the end of the message.
-        unit: what ``step`` counts, in the singular: "step", or "save" for a script that saves its
-            own state.
-        back: whether they join again at the start of an epoch.
-    """
+    """Return a message that says which newcomers leave, what differs first, and what to do."""
+    # The newcomer with the lowest id is compared with one worker that stays; at least one must
+    # stay.
     first = leaving[0]
     staying = [worker for worker in said if worker not in leaving]
     steps = sorted({said[worker].joined_after or 0 for worker in leaving})
@@ -126,7 +91,7 @@ def why_they_leave(
 
 
 def what_follows(leaving: int, back: bool) -> str:
-    """Return the clause that says what becomes of ``leaving`` newcomers, and of the job."""
+    """Return the clause that says what becomes of `leaving` newcomers, and of the job."""
     if back:
         return (
             f"{verb(leaving, 'steps', 'step')} back; from now on newcomers join this job at the "

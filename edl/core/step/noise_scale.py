@@ -52,15 +52,11 @@ CHANGES_KEPT = 16  # newest values of the scale
 
 @dataclass(frozen=True)
 class Squares(Record):
-    """The squared norms of two gradients that one worker has measured in one step; 0: not measured.
+    """The squared norms of two gradients that one worker measured in one step; 0: not measured"""
 
-    Attributes:
-        own: the squared norm of the worker's own gradient, which is a mean over its samples.
-        mean: the squared norm of the job's gradient, which is a mean over the samples of all
-            workers.
-    """
-
+    # the squared norm of the worker's own gradient, which is a mean over its samples
     own: float = 0.0
+    # the squared norm of the job's gradient, which is a mean over the samples of all workers
     mean: float = 0.0
 
     @property
@@ -71,34 +67,16 @@ class Squares(Record):
 
 @dataclass(frozen=True)
 class NoiseSample:
-    """The estimates of S and |G|^2, whose ratio is the gradient noise scale, from one step.
+    """The estimates of S and |G|^2, whose ratio is the gradient noise scale, from one step."""
 
-    :func:`noise_sample` makes it.
-
-    Attributes:
-        noise: S, the trace of the covariance of a single sample's gradient; 0 or more.
-        signal: |G|^2, the squared norm of the gradient over all data; the estimate may be below 0.
-        is_biased: whether the estimates come from two steps of a single worker.
-    """
-
-    noise: float
+    noise: float  # S, the trace of the covariance of a single sample's gradient; 0 or more
+    # |G|^2, the squared norm of the gradient over all data; the estimate may be below 0
     signal: float
-    is_biased: bool = False
+    is_biased: bool = False  # whether the estimates come from two steps of a single worker
 
 
 def noise_sample(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> NoiseSample | None:
-    """Estimate S and |G|^2 (as in :class:`NoiseSample`) from the gradients of one step.
-
-    Workers with 0 samples are left out. The result is None if no worker has samples, or if a
-    squared norm of one that has is missing, 0 or not finite. With one worker the result is marked
-    as biased.
-
-    Args:
-        samples: worker id -> how many samples the worker has trained in the step.
-        squares: worker id -> its squared norms. For a job of one worker: ``own`` is the mean of the
-            squared norms of two steps in a row, of ``samples`` each, and ``mean`` the squared norm
-            of their mean gradient.
-    """
+    """Estimate S and |G|^2 (as in `NoiseSample`) from the gradients of one step."""
     counted = {worker: n for worker, n in samples.items() if n > 0}
     found = [squares.get(worker, Squares()) for worker in counted]
     if not found or not all(one.known for one in found):
@@ -113,39 +91,18 @@ def noise_sample(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> 
 
 @dataclass(frozen=True)
 class Average(Record):
-    """An exponential average of noise measurements (:class:`NoiseSample`), kept as weighted sums.
+    """An exponential average of noise measurements (`NoiseSample`), kept as weighted sums."""
 
-    It is immutable. A measurement's weight is proportional to the samples of its step, as the noise
-    of |G|^2 falls with them, and decays with each measurement after it. S is the trace of the
-    covariance of a sample's gradient, |G|^2 the squared norm of the gradient over all data.
-
-    Attributes:
-        weight: the sum of the weights; 0: nothing was measured.
-        weight_2: the sum of the squared weights.
-        noise: the weighted sum of S.
-        signal: the weighted sum of |G|^2.
-        noise_2: the weighted sum of S^2.
-        both: the weighted sum of S |G|^2.
-        signal_2: the weighted sum of |G|^4.
-    """
-
-    weight: float = 0.0
-    weight_2: float = 0.0
-    noise: float = 0.0
-    signal: float = 0.0
-    noise_2: float = 0.0
-    both: float = 0.0
-    signal_2: float = 0.0
+    weight: float = 0.0  # the sum of the weights; 0: nothing was measured
+    weight_2: float = 0.0  # the sum of the squared weights
+    noise: float = 0.0  # the weighted sum of S
+    signal: float = 0.0  # the weighted sum of |G|^2
+    noise_2: float = 0.0  # the weighted sum of S^2
+    both: float = 0.0  # the weighted sum of S |G|^2
+    signal_2: float = 0.0  # the weighted sum of |G|^4
 
     def after(self, found: NoiseSample, counts: float, window: int) -> Average:
-        """Return the average with one more measurement; the weights of earlier ones decay.
-
-        Args:
-            found: the new measurement.
-            counts: the weight of the new measurement, above 0.
-            window: over how many measurements is averaged: the earlier weights are multiplied by
-                exp(-1 / window).
-        """
+        """Return the average with one more measurement; the weights of earlier ones decay."""
         kept, s, g = math.exp(-1.0 / window), found.noise, found.signal
         return Average(
             kept * self.weight + counts,
@@ -159,28 +116,19 @@ class Average(Record):
 
     @property
     def count(self) -> float:
-        """The effective number of measurements: (sum of weights)^2 / (sum of squared weights).
-
-        It is 0 without measurements.
-        """
+        """The effective number of measurements: (sum of weights)^2 / (sum of squared weights)."""
         return self.weight**2 / self.weight_2 if self.weight_2 else 0.0
 
     @property
     def means(self) -> tuple[float, float]:
-        """The weighted means of the measurements: (mean of S, mean of |G|^2).
-
-        There must be at least one measurement.
-        """
+        """The weighted means of the measurements: (mean of S, mean of |G|^2)."""
+        # There must be at least one measurement.
         return self.noise / self.weight, self.signal / self.weight
 
     @property
     def error(self) -> float:
-        """The standard error of the noise scale that the means give, relative to that scale.
-
-        The noise scale is the mean of S, divided by the mean of |G|^2. The error is infinite with
-        fewer than :data:`FEWEST` (4.5) effective measurements, or if the mean of |G|^2 is not above
-        0; else it is 0 if the mean of S is 0. There must be at least one measurement.
-        """
+        """The standard error of the noise scale that the means give, relative to that scale."""
+        # There must be at least one measurement.
         (s, g), n = self.means, self.count
         if n < FEWEST or g <= 0:
             return math.inf
@@ -193,21 +141,13 @@ class Average(Record):
 
     @property
     def signal_error(self) -> float:
-        """The standard error of the weighted mean of |G|^2, the gradient's squared norm.
-
-        It is in the unit of |G|^2. The effective number of measurements must be above 1.
-        """
+        """The standard error of the weighted mean of |G|^2, the gradient's squared norm."""
+        # The effective number of measurements must be above 1.
         spread = self.signal_2 / self.weight - self.means[1] ** 2
         return math.sqrt(max(0.0, spread) / (self.count - 1.0))
 
     def confirms(self, longer: Average) -> bool:
-        """Return whether this average, of a shorter window, agrees with a ``longer`` average.
-
-        It does not if its error is over :data:`FRESH` (1.2) times what is expected from the numbers
-        of measurements, or if the two means of |G|^2 differ by more than the standard error of this
-        average's mean. An average of fewer than :data:`FEWEST` (4.5) effective measurements always
-        agrees.
-        """
+        """Return whether this average, of a shorter window, agrees with a `longer` average."""
         if self.count < FEWEST:
             return True
         if self.error > FRESH * MOST_ERROR * math.sqrt(longer.count / self.count):
@@ -218,41 +158,24 @@ class Average(Record):
 
 @dataclass(frozen=True)
 class NoiseScale(Record):
-    """The gradient noise scale, as far as it was measured; equal on all workers.
+    """The gradient noise scale, as far as it was measured; equal on all workers."""
 
-    It is immutable; :data:`UNKNOWN` is the one before any measurement.
-
-    Attributes:
-        averages: one average for each of :data:`WINDOWS` (4 to 1024 measurements), the shortest
-            first; empty before the first measurement.
-        steps: how many measurements the averages have; biased ones are not counted once there are
-            others.
-        first_batch: the global batch of the first measured step, in samples; 0 before that step.
-        is_biased: whether the measurements come from a single worker.
-        changes: pairs (number of an update, noise scale that a learning rate follows from that
-            update on), oldest first, for the :data:`CHANGES_KEPT` (16) newest values. When the
-            noise scale is no longer known, the last one stays.
-    """
-
+    # one average for each of `WINDOWS` (4 to 1024 measurements), the shortest first; empty before
+    # the first measurement
     averages: tuple[Average, ...] = ()
+    # how many measurements the averages have; biased ones are not counted once there are others
     steps: int = 0
+    # the global batch of the first measured step, in samples; 0 before that step
     first_batch: int = 0
-    is_biased: bool = False
+    is_biased: bool = False  # whether the measurements come from a single worker
+    # pairs (number of an update, noise scale that a learning rate follows from that update on),
+    # oldest first, for the `CHANGES_KEPT` (16) newest values. When the noise scale is no longer
+    # known, the last one stays.
     changes: tuple[tuple[int, float], ...] = ()
 
     def after(self, found: NoiseSample, batch: int, update: int) -> NoiseScale:
-        """Return the noise scale with one more measurement.
-
-        A biased measurement is ignored once there are unbiased ones; the first unbiased one
-        replaces all biased ones. The measurement's weight is ``batch``, relative to
-        ``first_batch``.
-
-        Args:
-            found: the new measurement.
-            batch: the global batch of the measured step, in samples.
-            update: the number of the optimizer's update from which on a learning rate follows the
-                new value.
-        """
+        """Return the noise scale with one more measurement."""
+        # `batch`: the global batch of the measured step, in samples.
         if found.is_biased and self.steps and not self.is_biased:
             return self
         fresh = not self.averages or (self.is_biased and not found.is_biased)
@@ -271,12 +194,8 @@ class NoiseScale(Record):
         return replace(now, changes=now._changes_with(update))
 
     def _changes_with(self, update: int) -> tuple[tuple[int, float], ...]:
-        """Return ``changes``, with the present noise scale added if it differs from the last one.
-
-        It must differ by more than the factor :data:`CHANGED` (1.1), and be known. Only the newest
-        :data:`CHANGES_KEPT` (16) pairs are returned. ``update`` is the number of the optimizer's
-        update from which on a learning rate follows the present scale.
-        """
+        """Return `changes`, with the present noise scale added if it differs from the last one."""
+        # It must differ by more than the factor `CHANGED` (1.1), and be known.
         scale, last = self.samples, self.changes[-1][1] if self.changes else 0.0
         if scale is None or max(scale, last) <= CHANGED * min(scale, last):
             return self.changes
@@ -284,12 +203,7 @@ class NoiseScale(Record):
 
     @property
     def samples(self) -> float | None:
-        """The gradient noise scale, as a number of samples; None while it is not known.
-
-        The shortest one of ``averages`` with a small enough error gives it, if it has enough
-        measurements and all averages of shorter windows agree with it. So a known scale may become
-        unknown again.
-        """
+        """The gradient noise scale, as a number of samples; None while it is not known."""
         for index, one in enumerate(self.averages):
             if self.steps < FILLED * WINDOWS[index]:
                 return None
@@ -299,20 +213,11 @@ class NoiseScale(Record):
         return None
 
     def gain(self, batch: float, base: float) -> float:
-        """Return how many updates with batch ``base`` bring the progress of one with ``batch``.
-
-        Both are global batches, in samples, above 0. The result is between 1 and ``batch / base``;
-        it is 1 while the noise scale is not known.
-        """
+        """Return how many updates with batch `base` bring the progress of one with `batch`."""
         return gain(self.samples or 0.0, batch, base)
 
     def efficiency(self, batch: float) -> float:
-        """Return the progress that a sample brings in a global batch, relative to the first batch.
-
-        ``batch`` is the global batch in samples, above 0. The result is 1 for ``first_batch``, less
-        for a larger batch and more for a smaller one. It is 1 for each batch while the noise scale
-        is not known. Source: Pollux (OSDI 2021), section 3.1.
-        """
+        """The progress that a sample brings in a global batch, relative to the first batch"""
         if self.samples is None:
             return 1.0
         return self.gain(batch, self.first_batch) * self.first_batch / batch
@@ -322,16 +227,5 @@ UNKNOWN = NoiseScale()
 
 
 def gain(scale: float, batch: float, base: float) -> float:
-    """Return how many updates with global batch ``base`` bring the progress of one with ``batch``.
-
-    It is (scale / base + 1) / (scale / batch + 1): 1 for ``scale`` 0, and near ``batch / base`` for
-    a scale far above both batches. For a ``batch`` below ``base`` it is below 1.
-
-    Args:
-        scale: the noise scale, in samples, 0 or more and finite (an infinite one gives nan).
-        batch: the global batch of the update, in samples, above 0.
-        base: the global batch to compare with, in samples, above 0.
-
-    Source: Johnson and others, AdaScale SGD (ICML 2020), equation 5, expressed by the noise scale.
-    """
+    """Return how many updates with global batch `base` bring the progress of one with `batch`."""
     return (scale / base + 1.0) / (scale / batch + 1.0)

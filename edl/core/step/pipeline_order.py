@@ -30,49 +30,37 @@ Places = tuple[Indices, Indices]  # positions, and the pass of each
 
 @dataclass(frozen=True)
 class Shard:
-    """A stage that keeps each ``count``-th element; each rank has its own first one.
+    """A stage that keeps each `count`-th element; each rank has its own first one."""
 
-    Attributes:
-        count: the number of ranks.
-    """
-
-    count: int
+    count: int  # the number of ranks
 
     def length(self, before: Length, rank: int) -> Length:
-        """Return the number of elements that ``rank`` gets of ``before``."""
+        """Return the number of elements that `rank` gets of `before`."""
         return None if before is None else max(0, -(-(before - rank) // self.count))
 
     def inner(self, places: Places, before: Length, rank: int, seed: int) -> Places:
-        """Return where the elements at ``places`` of this stage are in the stage before it."""
+        """Return where the elements at `places` of this stage are in the stage before it."""
         return places[0] * self.count + rank, places[1]
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """A stage with its elements in random order, another one in each pass.
+    """A stage with its elements in random order, another one in each pass."""
 
-    A pipeline that never ends is shuffled in runs of ``buffer`` elements, any other as a whole.
+    # A pipeline that never ends is shuffled in runs of `buffer` elements, any other as a whole.
 
-    Attributes:
-        buffer: the number of elements that ``tf.data`` would choose from.
-        seed: the seed that the script gives; None: it gives none.
-        changes: whether the order differs from pass to pass.
-        of_rank: whether each rank has an order of its own.
-        number: how many stages of this kind are before it.
-    """
-
-    buffer: int
-    seed: int | None = None
-    changes: bool = True
-    of_rank: bool = False
-    number: int = 0
+    buffer: int  # the number of elements that `tf.data` would choose from
+    seed: int | None = None  # the seed that the script gives; None: it gives none
+    changes: bool = True  # whether the order differs from pass to pass
+    of_rank: bool = False  # whether each rank has an order of its own
+    number: int = 0  # how many stages of this kind are before it
 
     def length(self, before: Length, rank: int) -> Length:
-        """Return ``before``: the number of elements stays the same."""
+        """Return `before`: the number of elements stays the same."""
         return before
 
     def inner(self, places: Places, before: Length, rank: int, seed: int) -> Places:
-        """Return the places in the stage before that the elements at ``places`` come from."""
+        """Return the places in the stage before that the elements at `places` come from."""
         positions, passes = places
         run = self.buffer if before is None else max(1, before)
         parts = "shuffle", self.seed or 0, self.number, rank if self.of_rank else -1
@@ -90,20 +78,16 @@ class Shuffle:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A stage that goes through its input several times.
+    """A stage that goes through its input several times."""
 
-    Attributes:
-        count: how many times; None: without end.
-    """
-
-    count: int | None = None
+    count: int | None = None  # how many times; None: without end
 
     def length(self, before: Length, rank: int) -> Length:
         """Return the number of elements of all rounds; None: there is no end."""
         return None if before is None or self.count is None else before * self.count
 
     def inner(self, places: Places, before: Length, rank: int, seed: int) -> Places:
-        """Return the places in the stage before that the elements at ``places`` come from."""
+        """Return the places in the stage before that the elements at `places` come from."""
         positions, passes = places
         if not before:  # one that never ends has one round
             return places
@@ -112,62 +96,49 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Take:
-    """A stage with the first elements of its input.
+    """A stage with the first elements of its input."""
 
-    Attributes:
-        count: how many.
-    """
-
-    count: int
+    count: int  # how many
 
     def length(self, before: Length, rank: int) -> Length:
         """Return the number of elements that are taken."""
         return self.count if before is None else min(self.count, before)
 
     def inner(self, places: Places, before: Length, rank: int, seed: int) -> Places:
-        """Return ``places``: the elements stay where they are."""
+        """Return `places`: the elements stay where they are."""
         return places
 
 
 @dataclass(frozen=True)
 class Skip:
-    """A stage without the first elements of its input.
+    """A stage without the first elements of its input."""
 
-    Attributes:
-        count: how many are left out.
-    """
-
-    count: int
+    count: int  # how many are left out
 
     def length(self, before: Length, rank: int) -> Length:
         """Return the number of elements that are left."""
         return None if before is None else max(0, before - self.count)
 
     def inner(self, places: Places, before: Length, rank: int, seed: int) -> Places:
-        """Return the places in the stage before that the elements at ``places`` come from."""
+        """Return the places in the stage before that the elements at `places` come from."""
         return places[0] + self.count, places[1]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A stage that makes batches of its input's elements, which are samples.
+    """A stage that makes batches of its input's elements, which are samples."""
 
-    Attributes:
-        size: the samples of a batch.
-        drop_last: whether a smaller last batch is left out.
-    """
-
-    size: int
-    drop_last: bool = False
+    size: int  # the samples of a batch
+    drop_last: bool = False  # whether a smaller last batch is left out
 
     def length(self, before: Length, rank: int) -> Length:
-        """Return the number of batches of ``before`` samples."""
+        """Return the number of batches of `before` samples."""
         if before is None:
             return None
         return before // self.size if self.drop_last else -(-before // self.size)
 
     def samples(self, batches: Indices, before: Length) -> Indices:
-        """Return how many samples each of ``batches``, positions of batches, has."""
+        """Return how many samples each of `batches`, positions of batches, has."""
         if before is None:
             return np.full_like(batches, self.size)
         return np.minimum(self.size, before - batches * self.size)
@@ -202,21 +173,13 @@ DIFFERENT = (
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A source of samples and the stages after it, as a script has put them together.
+    """A source of samples and the stages after it, as a script has put them together."""
 
-    Attributes:
-        total: the number of samples of the source.
-        stages: the stages in order.
-    """
-
-    total: int
-    stages: tuple[Stage, ...] = ()
+    total: int  # the number of samples of the source
+    stages: tuple[Stage, ...] = ()  # the stages in order
 
     def followed_by(self, stage: Stage) -> Pipeline:
-        """Return the pipeline with ``stage`` at its end.
-
-        What is repeated and then shuffled is shuffled in each round, which mixes better.
-        """
+        """Return the pipeline with `stage` at its end."""
         before = self.stages
         if isinstance(stage, Shuffle):
             number = sum(isinstance(one, Shuffle) for one in before)
@@ -229,18 +192,14 @@ class Pipeline:
 
     @property
     def batch(self) -> Batch:
-        """The stage that makes batches.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """The stage that makes batches."""
         found = [one for one in self.stages if isinstance(one, Batch)]
         if not found:
             raise UsageError(NO_BATCHES)
         return found[0]
 
     def length(self, rank: int) -> Length:
-        """Return the number of elements that ``rank`` gets in a pass; None: there is no end."""
+        """Return the number of elements that `rank` gets in a pass; None: there is no end."""
         return self._lengths(rank)[-1]
 
     def _lengths(self, rank: int) -> list[Length]:
@@ -251,21 +210,7 @@ class Pipeline:
         return found
 
     def batches(self, first: int, count: int, number: int, rank: int, seed: int) -> list[Indices]:
-        """Return the samples of ``count`` batches of a rank, and how many each of them has.
-
-        Args:
-            first: the position of the first of the batches.
-            count: how many batches, one after the other.
-            number: the number of the pass, from 0.
-            rank: the rank.
-            seed: the seed of orders for which the script gives none.
-
-        Returns:
-            The indices of the samples, batch by batch, and the number of samples of each batch.
-
-        Raises:
-            UsageError: there is no stage that makes batches.
-        """
+        """Return the samples of `count` batches of a rank, and how many each of them has."""
         lengths = self._lengths(rank)
         positions = np.arange(first, first + count, dtype=np.int64)
         places = positions, np.full_like(positions, number)
@@ -284,17 +229,7 @@ class Pipeline:
 
 
 def _refuse_split(pipeline: Pipeline, ranks: int) -> None:
-    """Raise UsageError for a pipeline that trains one part of samples in an order that stays.
-
-    The other part has the order of TensorFlow, which is another one. Under TensorFlow, too, two
-    parts have common samples if the Shuffle changes its order. After a Repeat, wherever it is, the
-    samples come several times: a Take or a Skip is for the number of steps. One that leaves nothing
-    out makes no part.
-
-    Args:
-        pipeline: the script's pipeline.
-        ranks: the number of the script's ranks.
-    """
+    """Raise UsageError for a pipeline that trains one part of samples in an order that stays."""
     lengths = [pipeline._lengths(rank) for rank in range(ranks)]
     stays = False
     for index, stage in enumerate(pipeline.stages):
@@ -308,35 +243,18 @@ def _refuse_split(pipeline: Pipeline, ranks: int) -> None:
 
 
 def _changes(index: int, lengths: list[list[Length]]) -> bool:
-    """Return whether a rank gets another number of elements from stage ``index`` than before it.
-
-    ``lengths`` are the results of :meth:`Pipeline._lengths`, by rank.
-    """
     return any(of_rank[index] != of_rank[index + 1] for of_rank in lengths)
 
 
 def _common(stage: Stage) -> Stage:
-    """Return ``stage``; a Shuffle with the same order on all ranks."""
     return replace(stage, of_rank=False) if isinstance(stage, Shuffle) else stage
 
 
 class PipelineOrder:
-    """The samples of each epoch of a job, in the order of steps, and of ranks within a step.
+    """The samples of each epoch of a job, in the order of steps, and of ranks within a step."""
 
-    Args:
-        pipeline: the script's pipeline, which makes batches.
-        ranks: the number of the script's ranks.
-        steps: the steps of an epoch, as the script says; None: the length of the pipeline.
-        seed: the seed of orders for which the script gives none.
-
-    Attributes:
-        total: how many positions an epoch has.
-        steps: the number of steps of an epoch.
-
-    Raises:
-        UsageError: the epochs cannot be divided into steps in which all ranks have a batch of the
-            same size; or they are one part, by a Take or a Skip, of a Shuffle that never changes.
-    """
+    # UsageError: the epochs cannot be divided into steps in which all ranks have a batch of the
+    # same size; or they are one part, by a Take or a Skip, of a Shuffle that never changes.
 
     def __init__(
         self,
@@ -350,11 +268,12 @@ class PipelineOrder:
         size = pipeline.batch.size
         lengths = [pipeline.length(rank) for rank in range(ranks)]
         self._goes_on = None in lengths  # epochs are cuts of one pass
-        self.steps = _steps(lengths, steps)
+        self.steps = _steps(lengths, steps)  # the number of steps of an epoch
         last = {int(pipeline.batches(self.steps - 1, 1, 0, r, 0)[1][0]) for r in range(ranks)}
         if len(last) > 1:
             raise UsageError(UNEQUAL.format(one=min(last), other=max(last)))
         self._last = last.pop()
+        # how many positions an epoch has
         self.total = ((self.steps - 1) * size + self._last) * ranks
         if self.total > MOST:
             raise UsageError(
@@ -365,11 +284,6 @@ class PipelineOrder:
             raise UsageError(UNEQUAL.format(one=size, other=self._last))
 
     def __call__(self, epoch: int) -> Indices:
-        """Return the index of the sample at each position of the job's epoch ``epoch``, from 0.
-
-        Raises:
-            UsageError: a batch within the epoch is smaller than the others.
-        """
         first, number = (epoch * self.steps, 0) if self._goes_on else (0, epoch)
         size = self._pipeline.batch.size
         whole = self.steps - (self._last != size)
@@ -384,15 +298,7 @@ class PipelineOrder:
 
 
 def _steps(lengths: list[Length], asked: int | None) -> int:
-    """Return the number of steps of an epoch.
-
-    Args:
-        lengths: how many batches each rank has in a pass; None: without end.
-        asked: the number that the script says; None: it says none.
-
-    Raises:
-        UsageError: there is no such number.
-    """
+    """Return the number of steps of an epoch."""
     known = [length for length in lengths if length is not None]
     if not known:
         if asked is None:

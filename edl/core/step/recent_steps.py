@@ -13,19 +13,13 @@ STEPS = 32  # enough for a period of two optimizers, of which one makes few upda
 
 
 class RecentSteps:
-    """The samples of a job's last 32 (:data:`STEPS`) steps, as one worker knows them."""
+    """The samples of a job's last 32 (`STEPS`) steps, as one worker knows them."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS)
 
     def add(self, samples: int, batch: int) -> None:
-        """Add a step that is complete.
-
-        Args:
-            samples: how many samples all workers have trained in it; 0 if the step before it has
-                trained the same batch.
-            batch: the global batch at that time, in samples.
-        """
+        """Add a step that is complete."""
         self._steps.append((samples, batch))
 
     @property

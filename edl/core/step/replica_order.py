@@ -13,27 +13,14 @@ from edl.core.step.shuffle import Indices
 
 
 def samples_of_replica(samples: int, replicas: int, drop_last: bool) -> int:
-    """Return how many samples of an epoch each replica gets.
-
-    Args:
-        samples: the number of samples of the data set.
-        replicas: the number of replicas.
-        drop_last: whether samples that cannot be divided evenly are left out; otherwise some
-            samples are repeated.
-    """
+    """Return how many samples of an epoch each replica gets."""
+    # `drop_last`: whether samples that cannot be divided evenly are left out; otherwise some
+    # samples are repeated.
     return samples // replicas if drop_last else -(-samples // replicas)
 
 
 def by_steps(shuffled: Indices, replicas: int, each: int, batch_size: int) -> Indices:
-    """Return the indices of an epoch's samples in the order of steps, and replicas within a step.
-
-    Args:
-        shuffled: the index of each sample in the epoch's order, before it is divided. If there are
-            fewer than the replicas need, they are repeated from the first on.
-        replicas: the number of replicas.
-        each: how many samples each replica trains in the epoch.
-        batch_size: the batch of one replica, in samples; the last batch may be smaller.
-    """
+    """Return the indices of an epoch's samples in the order of steps, and replicas within a step"""
     columns = np.resize(shuffled, replicas * each).reshape(each, replicas)
     whole = each - each % batch_size
     full = columns[:whole].reshape(-1, batch_size, replicas).transpose(0, 2, 1)

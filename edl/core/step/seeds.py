@@ -9,11 +9,6 @@ import hashlib
 
 
 def derived_seed(*parts: int | str) -> int:
-    """Return a seed from 0 to 2**63 - 1, a hash of ``parts`` and their order.
-
-    The same parts always give the same seed, in each process and on each machine. The parts name
-    the use of the random numbers, such as the script's seed and the epoch. 1 and "1" are different
-    parts.
-    """
+    """Return a seed from 0 to 2**63 - 1, a hash of `parts` and their order."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -23,37 +23,22 @@ _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class SampleOrder(Protocol):
-    """The samples of each epoch in order; a sample may be there several times, or not at all.
+    """The samples of each epoch in order; a sample may be there several times, or not at all."""
 
-    Attributes:
-        total: how many positions an epoch has.
-    """
-
-    total: int
+    total: int  # how many positions an epoch has
 
     def __call__(self, epoch: int) -> Indices:
-        """Return the index of the sample at each position of the epoch ``epoch``, from 0."""
+        """Return the index of the sample at each position of the epoch `epoch`, from 0."""
 
 
 class EpochOrder:
-    """The order of an epoch: a permutation that maps each position to the index of its record.
+    """The order of an epoch: a permutation that maps each position to the index of its record."""
 
-    It is a permutation of range(total); without ``shuffle``, the identity. ``len()`` of it is
-    ``total``. Several threads may use one object.
-
-    An order of at most :data:`SORTED` (65,536) records sorts the records by random 64-bit keys. A
-    longer one is computed by a Feistel network, only around the positions asked for, so that no
-    process holds a hundred million numbers. The keys of both are the raw stream of numpy's PCG64
-    seeded with (seed, epoch). numpy promises that this stream stays the same in later versions, but
-    not ``Generator.permutation`` (NEP 19): with another order, a job that is resumed from a
-    checkpoint would repeat some records and miss others.
-
-    Args:
-        total: how many records the epoch has.
-        seed: the seed of the job.
-        epoch: the number of the epoch, from 0.
-        shuffle: whether the order is random.
-    """
+    # A longer one is computed by a Feistel network, only around the positions asked for, so that no
+    # process holds a hundred million numbers. The keys of both are the raw stream of numpy's PCG64
+    # seeded with (seed, epoch). numpy promises that this stream stays the same in later versions,
+    # but not `Generator.permutation` (NEP 19): with another order, a job that is resumed from a
+    # checkpoint would repeat some records and miss others.
 
     def __init__(self, total: int, seed: int, epoch: int, shuffle: bool) -> None:
         self._total = total
@@ -72,13 +57,7 @@ class EpochOrder:
 
     @classmethod
     def given(cls, total: int, records: Callable[[], Indices]) -> EpochOrder:
-        """Return an order of ``total`` positions whose records another object chooses.
-
-        Args:
-            total: how many positions the epoch has.
-            records: returns the index of the record at each position; it is called when the first
-                position is asked for. A record may be at several positions, or at none.
-        """
+        """Return an order of `total` positions whose records another object chooses."""
         order = cls(total, 0, 0, False)
         order._records = records
         return order
@@ -87,11 +66,8 @@ class EpochOrder:
         return self._total
 
     def at(self, start: int, stop: int) -> Indices:
-        """Return the indices of the records at the positions ``start`` to ``stop - 1``, in order.
-
-        Positions beyond the last one of the epoch are left out. The array must not be changed: it
-        may be a part of the order itself.
-        """
+        """Return the indices of the records at the positions `start` to `stop - 1`, in order."""
+        # The array must not be changed: it may be a part of the order itself.
         start, stop = min(start, self._total), min(stop, self._total)
         if self._whole is None and self._records is not None:
             self._whole = self._records()
@@ -113,11 +89,7 @@ class EpochOrder:
         return np.concatenate(parts)
 
     def _computed(self, start: int, stop: int) -> Indices:
-        """Return the records at the positions ``start`` to ``stop - 1`` of a long, shuffled order.
-
-        The Feistel network permutes the numbers below a power of two. A number that is no record is
-        put through the network again until it is one (cycle walking).
-        """
+        """Return the records at the positions `start` to `stop - 1` of a long, shuffled order."""
         total = np.uint64(self._total)
         found = self._permuted(np.arange(start, stop, dtype=np.uint64))
         while (outside := found >= total).any():
@@ -125,12 +97,7 @@ class EpochOrder:
         return found.astype(np.int64)
 
     def _permuted(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Return the images of ``numbers`` under the Feistel network, a permutation of range(2**w).
-
-        2**w is the smallest power of two that is at least the number of records. The two halves of
-        a number's bits are changed in turn, each by a function of the other half, which can be
-        undone. That is why the network is a permutation.
-        """
+        """Return the images of `numbers` under the Feistel network, a permutation of range(2**w)"""
         assert self._keys is not None
         width = (self._total - 1).bit_length()
         low = width // 2
@@ -144,11 +111,7 @@ class EpochOrder:
 
 
 def _mixed(words: npt.NDArray[np.uint64], bits: np.uint64) -> npt.NDArray[np.uint64]:
-    """Return the highest ``bits`` bits, as a number, of a 64-bit hash of each item of ``words``.
-
-    The hash is the finalizer of splitmix64. Each of its bits depends on all bits of the word
-    (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
-    """
+    """Return the highest `bits` bits, as a number, of a 64-bit hash of each item of `words`."""
     words = (words ^ (words >> np.uint64(30))) * _FACTORS[0]
     words = (words ^ (words >> np.uint64(27))) * _FACTORS[1]
     mixed: npt.NDArray[np.uint64] = (words ^ (words >> np.uint64(31))) >> (_WORD - bits)

@@ -21,18 +21,13 @@ EVERY = 10  # steps between two looks
 
 @dataclass(frozen=True)
 class SlowestWorker:
-    """A worker that is slower than the others, with the median times of a step.
+    """A worker that is slower than the others, with the median times of a step."""
 
-    Attributes:
-        worker: the id of the worker.
-        own_s: the worker's median time in a step, in seconds, in which it waits for its batch or
-            computes. Waiting for other workers is not included.
-        others_s: the median of the other workers' median times, in seconds.
-    """
-
-    worker: int
+    worker: int  # the id of the worker
+    # the worker's median time in a step, in seconds, in which it waits for its batch or computes.
+    # Waiting for other workers is not included.
     own_s: float
-    others_s: float
+    others_s: float  # the median of the other workers' median times, in seconds
 
     def __str__(self) -> str:
         own, others = 1000.0 * self.own_s, 1000.0 * self.others_s
@@ -40,47 +35,26 @@ class SlowestWorker:
 
 
 class Slowest:
-    """A detector of slow workers that reads the step records of one ring.
-
-    Call :meth:`look` after each step, and :meth:`restart` when a new ring was built.
-
-    Attributes:
-        found: the worker that was slow over the last :data:`OF_STEPS` (50) steps at the last
-            comparison, also if :meth:`look` had returned it before; None: no worker was, or none
-            has been compared.
-    """
+    """A detector of slow workers that reads the step records of one ring."""
 
     def __init__(self) -> None:
+        # the worker that was slow over the last `OF_STEPS` (50) steps at the last comparison, also
+        # if `look` had returned it before; None: no worker was, or none has been compared
         self.found: SlowestWorker | None = None
         self._rows: deque[npt.NDArray[np.int64]] = deque(maxlen=OF_STEPS)
         self._seen = 0
         self._named: set[int] = set()
 
     def restart(self) -> None:
-        """Forget the steps and the slow workers of the old ring; call it when a new ring was built.
-
-        A worker may then be returned by :meth:`look` once more.
-        """
+        """Forget the steps and the slow workers of the old ring."""
         self.found = None
         self._rows.clear()
         self._seen = 0
         self._named.clear()
 
     def look(self, records: StepRecords) -> SlowestWorker | None:
-        """Add the times of a step, and return a worker that is found slow for the first time.
-
-        Every :data:`EVERY` (10) steps, once :data:`OF_STEPS` (50) steps were added, the workers are
-        compared by their times in the newest :data:`OF_STEPS` steps, and :attr:`found` is set. A
-        ring of one worker is never compared.
-
-        Args:
-            records: the step records of all workers, in rank order; they have the times of the step
-                before.
-
-        Returns:
-            The slow worker; None if workers were not compared now, if no worker is slow, or if the
-            slow one was returned before in this ring.
-        """
+        """Add the times of a step, and return a worker that is found slow for the first time."""
+        # A ring of one worker is never compared.
         self._rows.append(records.column("compute_us") + records.column("data_us"))
         self._seen += 1
         if len(records) == 1 or self._seen < OF_STEPS or self._seen % EVERY:
@@ -93,16 +67,7 @@ class Slowest:
 
 
 def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> SlowestWorker | None:
-    """Return the worker with the longest median step, with its times, if it is slow; else None.
-
-    Whether it is slow, :func:`edl.core.slow_worker.holds_up` decides by its median time, and by the
-    median of the others' medians.
-
-    Args:
-        workers: the ids of the workers, in rank order; at least two.
-        compute_us: the time in which each worker waited for its batch and computed, in each step,
-            in microseconds, of shape (steps, workers).
-    """
+    """Return the worker with the longest median step, with its times, if it is slow; else None."""
     usual_s = np.median(compute_us, axis=0) / 1e6
     at = int(usual_s.argmax())
     others_s = float(np.median(np.delete(usual_s, at)))

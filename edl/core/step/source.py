@@ -23,69 +23,46 @@ SUBSET = "a Subset"  # in the fingerprint of data of which the script chooses so
 
 @dataclass(frozen=True)
 class SliceSizes:
-    """The number of samples that one worker trains together: the batch of a logical worker, or 1.
+    """The number of samples that one worker trains together: the batch of a logical worker, or 1"""
 
-    Attributes:
-        usual: the number in all global batches, but for those from ``shorter_from`` on.
-        shorter_from: the epoch position from which on it is ``shorter``; None: nowhere.
-        shorter: the number there, at the end of an epoch.
-    """
-
-    usual: int = 1
+    usual: int = 1  # the number in all global batches, but for those from `shorter_from` on
+    # the epoch position from which on it is `shorter`; None: nowhere
     shorter_from: int | None = None
-    shorter: int = 1
+    shorter: int = 1  # the number there, at the end of an epoch
 
     def at(self, position: int) -> int:
-        """Return the number in the global batch that has the epoch position ``position``."""
+        """Return the number in the global batch that has the epoch position `position`."""
         is_last = self.shorter_from is not None and position >= self.shorter_from
         return self.shorter if is_last else self.usual
 
 
 @dataclass(frozen=True)
 class Source:
-    """A description of the data that a script trains on, equal on all workers; it reads no data.
+    """A description of the data that a script trains on, equal on all workers; it reads no data."""
 
-    Attributes:
-        total: how many positions an epoch has; one for each sample, unless the data is a stream.
-        batching: the sizes of the batches.
-        shuffle: whether the order of an epoch is random.
-        seed: the seed of that order.
-        prefetch_batches: how many batches the loader forms ahead of the one in training.
-        fingerprint: one line that differs where the data differ; empty: not known.
-        sampler: returns the sample at each position of the epoch whose number, from 0, it is given;
-            None: the order follows from ``shuffle`` and ``seed``.
-        lets_newcomers_pad: whether a newcomer trains padding batches in the ring until its first
-            batch is loaded; if False, the ring waits for its batch.
-    """
-
-    total: int
-    batching: Batching
-    shuffle: bool
-    seed: int
-    prefetch_batches: int
-    fingerprint: str = ""
+    total: int  # how many positions an epoch has; one for each sample, unless the data is a stream
+    batching: Batching  # the sizes of the batches
+    shuffle: bool  # whether the order of an epoch is random
+    seed: int  # the seed of that order
+    prefetch_batches: int  # how many batches the loader forms ahead of the one in training
+    fingerprint: str = ""  # one line that differs where the data differ; empty: not known
+    # returns the sample at each position of the epoch whose number, from 0, it is given; None: the
+    # order follows from `shuffle` and `seed`
     sampler: Callable[[int], Indices] | None = field(default=None, compare=False, repr=False)
 
     lets_newcomers_pad: ClassVar[bool] = True  # until their first batch is loaded
 
     @property
     def needs_same_seed(self) -> bool:
-        """Whether all workers, and a checkpoint that is resumed, must have the same ``seed``.
-
-        It is True if the order of the samples follows from the seed: it shuffles, without a sampler
-        of the script's own. It is also True with logical workers, whose augmentation must draw the
-        same numbers on each worker. Otherwise only augmentation follows from the seed, and scripts
-        may put the rank into it.
-        """
+        """Whether all workers, and a checkpoint that is resumed, must have the same `seed`."""
+        # It is also True with logical workers, whose augmentation must draw the same numbers on
+        # each worker. Otherwise only augmentation follows from the seed, and scripts may put the
+        # rank into it.
         return bool(self.batching.logical) or (self.shuffle and self.sampler is None)
 
     @property
     def batch_size(self) -> int:
-        """The nominal batch, in samples, from which the weights of gradients are computed.
-
-        It is equal on all workers: the global batch if one is set (the smallest of a range), else
-        the batch of one worker.
-        """
+        """The nominal batch, in samples, from which the weights of gradients are computed."""
         batching = self.batching
         return batching.global_batch or batching.batch_range[0] or batching.batch_size
 
@@ -96,26 +73,13 @@ class Source:
 
     @property
     def warm_up_batch(self) -> int:
-        """The number of samples of a newcomer's first batch, whose result is discarded.
-
-        It is the batch of one worker. If the job has a global batch, it is half of that (of the
-        smallest one if the job chooses it), rounded up, for at least two workers share it. It is at
-        most ``micro_batch``, if that is set.
-        """
+        """The number of samples of a newcomer's first batch, whose result is discarded."""
         is_shared = self.batching.is_chosen or self.batching.global_batch
         whole = -(-self.batch_size // 2) if is_shared else self.batch_size
         return min(whole, self.batching.micro_batch or whole)
 
     def need(self, step_batches: int, size: int) -> int:
-        """Return how many leased samples a worker wants to hold, so that its loader never waits.
-
-        These are the samples of the batches that its loader prefetches, and of two steps.
-
-        Args:
-            step_batches: how many batches of each worker make one step; above 1 if the script
-                accumulates gradients.
-            size: the number of workers in the ring.
-        """
+        """Return how many leased samples a worker wants to hold, so that its loader never waits."""
         return (self.prefetch_batches + 2 * step_batches) * self.batching.of_one(0, size)
 
     @property
@@ -124,85 +88,40 @@ class Source:
         return self.total
 
     def describe_total(self, total: int) -> str:
-        """Return a number of positions of an epoch, ``total``, in words: "960 samples".
-
-        ``total`` may be that of another source of the same class, for a message that compares both.
-        """
+        """Return a number of positions of an epoch, `total`, in words: "960 samples"."""
         return f"{total} samples"
 
     def policy(self, size: int) -> LeasePolicy:
-        """Return the policy that leases samples in a ring of ``size`` workers.
-
-        Its ``batch_size`` is the batch of rank 0, the largest.
-        """
+        """Return the policy that leases samples in a ring of `size` workers."""
         return LeasePolicy(self.batching.of_one(0, size))
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
-        """Return how many more samples must be leased to ``worker``, at least 0.
-
-        It is :meth:`need` minus the number of samples that the worker has leased already.
-
-        Args:
-            ledger: the ledger of the epoch.
-            worker: the id of the worker.
-            step_batches: how many batches of each worker make one step; above 1 if the script
-                accumulates gradients.
-            size: the number of workers in the ring.
-        """
+        """Return how many more samples must be leased to `worker`, at least 0."""
         return max(0, self.need(step_batches, size) - ledger.held_samples(worker))
 
     def start(self, epoch: int) -> Ledger:
-        """Return the ledger of the epoch ``epoch`` (from 0), in which all positions are free."""
+        """Return the ledger of the epoch `epoch` (from 0), in which all positions are free."""
         return start_epoch(self.total, epoch)
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """Return the ledger for a new ring: leases of workers that are not in it are free again.
-
-        Args:
-            ledger: the ledger of the epoch, with the leases of the old ring.
-            members: the ids of the workers of the new ring, which keep their leases.
-            in_hand: how many successive batches a worker may be training now; only a subclass uses
-                it.
-        """
+        """Return the ledger for a new ring: leases of workers that are not in it are free again."""
         return free_leases(ledger, members)
 
     def added_pieces(self, ledger: Ledger, members: Collection[int], in_hand: int) -> int:
-        """Return how many more pieces each worker trains in a step that workers have left.
-
-        It is 0, but for logical workers (:class:`edl.core.step.aligned.AlignedSource`). The
-        arguments are those of :meth:`regroup`.
-        """
+        """Return how many more pieces each worker trains in a step that workers have left."""
         return 0
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return which sample is at each position of the epoch ``epoch`` (from 0)."""
+        """Return which sample is at each position of the epoch `epoch` (from 0)."""
         if self.sampler is not None:
             return EpochOrder.given(self.total, partial(self.sampler, epoch))
         return EpochOrder(self.total, self.seed, epoch, self.shuffle)
 
 
 def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> None:
-    """Refuse to take over the progress of a job that trains on other data, or in another order.
-
-    The ledger has positions only, and each worker finds the samples at them by its own order. A
-    ``sampler`` is not compared: its order may take long to compute. Seeds are compared only where
-    they have to be the same (:attr:`Source.needs_same_seed`).
-
-    A worker with other data is started again: its host may have them for a moment only, while
-    they are copied there, say. One with another order is not replaced: its script would ask for
-    the same again or, by a seed from the clock, for yet another order.
-
-    Args:
-        mine: the data of the worker.
-        header: the job's position, by name, as the state source sends it: its ``fingerprint``,
-            ``batching``, ``ledger``, ``order_seed`` and ``shuffle`` are compared.
-        worker: the id of the worker, for the message.
-
-    Raises:
-        DataError: the data differ in fingerprint or size.
-        NewcomerDiffers: the data are a ``Subset`` of other samples, are divided into other batches,
-            or are ordered by another seed or ``shuffle``.
-    """
+    """Refuse to take over the progress of a job that trains on other data, or in another order."""
+    # One with another order is not replaced: its script would ask for the same again or, by a seed
+    # from the clock, for yet another order.
     theirs = header["fingerprint"]
     if mine.fingerprint != theirs:
         both = f"Here: {mine.fingerprint or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"

@@ -14,7 +14,7 @@ Span = tuple[int, int]
 
 
 def length(spans: Iterable[Span]) -> int:
-    """Return how many positions ``spans`` hold together."""
+    """Return how many positions `spans` hold together."""
     total = 0
     for start, stop in spans:
         total += stop - start
@@ -22,11 +22,7 @@ def length(spans: Iterable[Span]) -> int:
 
 
 def take(spans: list[Span], count: int) -> tuple[Span, ...]:
-    """Remove the first ``count`` positions of ``spans``, and return them as spans in their order.
-
-    The list is changed in place; a span may be cut in two. If it has fewer positions, all are
-    removed.
-    """
+    """Remove the first `count` positions of `spans`, and return them as spans in their order."""
     taken: list[Span] = []
     while count > 0 and spans:
         start, stop = spans[0]
@@ -41,13 +37,7 @@ def take(spans: list[Span], count: int) -> tuple[Span, ...]:
 
 
 def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """Split ``spans`` after the first ``count`` positions, or after all if there are fewer.
-
-    A span may be cut in two. ``spans`` is not changed.
-
-    Returns:
-        (the spans of the first positions, the spans of the rest).
-    """
+    """Split `spans` after the first `count` positions, or after all if there are fewer."""
     if count > 0 and spans and spans[0][0] + count < spans[0][1]:  # usual: a thousand times a step
         start, stop = spans[0]
         return ((start, start + count),), ((start + count, stop), *spans[1:])
@@ -56,10 +46,7 @@ def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return ``spans`` with each span merged into the one before it, if that one ends at its start.
-
-    The order stays, so spans that are not side by side in the list are not merged.
-    """
+    """Return `spans` with each span merged into the one before it, if that one ends at its start"""
     found: list[Span] = []
     for start, stop in spans:
         if found and found[-1][1] == start:
@@ -70,10 +57,7 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def subtract_spans(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
-    """Return ``spans`` without the positions in ``taken``, in the order of ``spans``.
-
-    A span may become two, or none.
-    """
+    """Return `spans` without the positions in `taken`, in the order of `spans`."""
     rest = list(spans)
     for start, stop in taken:
         rest = [
@@ -86,7 +70,7 @@ def subtract_spans(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, 
 
 
 def common(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the positions of ``spans`` that are in ``others`` too, in the order of ``spans``."""
+    """Return the positions of `spans` that are in `others` too, in the order of `spans`."""
     others = list(others)
     found: list[Span] = []
     for start, stop in spans:

@@ -53,11 +53,7 @@ ALIGN_BYTES = 64  # a part is cut at multiples of this: whole elements of any ty
 
 @dataclass(frozen=True)
 class StateGroup:
-    """A group of bytes of a state: the ``index``-th of ``count`` groups of equal size, from 0 on.
-
-    The parts (tensors and values) of the state are laid end to end and cut by bytes. :data:`WHOLE`
-    is the only group of one: the whole state.
-    """
+    """A group of bytes of a state: the `index`-th of `count` groups of equal size, from 0 on."""
 
     index: int
     count: int
@@ -67,19 +63,8 @@ WHOLE = StateGroup(0, 1)
 
 
 def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) -> StateGroup | None:
-    """Return the group of the state's bytes to compare after step ``step``; None: nothing.
-
-    The whole state is compared at the beginning of an epoch and after the first step of newcomers.
-    After each other step one group is compared: among any ``every`` successive steps, each group
-    has one. Nothing is compared before the first step, when all workers have just received the
-    state.
-
-    Args:
-        step: the number of complete steps of the job.
-        begins_epoch: whether the next step begins an epoch.
-        every: into how many groups the state is cut; 0: nothing is ever compared.
-        joined_after: the step after which the newest newcomers joined; :data:`NEVER`: none has.
-    """
+    """Return the group of the state's bytes to compare after step `step`; None: nothing."""
+    # `joined_after`: the step after which the newest newcomers joined; `NEVER`: none has.
     if every == 0 or step == 0:  # before step 1 all workers have just received the state
         return None
     whole = begins_epoch or step == joined_after + 1
@@ -87,19 +72,7 @@ def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) ->
 
 
 def coarser(group: StateGroup, most: int | None) -> StateGroup | None:
-    """Return the group to compare in place of ``group`` where a state has fewer groups; or None.
-
-    It is for a state that costs too much to read in many different groups. While each of the
-    ``group.count`` groups has its turn once, each of the ``most`` larger groups has its turn once.
-
-    Args:
-        group: the group whose turn it is.
-        most: into how many groups the state may be cut; None: into any number.
-
-    Returns:
-        A group of ``most``; None if it is not the turn of any. ``group`` itself if its state has no
-        more than ``most`` groups.
-    """
+    """Return the group to compare in place of `group` where a state has fewer groups; or None."""
     if most is None or group.count <= most:
         return group
     index, rest = divmod(group.index, group.count // most)
@@ -107,17 +80,7 @@ def coarser(group: StateGroup, most: int | None) -> StateGroup | None:
 
 
 def due_at_save(step: int, every: int, is_first: bool) -> StateGroup | None:
-    """Return the group of the state's bytes to compare when a script saves its state.
-
-    It is for scripts with a Horovod elastic state, which they save themselves. The whole state is
-    compared while ``is_first`` is true, and then one group at each save: the state has ``every``
-    groups, at most :data:`PARTS_OF_SCRIPT` (50). The result is None if nothing is to be compared.
-
-    Args:
-        step: how many times the script has saved its state in the job.
-        every: the largest number of groups; 0: nothing is ever compared.
-        is_first: whether no save has been compared by two or more workers yet.
-    """
+    """Return the group of the state's bytes to compare when a script saves its state."""
     if every == 0:
         return None
     count = min(every, PARTS_OF_SCRIPT)
@@ -126,30 +89,15 @@ def due_at_save(step: int, every: int, is_first: bool) -> StateGroup | None:
 
 @dataclass(frozen=True)
 class Extent:
-    """The bytes from ``start`` to ``stop - 1`` of one part (tensor or value) of a state.
+    """The bytes from `start` to `stop - 1` of one part (tensor or value) of a state."""
 
-    Attributes:
-        part: the index of the part in the state, from 0 on.
-        start: the first byte, counted from the beginning of the part.
-        stop: the byte after the last one, counted in the same way.
-    """
-
-    part: int
-    start: int
-    stop: int
+    part: int  # the index of the part in the state, from 0 on
+    start: int  # the first byte, counted from the beginning of the part
+    stop: int  # the byte after the last one, counted in the same way
 
 
 def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
-    """Return the bytes that belong to ``group``, one extent for each part that has some, in order.
-
-    The groups of a state have no gap and no overlap.
-
-    Args:
-        ends: for each part (tensor or value) of the state, where it ends in bytes when all parts
-            are laid end to end, in ascending order. A part is cut only at multiples of
-            :data:`ALIGN_BYTES` (64) from its own beginning.
-        group: the index of the group, and into how many groups the state is cut.
-    """
+    """Return the bytes that belong to `group`, one extent for each part that has some, in order."""
     total = ends[-1] if ends else 0
     begin = total * group.index // group.count
     end = total * (group.index + 1) // group.count
@@ -163,65 +111,40 @@ def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
 
 
 def _cut(at: int, size: int) -> int:
-    """Return where a part (tensor or value) of the state is cut: at byte ``at`` or a little before.
-
-    Cuts are at multiples of :data:`ALIGN_BYTES` (64), and at ``size``, the end of the part.
-
-    Args:
-        at: where the part would be cut, in bytes from its beginning; below 0 counts as 0, and
-            beyond the end as ``size``.
-        size: the length of the part in bytes.
-    """
+    # `at`: where the part would be cut, in bytes from its beginning; below 0 counts as 0, and
+    # beyond the end as `size`.
     return size if at >= size else max(0, at) // ALIGN_BYTES * ALIGN_BYTES
 
 
 def fold(digests: Digests) -> int:
-    """Return one number for the digests of a state's parts, from 1 to 2**63 - 1.
-
-    Equal names and digests give the same number, on every machine and in any order of the parts;
-    so do no digests. It is never 0, which stands for a state that was not compared.
-    """
+    """Return one number for the digests of a state's parts, from 1 to 2**63 - 1."""
+    # It is never 0, which stands for a state that was not compared.
     encoded = json.dumps(sorted(digests.items())).encode()
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") % (2**63 - 1) + 1
 
 
 @dataclass(frozen=True)
 class Split:
-    """The groups of workers whose states agree, when not all do; :func:`split_of` returns it.
+    """The groups of workers whose states agree, when not all do; `split_of` returns it."""
 
-    Attributes:
-        groups: the ids of the workers of each group, in rank order; two or more groups, the largest
-            first.
-    """
-
+    # the ids of the workers of each group, in rank order; two or more groups, the largest first
     groups: tuple[tuple[int, ...], ...]
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The ids of all workers outside the largest group, ascending, if that group is a majority.
-
-        It is empty if the largest group has no more than half of the workers.
-        """
+        """The ids of workers outside the largest group, ascending, if that group is a majority"""
         most, *others = self.groups
         rest = tuple(sorted(worker for group in others for worker in group))
         return rest if len(most) > len(rest) else ()
 
     @property
     def source(self) -> int:
-        """The id of the worker that sends its state to the odd ones: the largest group's first.
-
-        It has a meaning only if the largest group is a majority (:attr:`odd`).
-        """
+        """The id of the worker that sends its state to the odd ones: the largest group's first."""
         return self.groups[0][0]
 
 
 def split_by_digest(states: Iterable[tuple[int, int]]) -> Split | None:
-    """Return the groups of workers whose states agree; None if all workers agree.
-
-    Args:
-        states: (worker id, digest of its state) in rank order; a worker with a digest of 0 is
-            ignored, for its state was not compared.
-    """
+    """Return the groups of workers whose states agree; None if all workers agree."""
     groups: dict[int, list[int]] = {}
     for worker, state in states:
         if state:
@@ -232,22 +155,14 @@ def split_by_digest(states: Iterable[tuple[int, int]]) -> Split | None:
 
 
 def split_of(records: StepRecords) -> Split | None:
-    """Return the groups of workers whose states agree, by the step records; None if all agree.
-
-    Workers whose records have the digest 0 are ignored, for their state was not compared.
-    """
+    """Return the groups of workers whose states agree, by the step records; None if all agree."""
     if not records.differ_in("state"):
         return None
     return split_by_digest(zip(records.values("worker"), records.values("state"), strict=True))
 
 
 def different_rate(rates: Mapping[int, Rates], is_value: bool = False) -> str:
-    """Return the first name, in the order of the first worker, on whose value workers disagree.
-
-    ``rates`` are the learning rates of workers by id; with ``is_value`` only the names that begin
-    with :data:`STEP_VALUE` are compared, else all others. A name that a worker lacks is ignored.
-    The result is empty if they agree.
-    """
+    """Return the first name, in the order of the first worker, on whose value workers disagree."""
     if not rates:
         return ""
     first, *others = rates.values()
@@ -257,11 +172,7 @@ def different_rate(rates: Mapping[int, Rates], is_value: bool = False) -> str:
 
 
 def different_rates(rates: Mapping[int, Rates], groups: Sequence[Sequence[int]]) -> tuple[str, str]:
-    """Return a clause about the first rate on which groups of workers differ, and what to do.
-
-    Both are empty if no rate differs. What to do is empty, too, unless the values differ by which
-    schedulers have chosen the rates.
-    """
+    """Return a clause about the first rate on which groups of workers differ, and what to do."""
     if not (rate := different_rate(rates)):
         return "", ""
 
@@ -275,14 +186,7 @@ def different_rates(rates: Mapping[int, Rates], groups: Sequence[Sequence[int]])
 
 
 def first_difference(tables: Mapping[int, Digests]) -> str:
-    """Return the name of the first part (tensor or value) of the state on which workers differ.
-
-    The order is that of the first worker's parts; parts that it does not have come last. If no part
-    differs, the result is the text "its parts".
-
-    Args:
-        tables: worker id -> the digest of each part, by the part's name; at least one worker.
-    """
+    """Return the name of the first part (tensor or value) of the state on which workers differ."""
     first, *others = tables.values()
     for name in first:
         if any(other.get(name) != first[name] for other in others):
@@ -298,48 +202,20 @@ def reason(
     advice: str = ADVICE,
     unit: str = "step",
 ) -> str:
-    """Return a message that says which states differ, in what, the likely cause, and what to do.
-
-    It names a learning rate that differs, or else the first part that does.
-
-    Args:
-        found: the groups of workers whose states agree.
-        step: the number of the step after which they differ.
-        tables: by worker id, the digest of each part (tensor or value) of the state, by its name.
-        rates: by worker id, the learning rates by name; empty: they are not known.
-        advice: the likely cause and what to do, as the end of the message.
-        unit: what ``step`` counts, in the singular: "step" or "save".
-    """
+    """Return a message that says which states differ, in what, the likely cause, and what to do."""
     _, cure = different_rates(rates, found.groups)
     return f"{_difference(found, step, tables, rates, unit)}. {cure or advice}"
 
 
 def resynced(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
-    """Return a message that says which states differ, and whose state the odd workers get.
-
-    It is for the case that a majority agrees (``found.odd`` is not empty); the odd workers are
-    those outside of it. Nothing is sent here.
-
-    Args:
-        found: the groups of workers whose states agree.
-        step: the number of the step after which they differ.
-        tables: by worker id, the digest of each part (tensor or value) of the state, by its name.
-    """
+    """Return a message that says which states differ, and whose state the odd workers get."""
     verb = "gets" if len(found.odd) == 1 else "get"
     how = f"{names(found.odd)} {verb} the state of w{found.source}"
     return f"{_difference(found, step, tables)}; {how}. {ADVICE}"
 
 
 def undecided(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
-    """Return a message that says which states differ, and that no majority agrees on a state.
-
-    In that case no worker gets another one's state.
-
-    Args:
-        found: the groups of workers whose states agree.
-        step: the number of the step after which they differ.
-        tables: by worker id, the digest of each part (tensor or value) of the state, by its name.
-    """
+    """Return a message that says which states differ, and that no majority agrees on a state."""
     return (
         f"{_difference(found, step, tables)}; no majority agrees, so nobody is resynced. {ADVICE}"
     )
@@ -352,17 +228,7 @@ def _difference(
     rates: Mapping[int, Rates] = NO_RATES,
     unit: str = "step",
 ) -> str:
-    """Return the clause that says which states differ, after which step, and in what first.
-
-    It names a learning rate that differs, with its values, or else the first part that does.
-
-    Args:
-        found: the groups of workers whose states agree.
-        step: the number of the step after which they differ.
-        tables: by worker id, the digest of each part (tensor or value) of the state, by its name.
-        rates: by worker id, the learning rates by name; empty: they are not known.
-        unit: what ``step`` counts, in the singular: "step" or "save".
-    """
+    """Return the clause that says which states differ, after which step, and in what first."""
     if found.odd:
         who = f"the state of {names(found.odd)} differs from that of {names(found.groups[0])}"
     else:

@@ -14,28 +14,21 @@ from edl.errors import DataError
 
 
 class StepBatches:
-    """The batches of the open step on one worker, and the pieces that are yet to be handed out.
-
-    Only the engine calls the methods that change something.
-
-    Attributes:
-        newest: the batch or microbatch handed out last, until it is trained; else None.
-        weight: the samples of the batch (or microbatch) handed out last, whether it is trained or
-            not; 0 for padding, before the first batch, and if it is abandoned or lost.
-        count: the batches of the step, with padding; microbatches of one count as one.
-        pieces: into how many microbatches each worker divides a batch of the step.
-        pieces_left: how many microbatches of the batch in hand are yet to be handed out.
-        part: 0 in the first step of a batch, 1 in the second, and so on.
-        summed: whether the gradients of the step's batches are added up, each times its samples.
-        may_grow: whether one more batch, or microbatch, may be added to the step.
-        counted: the optimizers, as bits, that have already made an update with the samples of the
-            batch on another worker.
-    """
+    """The batches of the open step on one worker, and the pieces that are yet to be handed out."""
 
     def __init__(self) -> None:
+        # the batch or microbatch handed out last, until it is trained; else None
         self.newest: Batch | None = None
+        # `weight`: the samples of the batch (or microbatch) handed out last, whether it is trained
+        # or not; 0 for padding, before the first batch, and if it is abandoned or lost; `count`:
+        # the batches of the step, with padding; microbatches of one count as one; `pieces_left`:
+        # how many microbatches of the batch in hand are yet to be handed out; `part`: 0 in the
+        # first step of a batch, 1 in the second, and so on; `counted`: the optimizers, as bits,
+        # that have already made an update with the samples of the batch on another worker
         self.weight = self.count = self.pieces_left = self.part = self.counted = 0
-        self.pieces = 1
+        self.pieces = 1  # into how many microbatches each worker divides a batch of the step
+        # `summed`: whether the gradients of the step's batches are added up, each times its
+        # samples; `may_grow`: whether one more batch, or microbatch, may be added to the step
         self.summed = self.may_grow = False
         self._follow = 0  # how many of pieces_left have samples
         self._untrained: list[Batch] = []  # the batches of the step that are no padding
@@ -53,42 +46,28 @@ class StepBatches:
 
     @property
     def follow(self) -> int:
-        """How many microbatches of the batch in hand this worker has yet to get, without padding.
-
-        They follow :attr:`newest`. Those that repeat another worker's are among them.
-        """
+        """How many microbatches of the batch in hand this worker has yet to get, without padding"""
         return self._follow if self.pieces_left > 0 and self.newest is not None else 0
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all samples of the batch in hand are handed out, but not all its microbatches.
-
-        All workers have as many microbatches, so padding batches follow.
-        """
+        """Whether all samples of the batch in hand are handed out, but not all its microbatches."""
         return self.pieces_left > 0 and self._follow == 0
 
     def share(self, optimizer: int) -> Share:
-        """Return how many samples and batches this worker brings into the step for an optimizer.
-
-        The samples are 0 if the optimizer with the number ``optimizer`` has already made an update
-        with them on another worker.
-        """
+        """Return how many samples and batches this worker brings into the step for an optimizer."""
         samples = 0 if self.counted >> optimizer & 1 else self.samples
         return Share(samples, self.count, self.summed)
 
     # --- what changes them
 
     def begin(self, summed: bool) -> None:
-        """Begin a step without batches; ``summed`` says whether its gradients are always sums."""
+        """Begin a step without batches; `summed` says whether its gradients are always sums."""
         self.summed = summed
         self.count, self._untrained, self.counted, self.pieces_left = 0, [], 0, 0
 
     def add(self, event: BatchStart) -> None:
-        """Add the batch or microbatch that the script gets now.
-
-        Raises:
-            DataError: a batch that one optimizer has trained is accumulated with others.
-        """
+        """Add the batch or microbatch that the script gets now."""
         batch = event.batch
         if self.pieces_left:
             self.pieces_left -= 1
@@ -123,12 +102,7 @@ class StepBatches:
         self.summed = self.may_grow = True
 
     def add_pieces(self, pieces: int, follow: int) -> None:
-        """Divide the batch in hand into more microbatches, because workers that are gone left some.
-
-        Args:
-            pieces: into how many microbatches each worker divides it now.
-            follow: how many microbatches with samples this worker has yet to get.
-        """
+        """Divide the batch in hand into more microbatches, because workers gone left some"""
         self.pieces_left += pieces - self.pieces
         self.pieces, self._follow = pieces, follow
         self.grow()
@@ -143,10 +117,7 @@ class StepBatches:
         self.newest, self.weight, self._untrained, self.part = None, 0, [], 0
 
     def lose(self, weight_stays: bool) -> None:
-        """Drop the samples of the batches, which are leased to other workers now.
-
-        ``weight_stays`` says whether :attr:`weight` is still that of the batch handed out last.
-        """
+        """Drop the samples of the batches, which are leased to other workers now."""
         self._untrained, self._follow = [], 0
         if not weight_stays:
             self.weight = 0

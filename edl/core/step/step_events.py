@@ -18,17 +18,12 @@ from edl.core.step.weighting import Weights
 
 
 class RingPlace(NamedTuple):
-    """The properties of a worker's ring on which its steps depend.
+    """The properties of a worker's ring on which its steps depend."""
 
-    Attributes:
-        alone: whether the worker is the only one of its ring.
-        warming_up: whether the worker is a newcomer that trains its warm-up batch.
-        batch_size: the nominal batch, in samples, equal on all workers: the job's global batch if
-            it has one (the smallest of a range), else the batch of one worker.
-    """
-
-    alone: bool
-    warming_up: bool
+    alone: bool  # whether the worker is the only one of its ring
+    warming_up: bool  # whether the worker is a newcomer that trains its warm-up batch
+    # the nominal batch, in samples, equal on all workers: the job's global batch if it has one (the
+    # smallest of a range), else the batch of one worker
     batch_size: int
 
 
@@ -36,22 +31,15 @@ class RingPlace(NamedTuple):
 
 
 class BatchStart(NamedTuple):
-    """The script gets a batch, or a microbatch of it, for a new step or the open one.
+    """The script gets a batch, or a microbatch of it, for a new step or the open one."""
 
-    Attributes:
-        batch: the samples that the script gets.
-        padding: whether the samples count for nothing.
-        place: the ring.
-        nothing: with a padding batch, a batch that stands for the end of a stream's shard: it has
-            no samples, and its positions are marked as done with this step; else None.
-        pieces: into how many microbatches each worker divides a batch.
-    """
-
-    batch: Batch
-    padding: bool
+    batch: Batch  # the samples that the script gets
+    padding: bool  # whether the samples count for nothing
     place: RingPlace
+    # with a padding batch, a batch that stands for the end of a stream's shard: it has no samples,
+    # and its positions are marked as done with this step; else None
     nothing: Batch | None = None
-    pieces: int = 1
+    pieces: int = 1  # into how many microbatches each worker divides a batch
 
 
 class PartStart(NamedTuple):
@@ -65,10 +53,9 @@ class GradientAccumulation(NamedTuple):
 
 
 class LoopEnd(NamedTuple):
-    """The script has left its loop; the records of an open step are exchanged all the same.
+    """The script has left its loop; the records of an open step are exchanged all the same."""
 
-    With ``asks`` it would leave if all others do, too (``Stop.WANTED``), or else train the step.
-    """
+    # With `asks` it would leave if all others do, too (`Stop.WANTED`), or else train the step.
 
     asks: bool = False
 
@@ -78,54 +65,41 @@ class RecordsRequest(NamedTuple):
 
 
 class WeightsRequest(NamedTuple):
-    """The factors of an optimizer's gradients are wanted, for a graph that sends them itself.
-
-    With ``repairs`` a broken ring is repaired before. Without, it stays broken, and the optimizer
-    has no factors.
-    """
+    """The factors of an optimizer's gradients are wanted, for a graph that sends them itself."""
 
     optimizer: int
     repairs: bool
 
 
 class ReductionRequest(NamedTuple):
-    """The gradients of ``optimizer`` are to become the mean over the global batch."""
+    """The gradients of `optimizer` are to become the mean over the global batch."""
 
     optimizer: int
 
 
 class GraphEnd(NamedTuple):
-    """A graph that sends the gradients of ``optimizer`` itself has ended.
-
-    ``error`` is the error with which the ring broke meanwhile. The ring is repaired when the
-    factors are wanted again. None: it is whole.
-    """
+    """A graph that sends the gradients of `optimizer` itself has ended."""
 
     optimizer: int
     error: Exception | None = None
 
 
 class MessagesFailed(NamedTuple):
-    """The ring broke by ``error`` in an exchange of messages inside the passes of ``optimizer``."""
+    """The ring broke by `error` in an exchange of messages inside the passes of `optimizer`."""
 
     optimizer: int
     error: Exception
 
 
 class OptimizerEvent(NamedTuple):
-    """An event of one optimizer's part of the step, which a framework tells.
-
-    ``event`` is one of: ``SEND`` (a gradient is on its way), ``REOPEN`` (a backward pass adds to
-    gradients, which may be reduced already), ``APPLY`` (the optimizer comes to its update), ``END``
-    (the step ends, with the update or without), ``REFUSE`` and ``FAIL``.
-    """
+    """An event of one optimizer's part of the step, which a framework tells."""
 
     optimizer: int
     event: StepEvent
 
 
 class StepEnd(NamedTuple):
-    """The step is complete: here (``trained``), only on other workers, or in a warm-up."""
+    """The step is complete: here (`trained`), only on other workers, or in a warm-up."""
 
     trained: bool
 
@@ -139,10 +113,7 @@ class StepSkipped(NamedTuple):
 
 
 class StepSuperseded(NamedTuple):
-    """Other workers have completed the open step, and their state is in the model.
-
-    ``updates`` are the optimizers, as bits, that have made their updates in it.
-    """
+    """Other workers have completed the open step, and their state is in the model."""
 
     updates: int
 
@@ -165,27 +136,22 @@ class RecordsArrival(NamedTuple):
 
 
 class RingFault(NamedTuple):
-    """The instruction was not carried out, because the ring broke by ``error``."""
+    """The instruction was not carried out, because the ring broke by `error`."""
 
     error: Exception
 
 
 class RepairDone(NamedTuple):
-    """The ring is repaired, and ``place`` is the new one; what was sent in the old one is lost.
-
-    Attributes:
-        place: the new ring.
-        pieces: into how many microbatches each worker divides its batch of the open step. With
-            logical workers the number grows by those that the gone workers have left.
-        follow: how many microbatches with samples this worker has yet to get in the open step;
-            counted with logical workers only.
-        left: whether all workers have left their loops in the open step, as others know.
-    """
+    """The ring is repaired, and `place` is the new one; what was sent in the old one is lost."""
 
     place: RingPlace
+    # into how many microbatches each worker divides its batch of the open step. With logical
+    # workers the number grows by those that the gone workers have left.
     pieces: int = 1
+    # how many microbatches with samples this worker has yet to get in the open step; counted with
+    # logical workers only
     follow: int = 0
-    left: bool = False
+    left: bool = False  # whether all workers have left their loops in the open step, as others know
 
 
 class AllreduceDone(NamedTuple):
@@ -233,56 +199,37 @@ class WaitRecords(NamedTuple):
 
 
 class ListDepartures(NamedTuple):
-    """Exchange one more record, for some workers have left their loops; it says how they ended.
+    """Exchange one more record, for some workers have left their loops; it says how they ended."""
 
-    An error of the worker follows, since the step cannot be completed; else the answer RecordDone.
-    """
+    # An error of the worker follows, since the step cannot be completed; else the answer
+    # RecordDone.
 
 
 class Raise(NamedTuple):
-    """Raise ``error``, by which the ring broke: what was wanted cannot be had. No answer."""
+    """Raise `error`, by which the ring broke: what was wanted cannot be had. No answer."""
 
     error: Exception
 
 
 class Repair(NamedTuple):
-    """Build a ring of the survivors of the one that broke by ``error``; drop what was sent in it.
-
-    Answer: RepairDone; before it StepSuperseded or LeasesLost, if so.
-    """
+    """Build a ring of the survivors of the one that broke by `error`; drop what was sent in it."""
 
     error: Exception
 
 
 class Allreduce(NamedTuple):
-    """Send the gradients of an optimizer that are not sent yet, and wait for the averages of all.
+    """Send the gradients of an optimizer that are not sent yet, and wait for the averages of all"""
 
-    Answer: AllreduceDone, or RingFault.
-
-    Attributes:
-        optimizer: the number of the optimizer.
-        weights: the factors of the gradients.
-        again: whether they were reduced before in this step: the local gradients are sent again.
-    """
-
-    optimizer: int
-    weights: Weights
-    again: bool
+    optimizer: int  # the number of the optimizer
+    weights: Weights  # the factors of the gradients
+    again: bool  # whether they were reduced before in this step: the local gradients are sent again
 
 
 class PlaceResult(NamedTuple):
-    """Put the result of the reduction in its place, by the state of the optimizer's part.
+    """Put the result of the reduction in its place, by the state of the optimizer's part."""
 
-    REDUCED: the averages, or, if nothing was sent, this worker's own gradients. DROPPED or
-    SUPERSEDED: there is no result. Answer: ResultPlaced.
-
-    Attributes:
-        optimizer: the number of the optimizer.
-        again: whether its gradients were reduced before in this step.
-    """
-
-    optimizer: int
-    again: bool
+    optimizer: int  # the number of the optimizer
+    again: bool  # whether its gradients were reduced before in this step
 
 
 Instruction = StartRecord | WaitRecords | ListDepartures | Raise | Repair | Allreduce | PlaceResult

@@ -6,26 +6,22 @@ from typing import NamedTuple
 
 
 class StepInterval(NamedTuple):
-    """After how many samples an LR scheduler makes a step that counts samples.
+    """After how many samples an LR scheduler makes a step that counts samples."""
 
-    Attributes:
-        batch: the number of samples that count as one step.
-        epoch: the number of samples in an epoch. The samples that are left over at the end of each
-            epoch count as one more step. None: epochs make no difference.
-    """
-
-    batch: int
+    batch: int  # the number of samples that count as one step
+    # the number of samples in an epoch. The samples that are left over at the end of each epoch
+    # count as one more step. None: epochs make no difference.
     epoch: int | None = None
 
     def steps(self, samples: int) -> int:
-        """Return how many steps a scheduler makes in the first ``samples`` samples of a job."""
+        """Return how many steps a scheduler makes in the first `samples` samples of a job."""
         if self.epoch is None:
             return samples // self.batch
         epochs, rest = divmod(samples, self.epoch)
         return epochs * self._steps_of_epoch(self.epoch) + rest // self.batch
 
     def samples(self, steps: int) -> int:
-        """Return after how many samples of a job a scheduler has made ``steps`` steps."""
+        """Return after how many samples of a job a scheduler has made `steps` steps."""
         if self.epoch is None:
             return steps * self.batch
         epochs, rest = divmod(steps, self._steps_of_epoch(self.epoch))

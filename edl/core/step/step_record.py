@@ -34,25 +34,7 @@ Column = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchTimes:
-    """The durations of a worker's last switch or repair, in microseconds of its own clock.
-
-    A part that did not occur is 0. The fields have the names below with ``_us`` behind them.
-
-    In a planned switch, the old members meet (``wait``), leave the old ring (``shutdown``), build
-    the new one (``init``) and exchange the state (``broadcast``); ``stall`` is all of it. For a
-    newcomer ``wait`` is before the switch and no part of ``stall``.
-
-    In a repair, the worker waits in a call that will fail (``detect``; an upper bound, for it
-    includes the usual waiting for other workers), then learns of a new leader, if the old one is
-    gone (``election``), then of the generation of the survivors (``survivor_report``). When several
-    failures followed each other, these three are of the last. ``wait`` is from the first failure
-    known until the last rebuild begins: election, survivor report, closing the old ring meanwhile,
-    and rebuilds that failed. So ``shutdown`` is 0, and ``stall`` is ``wait`` + ``init`` +
-    ``broadcast``, without ``detect``.
-
-    ``first_step`` is from the end of the switch until the next step is complete; ``median_step`` is
-    this worker's usual step before the switch.
-    """
+    """The durations of a worker's last switch or repair, in microseconds of its own clock."""
 
     detect_us: int = 0
     election_us: int = 0
@@ -66,11 +48,7 @@ class SwitchTimes:
     median_step_us: int = 0
 
     def parts(self, role: str) -> SwitchParts:
-        """Return the durations in seconds, all ten of them, as the record that the event log takes.
-
-        ``role`` becomes the ``role`` of the result. It is what the worker was in that switch:
-        "old" for a member of the ring before, "new" for a newcomer.
-        """
+        """The durations in seconds, all ten of them, as the record that the event log takes"""
         seconds = {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
         return SwitchParts(role, **seconds)
 
@@ -79,26 +57,16 @@ PARTS = tuple(field.name for field in fields(SwitchTimes))
 
 
 def us(seconds: float) -> int:
-    """Return ``seconds`` rounded to whole microseconds, the unit of times in a step record."""
+    """Return `seconds` rounded to whole microseconds, the unit of times in a step record."""
     return round(seconds * 1e6)
 
 
 def repair_times(waiting_since: float, known: float, led_since: float, heard: float) -> SwitchTimes:
-    """Divide the time from a failure until a worker knew of the ring's repair into three parts.
-
-    All arguments are readings of the worker's clock, in seconds. The result has the parts
-    ``detect_us`` (``waiting_since`` to ``known``), ``election_us`` (``known`` to ``led_since``) and
-    ``survivor_report_us`` (from then to ``heard``); the last two are never negative. All other
-    fields of the result are 0.
-
-    Args:
-        waiting_since: when the worker began to wait in the call that failed.
-        known: when it knew that the ring is broken.
-        led_since: when it heard of the term of the present leader. That may have been long before
-            the failure, or after the repair was decided in an earlier term.
-        heard: when it heard of the generation that repairs the ring; before ``known`` if the call
-            failed only because that generation had come.
-    """
+    """Divide the time from a failure until a worker knew of the ring's repair into three parts."""
+    # The result has the parts `detect_us` (`waiting_since` to `known`), `election_us` (`known` to
+    # `led_since`) and `survivor_report_us` (from then to `heard`); the last two are never negative.
+    # `heard`: when it heard of the generation that repairs the ring; before `known` if the call
+    # failed only because that generation had come.
     heard = max(known, heard)
     elected = max(known, min(led_since, heard))
     return SwitchTimes(
@@ -109,17 +77,7 @@ def repair_times(waiting_since: float, known: float, led_since: float, heard: fl
 
 
 class Stop(IntEnum):
-    """The state of a worker's training in its step record: it trains on, stops, or has ended.
-
-    It is the value of the field ``stop``.
-
-    ``NO``: it trains on. ``WANTED``: its script wants to stop, so all workers stop after this step.
-    ``LEFT``: its script has left the loop with the batch of this step, and sends no gradients.
-    ``FINISHED``: it has trained to its end. ``ENDED``: its script has ended, perhaps inside an
-    epoch. ``SAVED`` and ``UNSAVED``: it has ended; if it is the worker that saves, the last
-    checkpoint is written, or could not be. With ``FINISHED`` and the values after it, the worker
-    takes part in no step any more.
-    """
+    """The state of a worker's training in its step record: it trains on, stops, or has ended."""
 
     NO = 0
     WANTED = 1  # its script wants to stop: all workers stop after this step
@@ -132,103 +90,82 @@ class Stop(IntEnum):
 
 @dataclass(frozen=True)
 class StepRecord(SwitchTimes):
-    """One worker's row in the table of a step. All fields are integers; times are in microseconds.
+    """One worker's row in the table of a step. All fields are integers."""
 
-    "Optimizers as bits": bit k stands for the optimizer with index k.
-
-    Attributes:
-        generation: the generation of the ring.
-        step: the number of the step: how many steps the job has completed before it.
-        worker: the worker's id.
-        epoch: the number of the epoch.
-        samples: how many samples of this worker enter the step, from the front of its leases; 0 for
-            a padding batch.
-        position: the position in the epoch of the first of these samples; -1 without any: the
-            worker had no data and trains a padding batch.
-        wanted: how many samples the worker needs in leases beyond those that it holds, so that its
-            loader never waits; for a stream that is not shared, how many shards. 0: none.
-        newest_generation: the newest generation that the worker knows to be prepared; its own at
-            least.
-        ledger: the digest of the worker's ledger before this step.
-        batches: how many batches of its loader the samples are from, padding included: one, unless
-            it accumulates gradients.
-        late: 1 if the row is sent at the end of the step, because gradients are accumulated; 0:
-            when the first batch is handed out.
-        part: the index of the step among the steps of its batch: 0, unless several optimizers make
-            their updates one after the other on the same samples.
-        counted: the optimizers, as bits, that have applied these samples already, because another
-            worker trained them and left in the middle of its batch; for these optimizers the
-            samples do not count.
-        updated: the optimizers, as bits, that made their updates in the step before this one.
-        taken: for a stream (:mod:`edl.core.step.stream`), how many positions leave the front of the
-            worker's leases, empty ones included; -1: as many as samples.
-        end: the position at which the worker has found a shared stream to end; -1: none.
-        stop: a :class:`Stop`.
-        state: the digest of the part of the training state that is compared with this row; it must
-            be equal on all workers after the last step. 0: this row compares nothing.
-        buffers: the digest of the values that the model sets from its batches; 0: not compared.
-        compute_us: the time of the last step that was neither waiting for the batch nor for others.
-        data_us: how long the worker waited for its batch in the last step.
-        reduce_us: the time from the worker's gradients to the mean of all, in the last step.
-        size_change: how many workers the worker's script wants to add (negative: remove); 0: none.
-        batch: the next global batch, in samples, that the worker sets because it leads; 0: the
-            global batch stays, or the worker does not lead.
-        own_square: the squared norm of the worker's gradient in the last step, as the bits of a
-            float64; 0: not measured (:mod:`edl.core.step.noise_scale`).
-        mean_square: the squared norm of the job's gradient in the last step, as the bits of a
-            float64; 0: not measured.
-        save: 1 if the worker, as rank 0, wants all workers to save their parts of a checkpoint
-            after this step; else 0.
-        exchange: what the worker calls between two steps, such as ``edl.mean``, as a digest, and
-            above its 33 bits the size of the message, if all must send as much; 0: it is in a step,
-            or exchanges nothing. Rows of one table that differ in it are of workers
-            at different points of the script (:mod:`edl.core.step.mismatch`).
-        site: the lines of the script that call it, as a digest; negative: two workers or more have
-            not called it at these lines together before.
-        payload_bytes: the length of the message that it sends to all, which is in the row itself if
-            it has at most :data:`PAYLOAD_BYTES`.
-        joined: 1 plus the step after which the worker joined; 0: it was there from the start.
-        inside: 1 if it joined inside an epoch, and may do so again at the start of another.
-
-    The other times are those of the worker's last switch (:class:`SwitchTimes`), 0 before the first
-    one. All workers of a ring were in that switch, so a table has the times of each of them.
-    """
-
-    generation: int
-    step: int
-    worker: int
-    epoch: int
+    generation: int  # the generation of the ring
+    step: int  # the number of the step: how many steps the job has completed before it
+    worker: int  # the worker's id
+    epoch: int  # the number of the epoch
+    # how many samples of this worker enter the step, from the front of its leases; 0 for a padding
+    # batch
     samples: int
+    # the position in the epoch of the first of these samples; -1 without any: the worker had no
+    # data and trains a padding batch
     position: int
+    # how many samples the worker needs in leases beyond those that it holds, so that its loader
+    # never waits; for a stream that is not shared, how many shards. 0: none.
     wanted: int
+    # the newest generation that the worker knows to be prepared; its own at least
     newest_generation: int
-    ledger: int
+    ledger: int  # the digest of the worker's ledger before this step
+    # how many batches of its loader the samples are from, padding included: one, unless it
+    # accumulates gradients
     batches: int = 1
+    # 1 if the row is sent at the end of the step, because gradients are accumulated; 0: when the
+    # first batch is handed out
     late: int = 0
+    # the index of the step among the steps of its batch: 0, unless several optimizers make their
+    # updates one after the other on the same samples
     part: int = 0
+    # the optimizers, as bits, that have applied these samples already, because another worker
+    # trained them and left in the middle of its batch; for these optimizers the samples do not
+    # count
     counted: int = 0
-    updated: int = 0
+    updated: int = 0  # the optimizers, as bits, that made their updates in the step before this one
+    # for a stream (`stream`), how many positions leave the front of the worker's leases, empty ones
+    # included; -1: as many as samples
     taken: int = -1
-    end: int = -1
+    end: int = -1  # the position at which the worker has found a shared stream to end; -1: none
     stop: int = Stop.NO
+    # the digest of the part of the training state that is compared with this row; it must be equal
+    # on all workers after the last step. 0: this row compares nothing.
     state: int = 0
+    # the digest of the values that the model sets from its batches; 0: not compared
     buffers: int = 0
+    # the time of the last step that was neither waiting for the batch nor for others
     compute_us: int = 0
-    data_us: int = 0
-    reduce_us: int = 0
+    data_us: int = 0  # how long the worker waited for its batch in the last step
+    reduce_us: int = 0  # the time from the worker's gradients to the mean of all, in the last step
+    # how many workers the worker's script wants to add (negative: remove); 0: none
     size_change: int = 0
+    # the next global batch, in samples, that the worker sets because it leads; 0: the global batch
+    # stays, or the worker does not lead
     batch: int = 0
+    # the squared norm of the worker's gradient in the last step, as the bits of a float64; 0: not
+    # measured (`noise_scale`)
     own_square: int = 0
+    # the squared norm of the job's gradient in the last step, as the bits of a float64; 0: not
+    # measured
     mean_square: int = 0
+    # 1 if the worker, as rank 0, wants all workers to save their parts of a checkpoint after this
+    # step; else 0
     save: int = 0
+    # what the worker calls between two steps, such as `edl.mean`, as a digest, and above its 33
+    # bits the size of the message, if all must send as much; 0: it is in a step, or exchanges
+    # nothing. Rows of one table that differ in it are of workers at different points of the script
+    # (`mismatch`).
     exchange: int = 0
+    # the lines of the script that call it, as a digest; negative: two workers or more have not
+    # called it at these lines together before
     site: int = 0
+    # the length of the message that it sends to all, which is in the row itself if it has at most
+    # `PAYLOAD_BYTES`
     payload_bytes: int = 0
-    joined: int = 0
-    inside: int = 0
+    joined: int = 0  # 1 plus the step after which the worker joined; 0: it was there from the start
+    inside: int = 0  # 1 if it joined inside an epoch, and may do so again at the start of another
 
     def encode(self, payload: bytes = b"") -> Table:
-        """Return an int64 array of shape ``(1, WIDTH)``: ``FIELDS``, then a short ``payload``."""
+        """Return an int64 array of shape `(1, WIDTH)`: `FIELDS`, then a short `payload`."""
         row = np.zeros((1, WIDTH), dtype=np.int64)
         row[0, : len(FIELDS)] = [getattr(self, name) for name in FIELDS]
         if len(payload) <= PAYLOAD_BYTES:
@@ -245,22 +182,9 @@ IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # the row that workers send in a b
 
 
 class StepRecords(Sequence[StepRecord]):
-    """The records of all workers in one step, in rank order, kept as one table of int64.
-
-    Each row of ``table`` is the record of one worker. ``records.column("step")`` has shape
-    ``(size,)``. ``records[rank]`` and iteration give :class:`StepRecord` objects, a slice gives
-    :class:`StepRecords`, and ``len(records)`` is the number of workers.
-    """
+    """The records of all workers in one step, in rank order, kept as one table of int64."""
 
     def __init__(self, table: Table) -> None:
-        """Use ``table`` as the records of a step.
-
-        Args:
-            table: the rows in rank order, of shape ``(size, WIDTH)``; it is not copied.
-
-        Raises:
-            RingError: the table has another shape.
-        """
         if table.ndim != 2 or table.shape[1] != WIDTH:
             raise RingError(
                 f"a step-record table has shape {table.shape}; expected (size, {WIDTH})"
@@ -269,29 +193,24 @@ class StepRecords(Sequence[StepRecord]):
 
     @classmethod
     def of(cls, records: Sequence[StepRecord]) -> StepRecords:
-        """Return a new table with ``records`` (at least one) as its rows, in their order."""
+        """Return a new table with `records` (at least one) as its rows, in their order."""
         return cls(np.concatenate([record.encode() for record in records]))
 
     def column(self, name: str) -> Column:
-        """Return the field ``name`` of all records, in rank order, as an array.
-
-        Its shape is ``(size,)``; it is a view of the table. A name that is no field raises a
-        KeyError.
-        """
+        """Return the field `name` of all records, in rank order, as an array."""
         return self._table[:, _COLUMN[name]]
 
     def values(self, name: str) -> list[int]:
-        """Return the field ``name`` of all records, in rank order, as Python integers."""
+        """Return the field `name` of all records, in rank order, as Python integers."""
         found: list[int] = self.column(name).tolist()
         return found
 
     def differ_in(self, name: str) -> bool:
-        """Return whether two records or more differ in the field ``name``; False if all agree."""
+        """Return whether two records or more differ in the field `name`; False if all agree."""
         return bool(self._differing[_COLUMN[name]])
 
     @functools.cached_property
     def _differing(self) -> npt.NDArray[np.bool_]:
-        """For each field whether two records or more differ in it, of shape ``(WIDTH,)``."""
         found: npt.NDArray[np.bool_] = (self._table != self._table[0]).any(axis=0)
         return found
 
@@ -321,15 +240,9 @@ _COLUMN = {name: at for at, name in enumerate(FIELDS)}
 
 
 def check_records(records: StepRecords) -> None:
-    """Check that all workers are in the same step, with the same ledger and updates before it.
-
-    The fields ``generation``, ``step``, ``epoch``, ``part``, ``updated`` and ``ledger`` must be
-    equal in all records, and each worker must have one record only.
-
-    Raises:
-        RingError: the workers disagree; the message names the field and each worker's value.
-        UnevenEnd: some workers have left an epoch, or the training, and others go on.
-    """
+    """Check that all workers are in the same step, with the same ledger and updates before it."""
+    # The fields `generation`, `step`, `epoch`, `part`, `updated` and `ledger` must be equal in all
+    # records, and each worker must have one record only.
     _check_equal(records, "generation")
     _check_equal(records, "step")
     check_together(records)
@@ -340,11 +253,6 @@ def check_records(records: StepRecords) -> None:
 
 
 def _check_equal(records: StepRecords, name: str) -> None:
-    """Check that all workers have the same value in the field ``name`` of their records.
-
-    Raises:
-        RingError: they have not; the message names each worker's value.
-    """
     if records.differ_in(name):
         values = zip(records.values("worker"), records.values(name), strict=True)
         text = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values))
@@ -355,14 +263,7 @@ def _check_equal(records: StepRecords, name: str) -> None:
 
 
 def _check_same_updates(records: StepRecords) -> None:
-    """Check that the same optimizers made updates in the last step on all workers.
-
-    Also check that all workers are at the same step of their present batch (``part``). ``records``
-    are the step records of all workers.
-
-    Raises:
-        RingError: the workers differ; the message says for each which optimizers made updates.
-    """
+    """Check that the same optimizers made updates in the last step on all workers."""
     if records.differ_in("part") or records.differ_in("updated"):
         step = records[0].step
         text = ", ".join(f"w{each.worker}: {_where(each)}" for each in records)
@@ -373,11 +274,7 @@ def _check_same_updates(records: StepRecords) -> None:
 
 
 def _where(record: StepRecord) -> str:
-    """Return in words which optimizers of one worker made updates before the step of ``record``.
-
-    The words also say whether that step goes on with the same batch. Optimizers are counted from 1.
-    Examples: "1 and 2, then the next batch"; "none, then the same batch".
-    """
+    """Return in words which optimizers of one worker made updates before the step of `record`."""
     bits = range(record.updated.bit_length())
     turns = [str(number + 1) for number in bits if record.updated >> number & 1]
     then = "the same batch" if record.part else "the next batch"
@@ -385,15 +282,7 @@ def _where(record: StepRecord) -> str:
 
 
 def check_together(records: StepRecords) -> None:
-    """Check that no worker has left an epoch, or the training, in which others go on.
-
-    ``records`` are the step records of all workers. A worker has left the training if its ``stop``
-    is ``FINISHED`` or above. It has left an epoch if its record has a higher epoch than another
-    one.
-
-    Raises:
-        UnevenEnd: some have left; the message names them, and the workers that go on.
-    """
+    """Check that no worker has left an epoch, or the training, in which others go on."""
     stops, epochs = records.column("stop"), records.column("epoch")
     left = stops >= Stop.FINISHED
     if not left.any():
@@ -418,15 +307,7 @@ EARLY_STOP = (
 
 
 def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
-    """Return the error message for workers whose scripts have ended while other workers train on.
-
-    It names both groups of workers, the step and the epoch, and says how to count steps instead.
-
-    Args:
-        records: the step records of all workers.
-        left: for each row, whether the script of that worker has ended, of shape ``(size,)``. At
-            least one is True and one is False.
-    """
+    """Return the error message for workers whose scripts have ended while other workers train on"""
     workers = records.column("worker")
     ended = records[int(left.argmax())]
     others = int((~left).sum())
@@ -442,27 +323,18 @@ def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
 
 
 def _joined(ids: Iterable[int]) -> str:
-    """Return the names of the workers with these ids, in ascending order: "w1 and w2 and w4"."""
     return " and ".join(f"w{worker}" for worker in sorted(ids))
 
 
 def counts(records: StepRecords) -> bool:
-    """Return whether ``records`` may be used for the step: all were sent at its end, or none was.
-
-    A worker that knows that it accumulates gradients sends its record at the end of the step, else
-    when the first batch is handed out. The result is False if both kinds are in the table: then the
-    early records announce fewer batches than their workers train, and all workers must send their
-    records once more.
-    """
+    """Return whether `records` may be used for the step: all were sent at its end, or none was."""
+    # The result is False if both kinds are in the table: then the early records announce fewer
+    # batches than their workers train, and all workers must send their records once more.
     return not records.differ_in("late")
 
 
 def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
-    """Return (whether all workers stop training after this step, the reason as a clause).
-
-    ``wanting`` holds the ids of the workers that want to stop; a single one is enough. The reason
-    is, for example, "w1 and w3 want to stop training" or "no worker wants to stop training".
-    """
+    """Return (whether all workers stop training after this step, the reason as a clause)."""
     if not wanting:
         return False, "no worker wants to stop training"
     verb = "wants" if len(wanting) == 1 else "want"
@@ -470,65 +342,41 @@ def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
 
 
 def wanting_to_stop(records: StepRecords) -> list[int]:
-    """Return the ids, in rank order, of the workers whose ``stop`` in ``records`` is ``WANTED``."""
+    """Return the ids, in rank order, of the workers whose `stop` in `records` is `WANTED`."""
     found: list[int] = records.column("worker")[records.column("stop") == Stop.WANTED].tolist()
     return found
 
 
 def requested_batch(records: StepRecords) -> int:
-    """Return the global batch of the next steps in samples, as the leader's row says; 0: no change.
-
-    ``records`` are the rows of all workers. Only a worker that believes that it leads has a
-    ``batch`` other than 0 in its row. The result is 0 while two such workers ask for different
-    batches.
-    """
+    """The global batch of the next steps in samples, as the leader's row says; 0: no change"""
     wished = {*records.values("batch")} - {0}
     return wished.pop() if len(wished) == 1 else 0
 
 
 def saves_parts(records: StepRecords) -> bool:
-    """Return whether each worker saves its part of a checkpoint after the step of ``records``.
-
-    Rank 0 says so in the first row.
-    """
+    """Return whether each worker saves its part of a checkpoint after the step of `records`."""
     return bool(records.column("save")[0])
 
 
 def global_samples(records: StepRecords) -> int:
-    """Return N, how many samples enter the step: the sum of all ``samples`` in ``records``."""
+    """Return N, how many samples enter the step: the sum of all `samples` in `records`."""
     return int(records.column("samples").sum())
 
 
 def samples_for(records: StepRecords, optimizer: int) -> Column:
-    """Return how many samples of each worker count for the optimizer with the index ``optimizer``.
-
-    ``records`` are the step records of all workers. The result has shape ``(size,)``, in rank
-    order. It is 0 for a worker whose samples the optimizer has applied already (``counted`` in the
-    record): another worker trained them, and left in the middle of its batch.
-    """
+    """Return how many samples of each worker count for the optimizer with the index `optimizer`."""
     theirs: Column = records.column("samples") * (~records.column("counted") >> optimizer & 1)
     return theirs
 
 
 def moves(records: StepRecords) -> Column:
-    """Return how many positions leave the front of each worker's leases when this step is complete.
-
-    ``records`` are the step records of all workers. The result has shape ``(size,)``, in rank
-    order. With several optimizers a batch has several steps; the number is 0 in all of them but the
-    first.
-    """
+    """How many positions leave the front of each worker's leases when this step is complete"""
     samples, taken = records.column("samples"), records.column("taken")
     return np.where(records.column("part") > 0, 0, np.where(taken < 0, samples, taken))
 
 
 def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
-    """Return (the generation to switch to after this step, or None; the reason as a clause).
-
-    It is the number of a generation only if ``newest_generation`` is the same in all rows of
-    ``records``, and newer than the generation of the present ring. Then all workers switch after
-    the same step. The reason says that all know the new generation, which workers do not know it
-    yet, or that nobody knows a newer one.
-    """
+    """Return (the generation to switch to after this step, or None; the reason as a clause)."""
     current, known = int(records.column("generation")[0]), records.column("newest_generation")
     target = int(known.max())
     if target <= current:
@@ -540,11 +388,7 @@ def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
 
 
 def switch_parts(records: StepRecords, joined: Sequence[int]) -> dict[str, SwitchParts]:
-    """Return each worker's durations of the last switch, by the name of the worker ("w3").
-
-    All workers of ``records`` are in the result, in rank order. ``joined`` holds the ids of the
-    workers that were newcomers in that switch.
-    """
+    """Return each worker's durations of the last switch, by the name of the worker ("w3")."""
     return {
         f"w{record.worker}": record.parts("new" if record.worker in joined else "old")
         for record in records

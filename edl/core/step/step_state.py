@@ -31,16 +31,7 @@ from edl.errors import IllegalTransition
 
 
 class StepState(Enum):
-    """The state of one optimizer's part of a step on one worker.
-
-    ``IDLE``: the worker has no batch. ``HANDED_OUT``: it has one, and has sent nothing of the step
-    in the present ring. ``SENDING``: gradients are being sent. ``BROKEN``: the ring is broken, and
-    not repaired yet. Then the step is decided: ``REDUCED`` (the gradients are the mean over the
-    global batch), ``SUPERSEDED`` (other workers completed it, and the model has their state) or
-    ``DROPPED`` (no worker has samples). ``APPLIED``: the optimizer has made its update; ``IDLE``
-    follows. ``REFUSED``: the script was told that it uses edl wrongly. ``ENDED``: an error ended
-    the worker in the middle of the step.
-    """
+    """The state of one optimizer's part of a step on one worker."""
 
     IDLE = "idle"  # the worker has no batch
     HANDED_OUT = "handed out"  # nothing of the step is sent in the present ring
@@ -55,18 +46,7 @@ class StepState(Enum):
 
 
 class StepEvent(Enum):
-    """An event that takes a step from one :class:`StepState` to another, by :data:`TRANSITIONS`.
-
-    ``HAND_OUT``: the worker gets the next batch. ``SEND``: its first gradient is sent. ``AVERAGE``:
-    the worker has the averages of all gradients. ``KEEP``: there is no other worker, so the local
-    gradients are the mean. ``DROP``: no worker has samples. ``BREAK``: a collective failed.
-    ``REPAIR``: the survivors have a ring and complete the step. ``SUPERSEDE``: they have a ring,
-    and some of them had completed the step, so all take over their state. ``REOPEN``: gradients of
-    the decided step are sent once more, for a further backward pass adds to them, or the ring broke
-    in a later one. ``APPLY``: the optimizer makes its update; in a superseded or dropped step it
-    changes nothing. ``END``: the ledger has moved; without ``APPLY`` before, the script has skipped
-    the update. ``REFUSE``: the script uses edl wrongly. ``FAIL``: an error ends the worker.
-    """
+    """An event that takes a step from one `StepState` to another, by `TRANSITIONS`."""
 
     HAND_OUT = "hand out"  # the worker has begun the next step
     SEND = "send"  # the first gradient is being sent
@@ -139,23 +119,16 @@ DONE = DECIDED | {StepState.APPLIED, StepState.ENDED}  # there is nothing more t
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """One optimizer's part of one step on one worker: an immutable value of the state machine.
+    """One optimizer's part of one step on one worker: an immutable value of the state machine."""
 
-    A worker begins with ``OptimizerStep()``, which has no batch. Each later value comes from
-    :meth:`next` or :meth:`after`.
-
-    Attributes:
-        number: the number of the step, counted from 1 on this worker; 0: before the first step.
-        state: the present state.
-        history: the events since the batch of the step was handed out, the oldest first.
-        done: whether no gradients of the step are left to be averaged over the workers: the step is
-            decided, applied or ended. It is a field and not a property, for it is read once for
-            each parameter.
-    """
-
+    # the number of the step, counted from 1 on this worker; 0: before the first step
     number: int = 0
-    state: StepState = StepState.IDLE
+    state: StepState = StepState.IDLE  # the present state
+    # the events since the batch of the step was handed out, the oldest first
     history: tuple[StepEvent, ...] = ()
+    # whether no gradients of the step are left to be averaged over the workers: the step is
+    # decided, applied or ended. It is a field and not a property, for it is read once for each
+    # parameter.
     done: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -163,35 +136,20 @@ class OptimizerStep:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the result of the step is known: no gradients are left to be exchanged.
-
-        It is True in the states ``REDUCED``, ``SUPERSEDED``, ``DROPPED`` and ``APPLIED``, and False
-        in all others, also in ``ENDED`` (the worker has failed).
-        """
+        """Whether the result of the step is known: no gradients are left to be exchanged."""
         return self.done and self.state is not StepState.ENDED
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the state is ``SUPERSEDED`` or ``DROPPED``, so the optimizer makes no update."""
+        """Whether the state is `SUPERSEDED` or `DROPPED`, so the optimizer makes no update."""
         return self.state in CHANGES_NOTHING
 
     def next(self, number: int) -> OptimizerStep:
-        """Return the next step: state ``HANDED_OUT``, this ``number``, and an empty history.
-
-        Raises:
-            IllegalTransition: this step is ``SENDING``, ``BROKEN`` or ``ENDED``, so the next one
-                may not begin.
-        """
+        """Return the next step: state `HANDED_OUT`, this `number`, and an empty history."""
         return replace(self.after(StepEvent.HAND_OUT), number=number, history=())
 
     def after(self, event: StepEvent) -> OptimizerStep:
-        """Return this step in the state that :data:`TRANSITIONS` has for ``event``.
-
-        ``event`` becomes the last one of the history.
-
-        Raises:
-            IllegalTransition: the table does not allow the event in the present state.
-        """
+        """Return this step in the state that `TRANSITIONS` has for `event`."""
         state = TRANSITIONS[self.state].get(event)
         if state is None:
             events = ", ".join(each.value for each in self.history) or "nothing yet"
@@ -204,46 +162,33 @@ class OptimizerStep:
 
 
 class OptimizerPart:
-    """One optimizer's part of the open step.
-
-    Attributes:
-        number: the number of the optimizer in the script, from 0.
-        step: the state of this part.
-        agreed: the factors before and after the average, which follow from the step records of all
-            workers; None: the records are not there yet, or are of a broken ring.
-        sends_early: whether gradients may be sent before the records have come. False if this
-            worker has no samples, is alone in its ring or warms up, if the others have completed
-            the step, after a repair, and with logical workers.
-        sent: the factor for the gradients that this worker sends: its samples over the nominal
-            batch, or 1 if its gradients are added up over batches; 0 without samples.
-        part: with accumulated gradients, the factor for the gradients of the batch that was handed
-            out last, before they are added to those of the earlier batches.
-        cannot_repair: why the script cannot repair a ring inside a step; empty if it can.
-    """
+    """One optimizer's part of the open step."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
-        self.step = OptimizerStep()
+        self.number = number  # the number of the optimizer in the script, from 0
+        self.step = OptimizerStep()  # the state of this part
+        # the factors before and after the average, which follow from the step records of all
+        # workers; None: the records are not there yet, or are of a broken ring
         self.agreed: Weights | None = None
+        # whether gradients may be sent before the records have come. False if this worker has no
+        # samples, is alone in its ring or warms up, if the others have completed the step, after a
+        # repair, and with logical workers.
         self.sends_early = False
+        # `sent`: the factor for the gradients that this worker sends: its samples over the nominal
+        # batch, or 1 if its gradients are added up over batches; 0 without samples; `part`: with
+        # accumulated gradients, the factor for the gradients of the batch that was handed out last,
+        # before they are added to those of the earlier batches
         self.sent = self.part = 0.0
+        # why the script cannot repair a ring inside a step; empty if it can
         self.cannot_repair = ""
 
     def on(self, event: StepEvent) -> None:
-        """Take this part to the state that follows ``event``.
-
-        Raises:
-            IllegalTransition: the table does not allow the event in the present state.
-        """
+        """Take this part to the state that follows `event`."""
         self.step = self.step.after(event)
 
     @property
     def local_scale(self) -> float:
-        """The factor that turns a lone worker's gradients into the mean over its samples.
-
-        It is 1 in a step in which gradients are sent to other workers, and before the records have
-        come.
-        """
+        """The factor that turns a lone worker's gradients into the mean over its samples."""
         if self.agreed is None or self.agreed.averaging is not Averaging.LOCAL:
             return 1.0
         return self.agreed.received

@@ -6,17 +6,7 @@ import math
 
 
 def steps_left(epochs: float, epoch: int, done: int, total: int, batch: int) -> int:
-    """Return how many steps are left, with the present global batch; 0 at the end.
-
-    It is an estimate: workers may come and go, and the last steps of an epoch may be small.
-
-    Args:
-        epochs: how many epochs the job trains, which need be no whole number.
-        epoch: the number of the present epoch, from 0.
-        done: the samples of the present epoch that are trained.
-        total: the samples of an epoch.
-        batch: the samples of a step of all workers, with accumulated batches.
-    """
+    """Return how many steps are left, with the present global batch; 0 at the end."""
     now = min(1.0, epochs - epoch) * total - done
     later = max(0.0, epochs - epoch - 1)
     whole = math.floor(later)

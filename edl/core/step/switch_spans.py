@@ -12,31 +12,17 @@ _WAIT = "edl.switch.wait"
 
 @dataclass(frozen=True)
 class TimedSpan:
-    """A part of a switch or of a checkpoint.
+    """A part of a switch or of a checkpoint."""
 
-    Attributes:
-        name: the name of the span, such as "edl.switch.init".
-        parent: the name of the span that it is a part of; empty for the whole.
-        start_ns: when it began, in nanoseconds since 1970.
-        end_ns: when it ended.
-    """
-
-    name: str
-    parent: str
-    start_ns: int
+    name: str  # the name of the span, such as "edl.switch.init"
+    parent: str  # the name of the span that it is a part of; empty for the whole
+    start_ns: int  # when it began, in nanoseconds since 1970
     end_ns: int
 
 
 def switch_spans(times: SwitchTimes, end_s: float) -> tuple[TimedSpan, ...]:
-    """Return the spans of one worker's switch or repair: the whole first, then its parts in order.
-
-    A newcomer's whole begins when it is ready, that of a repair when the worker began to wait in
-    the call that failed. Parts that did not occur are left out.
-
-    Args:
-        times: the durations of the parts.
-        end_s: when the switch ended, in seconds since 1970.
-    """
+    """The spans of one worker's switch or repair: the whole first, then its parts in order"""
+    # `end_s`: when the switch ended, in seconds since 1970.
     durations = {
         "edl.switch.detect": times.detect_us,
         _WAIT: times.wait_us,
@@ -60,13 +46,8 @@ def switch_spans(times: SwitchTimes, end_s: float) -> tuple[TimedSpan, ...]:
 
 
 def checkpoint_spans(capture_s: float, write_s: float, end_s: float) -> tuple[TimedSpan, ...]:
-    """Return the spans of a checkpoint: the whole, the copy of the state, and the writing.
-
-    Args:
-        capture_s: for how long training paused while the state was copied, in seconds.
-        write_s: how long the writing beside the training took, in seconds.
-        end_s: when the file was written, in seconds since 1970.
-    """
+    """Return the spans of a checkpoint: the whole, the copy of the state, and the writing."""
+    # `end_s`: when the file was written, in seconds since 1970.
     end_ns = round(end_s * 1e9)
     written_ns = end_ns - round(write_s * 1e9)
     start_ns = written_ns - round(capture_s * 1e9)
@@ -78,7 +59,7 @@ def checkpoint_spans(capture_s: float, write_s: float, end_s: float) -> tuple[Ti
 
 
 def _parts(durations: dict[str, int], parent: str, start_ns: int) -> list[TimedSpan]:
-    """Return spans one after the other, from ``start_ns``; of 0 us, none."""
+    """Return spans one after the other, from `start_ns`; of 0 us, none."""
     found = []
     for name, duration_us in durations.items():
         end_ns = start_ns + 1000 * duration_us

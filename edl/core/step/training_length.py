@@ -19,44 +19,21 @@ UNREACHED_STEPS = 2**62  # a number of updates that stands for no limit
 
 @dataclass(frozen=True)
 class TrainingLength(Record):
-    """How long a job trains, counted from its begin; a resumed job goes on with the same counts.
+    """How long a job trains, counted from its begin; a resumed job goes on with the same counts."""
 
-    Attributes:
-        epochs: the number of epochs; None: there is no limit, or it is not known.
-        max_steps: the number of updates; None: only the epochs end the training.
-    """
-
-    epochs: int | None = None
-    max_steps: int | None = None
+    epochs: int | None = None  # the number of epochs; None: there is no limit, or it is not known
+    max_steps: int | None = None  # the number of updates; None: only the epochs end the training
 
     @classmethod
     def asked(cls, epochs: float | None, max_steps: int | None) -> TrainingLength:
-        """Return the length that a script asks for, in plain whole numbers.
-
-        Args:
-            epochs: the number of epochs; one that was begun counts as whole. None, or infinite: no
-                limit.
-            max_steps: the number of updates; None, or 2**62 and more: no limit.
-        """
+        """Return the length that a script asks for, in plain whole numbers."""
         return cls(
             None if epochs is None or epochs == math.inf else math.ceil(epochs),
             None if max_steps is None or max_steps >= UNREACHED_STEPS else int(max_steps),
         )
 
     def left(self, epoch: int, done: int, total: int, step: int, batch: float) -> float | None:
-        """Return the number of samples that all workers have to train until the end of the job.
-
-        The epochs or the updates end it, whichever come first. The result is None if there is no
-        limit, or if one of the limits is not known in samples.
-
-        Args:
-            epoch: the number of the present epoch, from 0.
-            done: how many samples of it are trained.
-            total: the samples of an epoch; 0: not known.
-            step: how many updates the job has made.
-            batch: how many samples all workers train for an update, on the average of the last
-                ones; 0: not known.
-        """
+        """Return the number of samples that all workers have to train until the end of the job."""
         limits: list[float | None] = []
         if self.epochs is not None:
             limits.append((self.epochs - epoch) * total - done if total else None)
@@ -66,33 +43,16 @@ class TrainingLength(Record):
         return min(known) if known and len(known) == len(limits) else None
 
     def is_below(self, other: TrainingLength) -> bool:
-        """Return whether the epochs or the updates are fewer than those of ``other``.
-
-        Each of the two is compared where both lengths have a number.
-        """
+        """Return whether the epochs or the updates are fewer than those of `other`."""
         pairs = (self.epochs, other.epochs), (self.max_steps, other.max_steps)
         return any(mine is not None and its is not None and mine < its for mine, its in pairs)
 
     def resuming(
         self, saved: TrainingLength, restarts: bool = False, automatic: bool = False
     ) -> TrainingLength:
-        """Return the length of a job that goes on from a checkpoint; this is the script's length.
-
-        A script that subtracts what a file says to be trained already asks for fewer epochs, and
-        would end in the midst of the job, which would count as finished. So it is refused, if a
-        user has resumed the job. More epochs than before are allowed. The number of updates may be
-        smaller: scripts compute it from the updates of an epoch, of which more workers make fewer.
-
-        Args:
-            saved: the length of the job when its checkpoint was saved.
-            restarts: whether nobody has resumed the job: its own workers have all died, and new
-                ones go on. Then the length stays as it was.
-            automatic: whether the job begins or goes on, whichever is possible, as a job of a
-                cluster does. Then it trains at least as many epochs as before.
-
-        Raises:
-            CheckpointError: this length has fewer epochs than the saved one.
-        """
+        """Return the length of a job that goes on from a checkpoint; this is the script's length"""
+        # A script that subtracts what a file says to be trained already asks for fewer epochs, and
+        # would end in the midst of the job, which would count as finished.
         if restarts:
             return self if saved == NO_LENGTH else saved
         if not TrainingLength(self.epochs).is_below(TrainingLength(saved.epochs)):

@@ -14,40 +14,24 @@ from typing import NamedTuple
 
 
 class EpochPosition(NamedTuple):
-    """How much of its epochs a job has trained that has a limit of batches; all workers know it.
+    """How much of its epochs a job has trained that has a limit of batches; all workers know it."""
 
-    Attributes:
-        epoch: how many epochs the job has trained or left.
-        batches: how many batches of the present epoch it has trained, whatever their sizes.
-        limit: the number of batches after which the present epoch ends at the latest.
-        samples: how many samples of the present epoch it has trained.
-    """
-
-    epoch: int
-    batches: int
-    limit: int
-    samples: int
+    epoch: int  # how many epochs the job has trained or left
+    batches: int  # how many batches of the present epoch it has trained, whatever their sizes
+    limit: int  # the number of batches after which the present epoch ends at the latest
+    samples: int  # how many samples of the present epoch it has trained
 
 
 class UpdateInterval(NamedTuple):
-    """After which updates Lightning steps an LR scheduler that has ``"interval": "step"``.
+    """After which updates Lightning steps an LR scheduler that has `"interval": "step"`."""
 
-    Lightning numbers the batches of each epoch from 1. It makes an update after each group of
-    accumulated batches, and after the last batch of an epoch. It steps the scheduler after each
-    update whose last batch has a multiple of ``frequency`` as its number.
-
-    Attributes:
-        frequency: the ``frequency`` of the scheduler, in batches; Lightning's default is 1.
-        accumulated: how many batches a group has, by the first epoch in which it has so many; one
-            of them is epoch 0.
-        samples: the samples of the data set; None: their number is not known.
-        limit: the number of the batch after which an epoch ends at the latest, with the workers
-            with which the job began; None: no limit.
-    """
-
-    frequency: int
+    frequency: int  # the `frequency` of the scheduler, in batches; Lightning's default is 1
+    # how many batches a group has, by the first epoch in which it has so many; one of them is epoch
+    # 0
     accumulated: Mapping[int, int]
-    samples: int | None
+    samples: int | None  # the samples of the data set; None: their number is not known
+    # the number of the batch after which an epoch ends at the latest, with the workers with which
+    # the job began; None: no limit
     limit: int | None = None
 
     @property
@@ -57,35 +41,14 @@ class UpdateInterval(NamedTuple):
         return one_size or self.samples is not None or self.limit is not None
 
     def steps(self, trained: int, batch: int, first_epoch: int = 0) -> int:
-        """Return how many steps the scheduler has made when a job has trained ``trained`` samples.
-
-        They are those of a job whose global batch is always ``batch``, and whose epochs have no
-        limit.
-
-        Args:
-            trained: the samples that the job has trained, in all epochs.
-            batch: the global batch, in samples, without accumulation.
-            first_epoch: the epoch with which the job began; another training has trained those
-                before.
-        """
+        """Return how many steps the scheduler has made when a job has trained `trained` samples."""
         if self.samples is None:
             return trained // (batch * self._spacing(self.accumulated[0]))
         epochs, rest = divmod(trained, self.samples)
         return self._steps(epochs, rest // batch, -(-self.samples // batch), first_epoch)
 
     def limited_steps(self, at: EpochPosition, batch: int, first_epoch: int = 0) -> int:
-        """Return how many steps the scheduler has made when a job with a limit is at ``at``.
-
-        They are those of a job whose global batch is always ``batch``: each epoch counts as many
-        batches as that job's. Within an epoch their number grows with the batches or the samples
-        that are trained, whichever come nearer to ending it.
-
-        Args:
-            at: the job's position.
-            batch: the global batch, in samples, without accumulation.
-            first_epoch: the epoch with which the job began; another training has trained those
-                before.
-        """
+        """Return how many steps the scheduler has made when a job with a limit is at `at`."""
         assert self.limit is not None
         of_epoch, by_samples = self.limit, 0
         if self.samples is not None:
@@ -95,7 +58,6 @@ class UpdateInterval(NamedTuple):
         return self._steps(at.epoch, trained, of_epoch, first_epoch)
 
     def _steps(self, epochs: int, batches: int, of_epoch: int, first_epoch: int) -> int:
-        """Return the steps after ``epochs`` epochs of ``of_epoch`` batches and ``batches`` more."""
         starts, last = sorted(self.accumulated), first_epoch + epochs
         steps = 0
         for start, stop in zip(starts, [*starts[1:], last], strict=True):
@@ -109,5 +71,4 @@ class UpdateInterval(NamedTuple):
         return batches // self._spacing(accumulated) + is_last_one_more
 
     def _spacing(self, accumulated: int) -> int:
-        """Return after how many batches the next step comes."""
         return math.lcm(accumulated, self.frequency)
