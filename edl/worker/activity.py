@@ -66,17 +66,9 @@ _GENERATED = ("torchinductor_", "__autograph_generated_file")
 
 
 def waits(what: str) -> Callable[[Function], Function]:
-    """Return a decorator that registers what a thread inside the decorated function waits for.
-
-    While a function so decorated is on the stack of the training thread, :meth:`ThreadWatch.look`
-    reports ``what`` instead of "in user code". The decorator returns the function unchanged.
-
-    Args:
-        what: the wait in words, such as "waiting for the others to switch".
-    """
+    """Return a decorator that registers what a thread inside the decorated function waits for."""
 
     def register(function: Function) -> Function:
-        """Register the description ``what`` for ``function``, and return ``function``."""
         _WAITS[function.__code__] = what
         return function
 
@@ -84,7 +76,7 @@ def waits(what: str) -> Callable[[Function], Function]:
 
 
 def ends(function: Function) -> Function:
-    """Register ``function`` as the wait of a worker that has returned from training."""
+    """Register `function` as the wait of a worker that has returned from training."""
     _ENDS[function.__code__] = RETURNED
     return function
 
@@ -93,15 +85,7 @@ _unseen: list[Callable[[], str | None]] = []
 
 
 def waits_unseen(look: Callable[[], str | None]) -> None:
-    """Register one more function that says what the training thread waits for outside Python.
-
-    When no frame of the Python stack shows a wait, as inside a TensorFlow graph,
-    :meth:`ThreadWatch.look` calls the registered functions in order, and reports the first
-    description. The thread that asks calls them, not the training thread.
-
-    Args:
-        look: a function that returns a description of the wait, or None if there is no wait.
-    """
+    """Register one more function that says what the training thread waits for outside Python."""
     _unseen.append(look)
 
 
@@ -109,26 +93,13 @@ _works: list[Callable[[], str]] = []
 
 
 def works_at(look: Callable[[], str]) -> None:
-    """Register one more function that names a long activity in the user's code.
-
-    :meth:`ThreadWatch.look` calls the registered functions in order, in the thread that asks, and
-    reports the first name that is not empty.
-
-    Args:
-        look: a function that returns the name of the activity, such as "after a fit", or "" if no
-            such activity is going on.
-    """
+    """Register one more function that names a long activity in the user's code."""
     _works.append(look)
 
 
 @contextlib.contextmanager
 def training_here() -> Iterator[None]:
-    """Treat the calling thread as the training thread in the ``with`` block.
-
-    It is for a framework that calls edl from a thread of its own; only one thread at a time may be
-    in such a block. Afterwards the thread that called :meth:`ThreadWatch.start` counts as the
-    training thread again.
-    """
+    """Treat the calling thread as the training thread in the `with` block."""
     global _acting
     _acting = threading.get_ident()
     try:
@@ -138,11 +109,7 @@ def training_here() -> Iterator[None]:
 
 
 def call_site() -> tuple[str, str, int]:
-    """Return the function of edl that the script has called, and where in the script.
-
-    The result is its name, the innermost line of the script as "file:line", and a digest of all
-    lines of the script on the stack, without the folders, which differ between hosts.
-    """
+    """Return the function of edl that the script has called, and where in the script."""
     call, where, lines = "", "", []
     in_edl = True
     for frame in _outwards(sys._getframe(1)):
@@ -155,14 +122,7 @@ def call_site() -> tuple[str, str, int]:
 
 
 class ThreadWatch:
-    """An observer of this worker's training thread: the thread that has called :meth:`start`.
-
-    While another thread is inside of :func:`training_here`, that thread is observed instead. Any
-    thread may ask by :meth:`look` what the observed thread does.
-
-    Args:
-        ring: the ring of this worker, whose sent step records are counted.
-    """
+    """An observer of this worker's training thread: the thread that has called `start`."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -170,28 +130,22 @@ class ThreadWatch:
         self._passed = ("", 0.0)
 
     def start(self) -> None:
-        """Begin to observe the calling thread, and to record the last failpoint that it has passed.
-
-        A failpoint is a named point in edl's code (:mod:`edl.failpoints`).
-        """
+        """Begin to observe the calling thread, and to record the last failpoint that it passed"""
         self._thread = threading.get_ident()
         self._pass("start")
         failpoints.subscribe(self._pass)
 
     def stop(self) -> None:
-        """Stop recording the failpoints (:mod:`edl.failpoints`) that the training thread passes."""
+        """Stop recording the failpoints (`failpoints`) that the training thread passes."""
         failpoints.unsubscribe(self._pass)
 
     def look(self) -> Activity:
-        """Return what the training thread does, and in which line of the user's code.
-
-        The result has what the thread waits for (or "in user code"), the innermost line of the
-        user's code as "file:line" (empty if there is none), the name of a long activity there (or
-        an empty text), the last failpoint (:mod:`edl.failpoints`) that the thread has passed, the
-        seconds since then, and how many step records this worker has sent in its ring. It does not
-        say since when the thread does what it does. Before :meth:`start` the thread counts as being
-        in user code, in no line.
-        """
+        """Return what the training thread does, and in which line of the user's code."""
+        # The result has what the thread waits for (or "in user code"), the innermost line of the
+        # user's code as "file:line" (empty if there is none), the name of a long activity there (or
+        # an empty text), the last failpoint (`failpoints`) that the thread has passed, the seconds
+        # since then, and how many step records this worker has sent in its ring. It does not say
+        # since when the thread does what it does.
         point, at = self._passed
         frame = sys._current_frames().get(_acting or self._thread)
         where, doing = "", IN_USER_CODE
@@ -213,44 +167,28 @@ class ThreadWatch:
 
     def _pass(self, name: str) -> None:
         # The daemon's thread passes points, too.
-        """Record the failpoint ``name`` and the present time, if the training thread passes it.
-
-        Calls from other threads are ignored.
-        """
         if threading.get_ident() == (_acting or self._thread):
             self._passed = (name, time.monotonic())
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the stack frame ``frame`` and then its callers; nothing if ``frame`` is None."""
+    """Yield the stack frame `frame` and then its callers; nothing if `frame` is None."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def _work(file: str) -> str:
-    """Return the name of the long activity that code in the source file ``file`` is known for.
-
-    ``file`` is a path. The name is empty for a file that is known for none.
-    """
     return next((work for path, work in _WORKS.items() if path in file), "")
 
 
 def _of_library(file: str) -> bool:
-    """Return whether the source file at the path ``file`` is not the user's.
-
-    Then it belongs to edl or to a library, or its code was generated.
-    """
     generated = any(part in file for part in _GENERATED)
     return generated or file.startswith(("<", *_LIBRARIES))
 
 
 def _short(file: str) -> str:
-    """Return the path ``file`` relative to the working directory, or its base name.
-
-    It is the base name if the file does not lie below the working directory, or if that directory
-    was removed.
-    """
+    """Return the path `file` relative to the working directory, or its base name."""
     try:
         inside = os.path.relpath(file)
     except FileNotFoundError:

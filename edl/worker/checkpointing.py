@@ -57,20 +57,7 @@ def _members(generation: Generation) -> tuple[str, ...]:
 
 
 class Checkpointing:
-    """One worker's part in saving, resuming and ending its job; it runs in the training thread.
-
-    Attributes:
-        progress: the step and the position in the data of this worker. It is saved only if edl's
-            loader keeps the position.
-        replica: the model, optimizer and tracked objects to save; None until the script declares
-            them.
-
-    Args:
-        config: the configuration of this process.
-        shared: the state that the training thread shares with the daemon's threads.
-        progress: this worker's position in the data of edl's loader.
-        coordinator: records the saved checkpoints and the end of the job.
-    """
+    """One worker's part in saving, resuming and ending its job; it runs in the training thread."""
 
     def __init__(
         self,
@@ -81,37 +68,24 @@ class Checkpointing:
     ) -> None:
         self._config = config
         self._shared = shared
+        # the step and the position in the data of this worker. It is saved only if edl's loader
+        # keeps the position.
         self.progress: TrainingProgress = progress
         self._loader = progress
         self._coordinator = coordinator
         self._checkpoints: Checkpoints | None = None
         self._logged: LoggedSteps | None = None
+        # the model, optimizer and tracked objects to save; None until the script declares them
         self.replica: Durable | None = None
         self._generation = 0  # for events
 
     @property
     def saves(self) -> bool:
-        """Whether the script has called ``edl.checkpoint``, so that this job saves checkpoints."""
+        """Whether the script has called `edl.checkpoint`, so that this job saves checkpoints."""
         return self._checkpoints is not None
 
     def attach(self, directory: Location, every_s: float, keep: int, sharded: bool = False) -> None:
-        """Save checkpoints of the job into ``directory`` from now on.
-
-        Nothing is saved yet: the first checkpoint is saved before the first step. If the job is to
-        resume, its checkpoint is looked for when the training begins.
-
-        Args:
-            directory: a directory that all hosts of the job share, or one with a URL; it is created
-                if it does not exist.
-            every_s: the time from one checkpoint to the next, in seconds; above 0.
-            keep: how many of the newest checkpoints are kept; at least 1.
-            sharded: whether the workers save the state together, each a part of it.
-
-        Raises:
-            UsageError: ``edl.checkpoint`` was called before, or training has begun, or ``every_s``
-                or ``keep`` is out of range.
-            CheckpointError: the directory cannot be written.
-        """
+        """Save checkpoints of the job into `directory` from now on."""
         if self._checkpoints is not None:
             raise UsageError("edl.checkpoint was called before; a job has one directory")
         if self._loader.has_state or self._loader.engine.is_open:
@@ -155,49 +129,21 @@ class Checkpointing:
         return self._coordinator.run
 
     def logged(self) -> dict[str, int]:
-        """Return up to which step the job was logged when it ran last, by the names that it logged.
-
-        The result is empty in a job that saves no checkpoints or has started afresh.
-        """
+        """Return up to which step the job was logged when it ran last, by names that it logged"""
         return {} if self._logged is None else self._logged.read()
 
     def put_logged(self, names: str, step: int) -> None:
-        """Keep beside the checkpoints that the numbers ``names`` were logged up to ``step``.
-
-        Nothing happens in a job that saves no checkpoints.
-        """
+        """Keep beside the checkpoints that the numbers `names` were logged up to `step`."""
         if self._logged is not None:
             self._logged.put(names, step)
 
     @property
     def settings(self) -> JobSettings:
-        """The settings of the job, as its launcher wrote them.
-
-        They are valid once this worker has registered (``coordinator.start()``).
-        """
+        """The settings of the job, as its launcher wrote them."""
         return self._coordinator.settings
 
     def begin(self, generation: Generation, warmed_up: bool) -> None:
-        """Load the job's state from a checkpoint on the state source, or let the job start afresh.
-
-        The state source calls it when it has no state yet; a job that saves no checkpoints starts
-        afresh. From then on only the ring of ``generation`` may save into the directory. A fit is
-        one call of Keras' ``fit``. A checkpoint of a later fit is not loaded:
-        ``LoaderProgress.fits_ahead`` is set to the fits before it, which the scripts then pass
-        over, and this method is called again in the next fit. An error in finding or loading the
-        state, or in claiming the directory, ends the job as failed, unless a newer ring has it.
-
-        Args:
-            generation: the generation of the ring that gets the state.
-            warmed_up: whether this worker's model has trained a warm-up batch, so that the job
-                cannot start afresh with it.
-
-        Raises:
-            CheckpointError, UsageError: the checkpoint that was asked for cannot be resumed, or the
-                script trains less than its job was to, or the directory cannot be written.
-            JobFailed: no worker is left that holds the state, and the state was not saved; or the
-                script has passed over too many fits.
-        """
+        """Load the job's state from a checkpoint on state source, or let the job start afresh"""
         self._generation = generation.number
         start = JobStart(
             self._checkpoints, self.replica, self._loader, self._coordinator, self._shared
@@ -228,10 +174,7 @@ class Checkpointing:
             self._log_event(details, step, reason)
 
     def _refuse_beside_living(self) -> None:
-        """Raise UsageError if another job trains, and saves into the directory of this one.
-
-        A job of the same name that trains on is cut off from ZooKeeper: this one takes its place.
-        """
+        """Raise UsageError if another job trains, and saves into the directory of this one."""
         if self._checkpoints is None:
             return
         config = self._checkpoints.writer.config
@@ -256,50 +199,24 @@ class Checkpointing:
 
     @property
     def _place(self) -> CheckpointPosition:
-        """The job's position in its data, and what the bits of its results depend on."""
         return replace(self._loader.place, arithmetic=self._shared.arithmetic().to_json())
 
     def save_soon(self) -> None:
-        """Make the next :meth:`save_if_due` save a checkpoint, however recent the last one is.
-
-        It is called at the end of a fit (a call of Keras' ``fit``); the checkpoint is then saved
-        between the first two steps of the next fit. Nothing happens in a job without checkpoints,
-        and on a worker that was never rank 0.
-        """
+        """Make the next `save_if_due` save a checkpoint, however recent the last one is."""
+        # Nothing happens in a job without checkpoints, and on a worker that was never rank 0.
         if self._checkpoints is not None:
             self._checkpoints.hasten()
 
     # --- while it trains
 
     def wants_parts(self, size: int) -> bool:
-        """Return whether all ``size`` workers shall save parts of a checkpoint; rank 0 asks this.
-
-        They do so after the step in whose record rank 0 says it.
-        """
+        """Return whether all `size` workers shall save parts of a checkpoint; rank 0 asks this."""
         return self._checkpoints is not None and self._checkpoints.wants_parts(size)
 
     def save_if_due(
         self, share: StateShare, generation: int, at_once: bool = False, parts: bool = False
     ) -> None:
-        """Let rank 0 save a checkpoint at a boundary between two steps, when one is due.
-
-        A checkpoint is due before the first step, and then each time ``every_s`` seconds have
-        passed. The state is copied before the return; another thread writes the file. In a job
-        without a launcher, a SIGTERM ends the process here, after a last save: with exit code 143;
-        if the setting ``preempt_within_s`` has a value, with 96, or 97 if the save failed.
-
-        Args:
-            share: this worker's rank in its ring, and how many workers it has.
-            generation: the number of the ring's generation.
-            at_once: whether a checkpoint is due however recent the one before is.
-            parts: whether all workers have agreed that each saves its part of a checkpoint now;
-                without it, all but rank 0 save nothing.
-
-        Raises:
-            JobFailed: another ring of the job has begun to save into the directory.
-            CheckpointError: the script's state before the first step cannot be saved, which ends
-                the job as failed. Later failures are only logged.
-        """
+        """Let rank 0 save a checkpoint at a boundary between two steps, when one is due."""
         if self._checkpoints is None or self.replica is None:
             return
         writer = self._checkpoints.writer
@@ -321,34 +238,16 @@ class Checkpointing:
             raise
 
     def save_now(self, rank: int, generation: int) -> None:
-        """Let rank 0 save a checkpoint between two steps, however recent the one before is.
-
-        While another checkpoint is being written, the save is put off until the next boundary
-        between two steps. The file is written by another thread.
-
-        Args:
-            rank: this worker's rank in its ring; all but rank 0 save nothing.
-            generation: the number of the ring's generation.
-
-        Raises:
-            JobFailed, CheckpointError: see :meth:`save_if_due`.
-        """
+        """Let rank 0 save a checkpoint between two steps, however recent the one before is."""
         self.save_if_due(StateShare(rank), generation, at_once=True)
 
     def distrust_parts(self) -> None:
-        """Let rank 0 save the whole state at the next boundary: workers' states have differed.
-
-        Each worker calls it that learns of it. Nothing happens in a job that saves no parts.
-        """
+        """Let rank 0 save the whole state at the next boundary: workers' states have differed."""
         if self._checkpoints is not None:
             self._checkpoints.distrust_parts()
 
     def _save_alone(self) -> int:
-        """Save a last checkpoint in a job without a launcher; return the exit code of the process.
-
-        It is the code of a stopped job, or with the setting ``preempt_within_s`` that of a
-        preempted one.
-        """
+        """Save a last checkpoint in a job without a launcher; the exit code of the process"""
         within_s = self.settings.preempt_within_s
         if within_s is None:
             self.save_last()
@@ -362,20 +261,7 @@ class Checkpointing:
 
     @waits(SAVING)
     def save_last(self, size: int = 1) -> str:
-        """Save a last checkpoint and wait until it is written, at most ``save_timeout_s`` seconds.
-
-        In a job that is preempted, the time is what is left of its bound. The caller sees to it
-        that only rank 0 calls this. Nothing is saved if the job saves no checkpoints, if this
-        worker does not hold the job's state, or if it has written or read the checkpoint of this
-        step already.
-
-        Args:
-            size: how many workers save parts of it together, in a job that saves in parts; 1: rank
-                0 saves alone.
-
-        Returns:
-            Why the last checkpoint was not written; empty if it was, or if there is none to write.
-        """
+        """Save a last checkpoint and wait until it is written, at most `save_timeout_s` seconds."""
         if self._checkpoints is None or self.replica is None or not self._loader.has_state:
             return ""
         preemption, late = self._shared.preemption, ""
@@ -393,17 +279,7 @@ class Checkpointing:
         return max(0.0, preemption.save_until_s - self._shared.clock.now_s())
 
     def save_stopped(self, share: StateShare, generation: int) -> None:
-        """Save the last checkpoint of a job that stops; if it is preempted, record its end, too.
-
-        All workers call it. Rank 0 saves; in a job that saves in parts, the others begin to write
-        theirs. The record says whether the last step was saved, and names the newest checkpoint.
-        The call of rank 0 waits up to 5 s until the record is written.
-
-        Args:
-            share: this worker's rank in the ring, and how many workers it has; the whole state if
-                the ring is broken, and this worker saves alone.
-            generation: the number of the ring's generation.
-        """
+        """Save the last checkpoint of a job that stops; if it is preempted, record its end, too."""
         if self._checkpoints is not None:
             self._checkpoints.writer.generation = generation
         if share.rank != 0:
@@ -420,11 +296,6 @@ class Checkpointing:
             self._coordinator.flush(FLUSH_S)
 
     def _halted(self, unsaved: str) -> JobEnd:
-        """Return the end of this job, which is preempted.
-
-        Args:
-            unsaved: why the last checkpoint was not written; empty if it was.
-        """
         preemption = self._shared.preemption or Preemption("SIGTERM", 0.0, 0.0)
         cause, step = preemption.cause, self.progress.step
         if self._checkpoints is None:
@@ -435,71 +306,35 @@ class Checkpointing:
         return halted(cause, step, saved_step, directory, unsaved)
 
     def finish(self, end: JobEnd) -> str:
-        """Save the last checkpoint of a finished job; if that fails, record the exit code 1.
-
-        Rank 0 calls it when all workers have trained to the end, before any worker records ``end``.
-        This method does not record ``end`` itself.
-
-        Args:
-            end: the end that the caller records if the checkpoint is written.
-
-        Returns:
-            Why the last checkpoint was not written; empty if it was, or if there is none to write.
-        """
+        """Save the last checkpoint of a finished job; if that fails, record the exit code 1."""
         unsaved = self.save_last()
         if unsaved:
             self.end_unsaved(end, unsaved)
         return unsaved
 
     def end_unsaved(self, end: JobEnd, unsaved: str) -> None:
-        """Record that the job finished without its last checkpoint, with exit code 1.
-
-        The call waits up to 5 s until the end is recorded. Nothing changes if the end of the job is
-        recorded already.
-
-        Args:
-            end: the end that would be recorded if the checkpoint had been written.
-            unsaved: why the checkpoint was not written.
-        """
+        """Record that the job finished without its last checkpoint, with exit code 1."""
+        # `end`: the end that would be recorded if the checkpoint had been written.
         reason = f"{end.reason}, but {unsaved}"
         self._coordinator.end_job(replace(end, reason=reason, exit_code=1))
         self._coordinator.flush(FLUSH_S)
 
     def wait_for_writes(self) -> None:
-        """Wait for a checkpoint that is being written, at most ``save_timeout_s`` seconds.
-
-        In a job that is preempted, the time is what is left of its bound. When it is over, a
-        warning is logged.
-        """
+        """Wait for a checkpoint that is being written, at most `save_timeout_s` seconds."""
         if self._checkpoints is not None:
             self._checkpoints.writer.wait(self._save_limit_s)
 
     def fail(self, reason: str, error: type[JobFailed] = JobFailed) -> NoReturn:
-        """End the job as failed for all workers, with the message ``reason``.
-
-        The call waits up to 5 s until the end is recorded.
-
-        Raises:
-            JobFailed: always, or the subclass of it that ``error`` is.
-        """
+        """End the job as failed for all workers, with the message `reason`."""
         self._end_job(reason)
         raise error(reason)
 
     @waits(SAVING)
     def fail_together(self, reason: str, rank: int) -> NoReturn:
-        """End the job as failed after rank 0 has saved a checkpoint; all of the ring call it.
-
-        The other workers wait until rank 0 has saved and recorded the end, at most
-        ``save_timeout_s`` + 5 seconds, because the launchers kill all workers when a job has
-        failed.
-
-        Args:
-            reason: why the job failed.
-            rank: this worker's rank in its ring.
-
-        Raises:
-            JobFailed: always.
-        """
+        """End the job as failed after rank 0 has saved a checkpoint; all of the ring call it."""
+        # The other workers wait until rank 0 has saved and recorded the end, at most
+        # `save_timeout_s` + 5 seconds, because the launchers kill all workers when a job has
+        # failed.
         if rank == 0:
             self.save_last()
         elif self.saves:
@@ -508,11 +343,7 @@ class Checkpointing:
         self.fail(reason)
 
     def _end_job(self, reason: str) -> None:
-        """Record that the job has failed because of ``reason``, with an event in its log.
-
-        Then the other workers stop waiting for a new ring, and no launcher starts the job again.
-        The call waits up to 5 s until this is recorded, and logs a warning if it is not.
-        """
+        """Record that the job has failed because of `reason`, with an event in its log."""
         step = self.progress.step
         event = Event(time.time(), self._generation, step, reason, JobFailedDetails())
         self._coordinator.end_job(JobEnd(JobState.FAILED, reason, exit_code=1), event)
@@ -520,11 +351,4 @@ class Checkpointing:
             logger.warning("the end of the job could not be recorded: %s", reason)
 
     def _log_event(self, details: Details, step: int, reason: str) -> None:
-        """Let the daemon's thread add an event with the present time to the job's log; do not wait.
-
-        Args:
-            details: what happened, as a record of its kind of event.
-            step: the number of the job's step at which it happened.
-            reason: why, as a sentence.
-        """
         self._shared.log(Event(time.time(), self._generation, step, reason, details))

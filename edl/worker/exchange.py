@@ -41,23 +41,8 @@ def exchange(
     repair: Callable[[RingBroken, float], None],
     now_s: Callable[[], float],
 ) -> list[bytes]:
-    """Send ``payload`` to all workers; return all payloads in rank order, the same everywhere.
-
-    All workers call it at the same point, and wait for each other. The answer is the same on all
-    survivors, even if some workers die meanwhile.
-
-    Args:
-        payload: the bytes that this worker sends; the sizes of the workers' payloads may differ.
-        send: sends a payload over the ring, and returns those of all workers in rank order.
-        progress: counts the exchanges, and holds the answer of the last one; both are set before
-            the return.
-        repair: called when the ring breaks, with the error and the time when this worker began to
-            wait; it builds the ring anew among the survivors. If a survivor had the answer,
-            ``repair`` stores it in ``progress.answer`` and raises ``progress.exchanges`` by one.
-            Otherwise the survivors send their payloads again, in the new ring. Errors that it
-            raises are passed on.
-        now_s: returns the time of a monotonic clock, in seconds.
-    """
+    """Send `payload` to all workers; return all payloads in rank order, the same everywhere."""
+    # Otherwise the survivors send their payloads again, in the new ring.
     failpoints.reached("exchange")
     before = progress.exchanges
     while progress.exchanges == before:
@@ -71,18 +56,12 @@ def exchange(
 
 
 def packed(values: Sequence[float]) -> bytes:
-    """Return ``values`` as the payload of an exchange: eight bytes (float64) for each number."""
+    """Return `values` as the payload of an exchange: eight bytes (float64) for each number."""
     return np.array(values, dtype=np.float64).tobytes()
 
 
 def unpacked(answer: Sequence[bytes]) -> list[list[float]]:
-    """Return the numbers of each worker from the payloads of an exchange, both in rank order.
-
-    ``answer`` has the payload of each worker, made by :func:`packed`.
-
-    Raises:
-        UsageError: some workers sent more numbers than others.
-    """
+    """Return the numbers of each worker from the payloads of an exchange, both in rank order."""
     rows: list[list[float]] = [np.frombuffer(payload).tolist() for payload in answer]
     if len(sizes := {len(row) for row in rows}) > 1:
         raise UsageError(
@@ -94,13 +73,7 @@ def unpacked(answer: Sequence[bytes]) -> list[list[float]]:
 
 
 def check_place(progress: LoaderProgress) -> None:
-    """Raise an error unless the training is between two steps, where workers may exchange numbers.
-
-    ``progress`` is this worker's position in the data, with its open step.
-
-    Raises:
-        UsageError: training has not begun, or a batch was handed out and is not trained yet.
-    """
+    """Raise unless the training is between two steps, where workers may exchange numbers"""
     why = None
     if progress.engine.is_open:
         why = "this batch is not trained yet"

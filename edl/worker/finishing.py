@@ -40,31 +40,7 @@ ENDED_IN_WARM_UP = (
 
 
 class Finishing:
-    """One worker's part in the end of the job; it runs in the training thread.
-
-    Attributes:
-        finished: whether this worker has begun to end its training, because its script has trained
-            to its end.
-        is_over: whether the end of the training is complete, with its last checkpoint.
-        told_to_leave: whether a signal has asked this worker to leave; the signal handler sets it.
-        has_trained_all: whether the script has come to the end of a call of ``fit``; another call
-            may follow. :class:`edl.worker.fits.FitProgress` sets it.
-        end_batch: called without arguments when the script has ended; it completes the step of the
-            batch that the script has trained last. The framework's loader sets it; until then it
-            does nothing.
-        check_end: called without arguments when the script has ended, after ``end_batch``; it
-            raises UsageError if the script may not end there, and NewcomerDiffers if the worker may
-            end, and the others train on. It is set for unchanged Horovod scripts; until then it
-            does nothing.
-
-    Args:
-        steps: returns the object that makes this worker's steps.
-        switching: holds the ring and the generation of this worker.
-        checkpointing: saves the last checkpoint.
-        shared: the state that the training thread shares with the daemon's threads.
-        coordinator: records the end of the job.
-        log_event: called with an event's details and its reason; adds the event to the job's log.
-    """
+    """One worker's part in the end of the job; it runs in the training thread."""
 
     def __init__(
         self,
@@ -75,11 +51,23 @@ class Finishing:
         coordinator: Coordinator,
         log_event: Callable[[Details, str], None],
     ) -> None:
+        # whether this worker has begun to end its training, because its script has trained to its
+        # end
         self.finished = False
+        # whether the end of the training is complete, with its last checkpoint
         self.is_over = False
+        # whether a signal has asked this worker to leave; the signal handler sets it
         self.told_to_leave = False
+        # whether the script has come to the end of a call of `fit`; another call may follow.
+        # `FitProgress` sets it.
         self.has_trained_all = False
+        # called without arguments when the script has ended; it completes the step of the batch
+        # that the script has trained last. The framework's loader sets it; until then it does
+        # nothing.
         self.end_batch: Callable[[], None] = lambda: None
+        # called without arguments when the script has ended, after `end_batch`; it raises
+        # UsageError if the script may not end there, and NewcomerDiffers if the worker may end, and
+        # the others train on. It is set for unchanged Horovod scripts; until then it does nothing.
         self.check_end: Callable[[], None] = lambda: None
         self._steps = steps
         self._switching = switching
@@ -95,47 +83,15 @@ class Finishing:
         return self.told_to_leave and self._switching.is_in_ring and not self.finished
 
     def finish(self, early: bool = False) -> None:
-        """End this worker's training together with all others; its script has left the loop.
-
-        The call waits until all workers of the ring have completed the last step and rank 0 has
-        saved the last checkpoint, and up to 5 s until the end of the job is recorded. The job is
-        finished then, with exit code 1 if that checkpoint could not be written. Without a launcher
-        :meth:`script_ended` raises the error for it.
-
-        Args:
-            early: whether the script ends its training on purpose, perhaps inside an epoch. If
-                False, the samples of the last epoch that were not trained are counted and logged.
-
-        Raises:
-            WorkerEvicted: this worker was evicted, so what it has trained does not belong to the
-                job.
-            JobFailed: other workers train on.
-        """
+        """End this worker's training together with all others; its script has left the loop."""
         self._shared.check()
         self._steps().leave()
         self._conclude(Stop.FINISHED, cuts_epoch=not early)
 
     def script_ended(self) -> None:
-        """End the training of this worker when its script has ended with success.
-
-        If the scripts of all workers have ended after the same step, the job is finished. Nothing
-        is done if this worker has not begun to train or has finished, if it is leaving, if the job
-        is over, or if the script keeps its own place in its data. A fit is one call of Keras'
-        ``fit``. A newcomer that has passed over all its fits waits for the job's end, and the
-        process then ends with success (SystemExit 0).
-
-        Raises:
-            UsageError: the script ended while this worker warmed up, before it joined the job. The
-                others train on.
-            NewcomerDiffers: the script ended before the worker joined, and the job is in a fit that
-                the script does not have; or ``check_end`` has raised it.
-            WorkerEvicted: this worker was evicted, so what it has trained does not belong to the
-                job.
-            JobFailed: other workers train on; the job was resumed from a checkpoint of a later fit
-                than the script has; or ``check_end`` has refused the end.
-            CheckpointError: the job has no launcher, which would read its record, and its last
-                checkpoint could not be written.
-        """
+        """End the training of this worker when its script has ended with success."""
+        # CheckpointError: the job has no launcher, which would read its record, and its last
+        # checkpoint could not be written.
         switching, steps = self._switching, self._steps()
         if self.finished:
             self._check_saved()
@@ -174,15 +130,7 @@ class Finishing:
             raise CheckpointError(f"the job {unsaved}")
 
     def _row(self, stop: Stop) -> StepRecord:
-        """Return this worker's step record about the end of its training, for the present ring.
-
-        If the script has ended (``stop`` is ``ENDED``), or keeps its own place in its data, the
-        coordinator is first asked to break the ring when another worker waits in it for this one.
-
-        Raises:
-            JobFailed: the script has ended, and such a worker was found waiting in an exchange of
-                numbers (``edl.mean``).
-        """
+        """Return this worker's step record about the end of its training, for the present ring."""
         steps, coordinator = self._steps(), self._coordinator
         row = steps.last_record(stop)
         if stop is Stop.ENDED and coordinator.released_from == FOR_NUMBERS:
@@ -196,19 +144,9 @@ class Finishing:
         return row
 
     def _conclude(self, stop: Stop, cuts_epoch: bool = False) -> None:
-        """Agree on the end with all other workers, save a last checkpoint, and record the end.
-
-        Rank 0 saves while the others wait. If the checkpoint was not written, the job is recorded
-        as finished with exit code 1.
-
-        Args:
-            stop: how the training of this worker ended: ``FINISHED`` or ``ENDED``.
-            cuts_epoch: whether to count and log the samples of the last epoch that were not
-                trained, since the script may not know that it leaves them out.
-
-        Raises:
-            JobFailed: other workers train on.
-        """
+        """Agree on the end with all other workers, save a last checkpoint, and record the end."""
+        # `cuts_epoch`: whether to count and log the samples of the last epoch that were not
+        # trained, since the script may not know that it leaves them out.
         steps, switching = self._steps(), self._switching
         self.finished = True
         steps.log_switch_if_due()

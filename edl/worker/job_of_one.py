@@ -20,16 +20,7 @@ NUMBER = 0  # of the job's only generation
 
 
 class JobOfOne:
-    """The coordinator of a job that has one worker and no launcher; it publishes nothing.
-
-    A coordinator (:class:`edl.worker.coordinator.Coordinator`) connects a worker with the other
-    processes of its job. This one has none to talk to, so most of its methods do nothing. Its
-    ``settings`` are those of ``config``, ``run`` is a random text, ``policy`` does nothing, and the
-    signal handler may set ``leave_requested``.
-
-    Args:
-        config: the configuration of this process, with the settings of the job.
-    """
+    """The coordinator of a job that has one worker and no launcher; it publishes nothing."""
 
     is_shared = False
     away = False
@@ -42,10 +33,8 @@ class JobOfOne:
         self.policy = NoPolicy()
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Return the record of the only worker (id 0), and the only generation (number 0).
-
-        The generation is never None.
-        """
+        """Return the record of the only worker (id 0), and the only generation (number 0)."""
+        # The generation is never None.
         config, attempt = self._config, ""
         member = Member(0, config.host, config.slot, config.own_address, 0, os.getpid(), attempt)
         ring_member = RingMember(member.id, member.host, member.slot, member.address, member.port)
@@ -53,14 +42,11 @@ class JobOfOne:
         return member, Generation(NUMBER, 0, (ring_member,), member.id, (member.id,), (), reason)
 
     def script_of_job(self) -> ScriptOfJob:
-        """Return an empty description of another worker's script, since there is no other worker.
-
-        It has no shapes of a model's tensors and no fits (calls of Keras' ``fit``).
-        """
+        """Return an empty description of another worker's script, since there is no other worker"""
         return ScriptOfJob()
 
     def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
-        """Return the message of this worker, ``payload``, alone."""
+        """Return the message of this worker, `payload`, alone."""
         return [payload]
 
     def campaign(self) -> None:
@@ -73,36 +59,28 @@ class JobOfOne:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Ignore ``stage`` and all numbers, since nobody else needs to know them.
-
-        Args:
-            stage: the stage of the worker.
-            generation: the number of its generation.
-            newest_generation: the number of a generation that a newcomer will not enter any more.
-            fits: the number of fits (calls of Keras' ``fit``) before the one for which a newcomer
-                is ready.
-        """
+        """Ignore `stage` and all numbers, since nobody else needs to know them."""
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Ignore ``failure``, since nobody could repair the ring of the only worker."""
+        """Ignore `failure`, since nobody could repair the ring of the only worker."""
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Do not publish that ``directory`` has a checkpoint of ``step``: nobody else needs it."""
+        """Do not publish that `directory` has a checkpoint of `step`: nobody else needs it."""
 
     def last_step(self) -> int:
         """Return 0 as the last step that a leader has published, since this job has no leader."""
         return 0
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Ignore ``end`` and ``event``, since nobody else needs to know how the job ended."""
+        """Ignore `end` and `event`, since nobody else needs to know how the job ended."""
 
     released_from = ""
 
     def release_others(self, generation: Generation | None) -> None:
-        """Ignore ``generation``, since no other worker can wait in its ring for this one."""
+        """Ignore `generation`, since no other worker can wait in its ring for this one."""
 
     def flush(self, timeout_s: float) -> bool:
-        """Return True at once, whatever ``timeout_s`` is, since nothing has to be published."""
+        """Return True at once, whatever `timeout_s` is, since nothing has to be published."""
         return True
 
     def resign(self) -> None:

@@ -40,16 +40,7 @@ def resumes_or_begins(settings: JobSettings) -> bool:
 
 
 def resumed_directory(settings: JobSettings, directory: Location) -> Location | None:
-    """Return the directory whose newest checkpoint the job resumes from; None: begin afresh.
-
-    The setting ``resume`` is no (empty, ``0``, ``no``, ``false``), yes (``1``, ``yes``, ``true``),
-    ``auto``, or the path of a directory, which is returned as an absolute path. ``auto`` differs
-    from yes only for the caller: a directory without a checkpoint is no error then.
-
-    Args:
-        settings: the settings of the job.
-        directory: the directory into which this job saves; it is returned for yes and ``auto``.
-    """
+    """Return the directory whose newest checkpoint the job resumes from; None: begin afresh."""
     resume = settings.resume.strip()
     if resume.lower() in RESUME_NO:
         return None
@@ -59,40 +50,19 @@ def resumed_directory(settings: JobSettings, directory: Location) -> Location | 
 
 @dataclass(frozen=True)
 class JobStart:
-    """The state source's search for a checkpoint with which its job goes on.
+    """The state source's search for a checkpoint with which its job goes on."""
 
-    Attributes:
-        checkpoints: the checkpoints of the job; None: the script does not call ``edl.checkpoint``.
-        replica: the model, optimizer and tracked objects; None: the script has not declared them.
-        loader: this worker's position in the data of edl's loader.
-        coordinator: knows the settings of the job, and the last step before all workers died.
-        shared: the state that the training thread shares with the daemon's threads.
-    """
-
+    # the checkpoints of the job; None: the script does not call `edl.checkpoint`
     checkpoints: Checkpoints | None
+    # the model, optimizer and tracked objects; None: the script has not declared them
     replica: Durable | None
-    loader: LoaderProgress
+    loader: LoaderProgress  # this worker's position in the data of edl's loader
+    # knows the settings of the job, and the last step before all workers died
     coordinator: Coordinator
-    shared: SharedState
+    shared: SharedState  # the state that the training thread shares with the daemon's threads
 
     def restore(self, worker: int, warmed_up: bool) -> Checkpoint | None:
-        """Load the newest checkpoint that this job may resume from; None: the job starts afresh.
-
-        If the checkpoint belongs to a later fit (call of Keras' ``fit``) than the present one, it
-        is returned but not loaded: ``loader.later_fits`` has the fits that the script passes over.
-
-        Args:
-            worker: the id of this worker, for error messages.
-            warmed_up: whether this worker's model has trained a warm-up batch: then nobody has
-                resumed the job, whose workers have all died.
-
-        Raises:
-            UsageError: the script has no ``edl.Optimizer`` yet, or the job is to resume and the
-                script does not call ``edl.checkpoint``.
-            CheckpointError: there is no checkpoint to resume from, the directory has checkpoints of
-                another run, or the checkpoint does not fit the script's model, data or length.
-            JobFailed: the script has passed over more fits than were done before the checkpoint.
-        """
+        """Load the newest checkpoint that this job may resume from; None: the job starts afresh."""
         settings, loader = self.coordinator.settings, self.loader
         if self.checkpoints is None:
             if settings.resume.strip().lower() not in RESUME_NO:
@@ -116,18 +86,6 @@ class JobStart:
         return found
 
     def _resume_length(self, saved: TrainingLength, restarts: bool) -> None:
-        """Set how long the job trains that was resumed from a checkpoint.
-
-        If the script asks for more than before, a fit that a callback had stopped goes on.
-
-        Args:
-            saved: the length of the job when the checkpoint was saved.
-            restarts: whether nobody has resumed the job, see :meth:`TrainingLength.resuming`.
-
-        Raises:
-            CheckpointError: the script asks for fewer epochs than before, and a user has resumed
-                the job.
-        """
         asked = self.loader.length
         may_begin = resumes_or_begins(self.coordinator.settings)
         self.loader.length = asked.resuming(saved, restarts, may_begin)
@@ -137,18 +95,7 @@ class JobStart:
     def describe(
         self, found: Checkpoint, generation: Generation, step: int, warmed_up: bool
     ) -> tuple[ResumedDetails, str]:
-        """Return the event that the job was resumed, and its reason; log it here, too.
-
-        A warning is logged if the job computes by other arithmetic than before.
-
-        Args:
-            found: the checkpoint.
-            generation: the generation of the ring that gets the state.
-            step: the step from which the job goes on.
-            warmed_up: whether this worker has trained a warm-up batch: then the job had trained
-                until all its workers died, and the event says how many steps are lost at least
-                (not if ZooKeeper does not answer).
-        """
+        """Return the event that the job was resumed, and its reason; log it here, too."""
         lost_steps: int | None = None
         reason = f"resumed from step {step}"
         if warmed_up:

@@ -41,14 +41,7 @@ CHANGES_KEPT = 64  # changes of the global batch; an old one no longer affects t
 
 
 class LoaderProgress(TrainingProgress):
-    """One worker's position in the epochs of edl's own loader.
-
-    It is ``Worker.loader.progress``. It holds the ledger (which samples of the epoch are trained,
-    which are leased to which worker), the sampler that forms this worker's batches, the open step
-    (``engine``), the order of the optimizers' updates (``update_order``) and the noise estimate
-    (``noise``). It counts steps (``step``), fits (calls of Keras' ``fit``: ``fits``), and samples:
-    ``trained`` in the whole job, ``untrained`` where all workers left an epoch before its end.
-    """
+    """One worker's position in the epochs of edl's own loader."""
 
     unit = "steps"
     without_checkpoint = ", and nothing was saved: call edl.checkpoint(directory) in the script"
@@ -83,19 +76,7 @@ class LoaderProgress(TrainingProgress):
         self.fits_ahead: tuple[DoneFit, ...] = ()  # before the checkpoint's, if these are more
 
     def attach(self, source: Source, worker: int, reader: StreamReader | None = None) -> None:
-        """Declare the data that the job trains on, and begin epoch 0.
-
-        A worker of the present ring gets leases at once, a newcomer when it enters its first ring.
-
-        Args:
-            source: the description of the data.
-            worker: the id of this worker.
-            reader: reads the samples of ``source``, if that is a stream; else None.
-
-        Raises:
-            DataError: the source is empty.
-            UsageError: this script has a source already.
-        """
+        """Declare the data that the job trains on, and begin epoch 0."""
         if self._source is not None:
             raise UsageError(
                 "this script has two edl data loaders; a job trains on one (use the framework's "
@@ -124,53 +105,33 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def source(self) -> Source:
-        """The data that the job trains on.
-
-        Raises:
-            UsageError: the script has created no data loader of edl yet.
-        """
+        """The data that the job trains on."""
         if self._source is None:
             raise UsageError("create an edl.DataLoader before training")
         return self._source
 
     @property
     def sampler(self) -> BatchSampler:
-        """The sampler that forms this worker's batches.
-
-        Raises:
-            UsageError: the script has created no data loader of edl yet.
-        """
+        """The sampler that forms this worker's batches."""
         if self._sampler is None:
             raise UsageError("create an edl.DataLoader before training")
         return self._sampler
 
     @property
     def ledger(self) -> Ledger:
-        """The record of which positions of this worker's epoch are done, leased and free.
-
-        Raises:
-            UsageError: the script has created no data loader of edl yet.
-        """
+        """The record of which positions of this worker's epoch are done, leased and free."""
         if self._ledger is None:
             raise UsageError("create an edl.DataLoader before training")
         return self._ledger
 
     @property
     def epoch_left(self) -> EpochLeft:
-        """The present epoch: its number, its samples (0: a stream), how many of them are trained.
-
-        Raises:
-            UsageError: the script has created no data loader of edl yet.
-        """
+        """The present epoch: its number, its samples (0: a stream), how many of them are trained"""
         ledger = self.ledger
         return EpochLeft(ledger.epoch, ledger.done, self.source.known_total, ledger.finished)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch; the job does not train what is left of the present one.
-
-        An open step is dropped with its batches. Of the next epoch nothing is trained, unless other
-        workers have begun it already: then the ledger that they have sent is used.
-        """
+        """Begin the next epoch; the job does not train what is left of the present one."""
         self.abandon()
         if self._upcoming is not None:
             self._ledger, self._upcoming = self._upcoming, None
@@ -185,26 +146,19 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def steps_made(self) -> int:
-        """The number of steps that the job has made.
-
-        With several optimizers the open step is counted as soon as one of them has made its update.
-        """
+        """The number of steps that the job has made."""
         if self.optimizers < 2:  # a step ends with its update
             return self.step
         return self.step - int(self.engine.completed_by_peers) + int(self.engine.updates > 0)
 
     @property
     def fits_done(self) -> int:
-        """The number of fits (calls of Keras' ``fit``) that the script has done before this one."""
+        """The number of fits (calls of Keras' `fit`) that the script has done before this one."""
         return len(self.fits)
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits (calls of Keras' ``fit``) that were done before the resumed checkpoint was made.
-
-        The script has to pass over them before the checkpoint is loaded. The result is empty once
-        it has, and in a job that was not resumed.
-        """
+        """The fits (calls of Keras' `fit`) that were done before the resumed checkpoint was made"""
         return self.fits_ahead if len(self.fits_ahead) > len(self.fits) else ()
 
     @property
@@ -230,12 +184,7 @@ class LoaderProgress(TrainingProgress):
             self._ledger = complete_batch(self._ledger)
 
     def complete(self, records: StepRecords) -> None:
-        """Move the ledger and all counters past a step whose update is in the model.
-
-        ``records`` are the step records of all workers in that step. They also say which new leases
-        each worker gets. If the leader's record asks for another global batch, it is used from the
-        next step on, and ``on_choice`` is called with the old and the new size, in samples.
-        """
+        """Move the ledger and all counters past a step whose update is in the model."""
         counted_by = self.engine.updates if self.optimizers > 1 else None
         policy = self.source.policy(len(records))
         self._ledger = complete_step(self.ledger, records, policy, counted_by)
@@ -262,43 +211,24 @@ class LoaderProgress(TrainingProgress):
         self.sampler.set_microbatches(self.ledger, after_step=True)
 
     def _take_batching(self, batching: Batching) -> None:
-        """Form batches of the sizes of ``batching``; keep those of the open step as they are."""
+        """Form batches of the sizes of `batching`; keep those of the open step as they are."""
         self._source = replace(self.source, batching=batching)
         if self._worker in self.members:
             self.sampler.use(self._source, self.members, self.engine.batches.untrained)
 
     def iterations_of_epoch(self, began_with: int) -> int:
-        """Return how many iterations the script's loop makes in an epoch, rounded up.
-
-        Before this worker's first step in the ring, the number is that for ``began_with`` workers
-        (with which the job began) and the global batch of then, as the first workers got it.
-        Afterwards it is that for the present ones. For a stream the result has no meaning.
-        """
+        """Return how many iterations the script's loop makes in an epoch, rounded up."""
         if self.has_stepped:
             return self.iterations_now
         return replace(self.source.batching, chosen=0).iterations(self.source.total, began_with)
 
     @property
     def iterations_now(self) -> int:
-        """The number of iterations per epoch with the present workers and batch, rounded up.
-
-        For a stream, whose length is not known, the result has no meaning.
-        """
+        """The number of iterations per epoch with the present workers and batch, rounded up."""
         return self.source.batching.iterations(self.source.total, len(self.members))
 
     def batches_with(self, records: StepRecords) -> tuple[tuple[int, int], ...]:
-        """Return the newest changes of the global batch, including one made by the open step.
-
-        The global batch of a step is the number of samples that all workers train in it, if each
-        has full batches; with accumulated gradients all batches of the step count.
-
-        Args:
-            records: the step records of all workers in the open step.
-
-        Returns:
-            (number of the first step with the new size, the size in samples) for each change,
-            oldest first; the newest :data:`CHANGES_KEPT` (64) at most.
-        """
+        """Return the newest changes of the global batch, including one made by the open step."""
         in_step = max(self.step_batches, int(records.column("batches").max()))
         now = self.source.batching.of_all(len(self.members)) * in_step
         if self.batches and self.batches[-1][1] == now:
@@ -306,35 +236,22 @@ class LoaderProgress(TrainingProgress):
         return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
 
     def close_step(self, trained: bool = False) -> None:
-        """Close the open step, which this worker (``trained``), or only others, have completed.
-
-        The next batch then begins another step. The ledger and the counters stay the same.
-        """
+        """Close the open step, which this worker (`trained`), or only others, have completed."""
         updated = self.engine.updated
         self.engine.handle(StepEnd(trained))
         if self.optimizers > 1:
             self._updated, self.update_order = updated, self.update_order.after_step(updated)
 
     def _remove_trained(self) -> None:
-        """Remove the batches of the open step, which are in the model, from the sampler."""
         for batch in self.engine.batches.untrained:
             self.sampler.trained(batch)
 
     def exchanged(self, answer: list[bytes]) -> None:
-        """Count an exchange of messages; keep ``answer``, the payloads of all in rank order."""
+        """Count an exchange of messages; keep `answer`, the payloads of all in rank order."""
         self.exchanges, self.answer = self.exchanges + 1, answer
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
-        """Adapt to a new ring: free the leases of workers that left, and grant leases to all.
-
-        With a fixed global batch, leases are granted only after the end of an open step, but those
-        of logical workers, which the open step trains in more pieces.
-
-        Args:
-            members: the ids of the workers in the new ring, in rank order.
-            in_step: whether the ring replaces a broken one. Then a step may be open, and members
-                that begin its batch only now divide it into as many microbatches as the others.
-        """
+        """Adapt to a new ring: free the leases of workers that left, and grant leases to all."""
         self.members = members
         self.answer = self.answer if in_step else []  # all have come to this switch after that
         if self._sampler is not None and self._worker in members:
@@ -350,11 +267,7 @@ class LoaderProgress(TrainingProgress):
             self._sampler.set_microbatches(self.ledger)
 
     def row(self) -> dict[str, int]:
-        """Return the step record's fields about the ledger, the open step and the noise, by name.
-
-        They are ``epoch``, ``wanted``, ``ledger``, ``batches``, ``late``, ``part``, ``counted``,
-        ``updated``, and of the step before ``own_square`` and ``mean_square``.
-        """
+        """Return the step record's fields about the ledger, the open step and the noise, by name"""
         ledger, open_step = self.ledger, self.engine
         return {
             "epoch": ledger.epoch,
@@ -370,7 +283,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_progress(self) -> dict[str, Any]:
-        """The fields of :class:`edl.core.progress.WorkerProgress` about the data, to report."""
+        """The fields of `WorkerProgress` about the data, to report."""
         ledger, noise, total = self.ledger, self.noise.scale, self.source.known_total
         batch = self.source.batching.of_all(len(self.members)) if self.members else 0
         of_step = batch * (self._recent.batches or self.step_batches)
@@ -387,18 +300,13 @@ class LoaderProgress(TrainingProgress):
         }
 
     def may_pause(self, repaired_at: int) -> bool:
-        """Return whether all workers, which are between two steps now, can pause.
-
-        They can if the job has completed a step since its last repair, which was at the step
-        ``repaired_at``. Before that, some workers still have to complete a step with the others.
-        """
+        """Return whether all workers, which are between two steps now, can pause."""
+        # They can if the job has completed a step since its last repair, which was at the step
+        # `repaired_at`.
         return self.step > repaired_at
 
     def header(self) -> dict[str, Any]:
-        """Return this position (step, epoch, ledger, ...) as JSON values, for :meth:`take_over`.
-
-        Of :attr:`answer` they have only the lengths of the payloads, which are sent separately.
-        """
+        """Return this position (step, epoch, ledger, ...) as JSON values, for `take_over`."""
         return {
             "step": self.step,
             "length": self.length.to_json(),
@@ -429,17 +337,9 @@ class LoaderProgress(TrainingProgress):
         }
 
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
-        """Return whether some workers have to pass over fits before they can get the job's state.
-
-        A fit is one call of Keras' ``fit``. The result is False if the state source's position is
-        in the first fit. Otherwise all workers exchange how many fits they have done, and
-        ``fits_ahead`` (see :attr:`later_fits`) is set to the fits that the state source has done.
-        All workers of the ring call it together, and get the same result.
-
-        Args:
-            header: the result of :meth:`header` on the state source.
-            exchange: sends bytes to all workers, and returns what all have sent, in rank order.
-        """
+        """Whether some workers have to pass over fits before they can get the job's state"""
+        # Otherwise all workers exchange how many fits they have done, and `fits_ahead` (see
+        # `later_fits`) is set to the fits that the state source has done.
         fits = fits_of(header["fits"])
         if not fits:  # no worker passes over one: all are in their first, or the job cannot begin
             return False
@@ -448,25 +348,7 @@ class LoaderProgress(TrainingProgress):
         return any(count < len(fits) for count in counts)
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
-        """Move to the position of the state source.
-
-        If this worker missed a step that others completed, the step is complete here, too: its
-        samples are in the model that the worker receives. If it missed an exchange of messages, the
-        caller has set :attr:`answer` to the result. It has missed at most one step, or one exchange
-        and one leave: the records of a leave may have gone out with the batch, so others can leave
-        while this worker still waits for the exchange.
-
-        If the state source is in a later epoch, this worker's epoch is over, and the next one uses
-        the received ledger. If it is in an earlier epoch, this worker's epoch begins anew.
-
-        Args:
-            header: the result of :meth:`header` on the state source.
-            receive: which part of the job's state this worker takes over.
-
-        Raises:
-            DataError: the state source trains on other data.
-            NewcomerDiffers: the state source trains in another order, or in other batches.
-        """
+        """Move to the position of the state source."""
         check_same_data(self.source, header, self._worker)
         self._upcoming = None  # it was of members that are no more
         if receive is not Receive.ALL and self.has_state:
@@ -515,12 +397,7 @@ class LoaderProgress(TrainingProgress):
         self.exchanges, self.leaves = int(header["exchanges"]), int(header["leaves"])
 
     def _in_own_epoch(self, received: Ledger) -> Ledger:
-        """Return the ledger for this worker's epoch, given the state source's (``received``).
-
-        When the state source is in a later epoch, this worker's epoch is over (nothing is free),
-        and the received ledger is kept for :meth:`next_epoch`. When the state source is in an
-        earlier epoch, which it is about to leave, this worker's epoch begins anew, with new leases.
-        """
+        """Return the ledger for this worker's epoch, given the state source's (`received`)."""
         epoch = self.ledger.epoch
         if received.epoch > epoch:
             self._upcoming = received
@@ -553,25 +430,8 @@ class LoaderProgress(TrainingProgress):
         fit_stopped: str = "",
         batches: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Go on from the position in a checkpoint.
-
-        All leases in it become free, since workers of an earlier start held them.
-
-        Args:
-            step: how many steps the job had completed.
-            ledger: the snapshot of the ledger.
-            samples: how many samples were trained over all epochs; -1: unknown, of an older edl.
-            noise: the estimate of the gradient noise scale; empty or None: none.
-            chosen: the global batch that the job had chosen, in samples; 0: none.
-            seed: the script's seed, with logical workers; -1: not known.
-            fit_stopped: why callbacks had stopped the present fit, which was over; empty: it was
-                not.
-            batches: the changes of the global batch until then, as those of
-                :meth:`batches_with`; empty: not known. They make no ramp of the learning rate.
-
-        Raises:
-            DataError: ``ledger`` is not a usable snapshot.
-        """
+        """Go on from the position in a checkpoint."""
+        # All leases in it become free, since workers of an earlier start held them.
         saved = restore(ledger)
         known = saved.epoch * self.source.known_total + saved.done
         self.trained = self.trained_before = known if samples < 0 else samples
@@ -594,7 +454,7 @@ class LoaderProgress(TrainingProgress):
         return ledger
 
     def _granted(self, ledger: Ledger) -> Ledger:
-        """Return ``ledger`` with free positions leased to each ring member that holds too few."""
+        """Return `ledger` with free positions leased to each ring member that holds too few."""
         source, size = self.source, len(self.members)
         needs = [(w, source.lacks(ledger, w, self.step_batches, size)) for w in self.members]
         return grant(ledger, needs, source.policy(size))

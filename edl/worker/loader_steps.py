@@ -75,27 +75,7 @@ LEFT_BY_COUNT = (
 
 
 class LoaderSteps(WorkerSteps):
-    """The steps of one worker on batches that are formed from its leases.
-
-    It is the attribute ``loader`` of :class:`edl.worker.worker.Worker`, and the
-    :class:`edl.worker.step_driver.StepRing` of its steps.
-
-    Attributes:
-        engine: the open step: its batches, records and optimizers.
-        driver: tells the engine what happens, and carries out what it instructs.
-        before_exchange: called without arguments before each exchange of messages between steps.
-        on_reduced: called without arguments when gradients are reduced.
-        replica: the model and optimizer, whose state other workers may need after a failure; None
-            until the script has declared them.
-
-    Args:
-        ring: the ring over which the records are sent.
-        shared: the state that the training thread shares with the daemon's threads.
-        switching: moves this worker between rings.
-        wishes: the script's request for more or fewer workers.
-        progress: this worker's position in the data.
-        state_check: compares the states of the workers.
-    """
+    """The steps of one worker on batches that are formed from its leases."""
 
     ends_with_script = True
 
@@ -109,10 +89,13 @@ class LoaderSteps(WorkerSteps):
         state_check: StateCheck,
     ) -> None:
         super().__init__(ring, shared, switching, wishes)
-        self.engine = progress.engine
+        self.engine = progress.engine  # the open step: its batches, records and optimizers
+        # tells the engine what happens, and carries out what it instructs
         self.driver = StepDriver(self.engine, self)
         self._leaves_before = 0  # how often all had left their loops when the open step began
+        # called without arguments before each exchange of messages between steps
         self.before_exchange: Callable[[], None] = lambda: None
+        # called without arguments when gradients are reduced
         self.on_reduced: Callable[[], None] = lambda: None
         self.replica: Replica | None = None  # None where no other worker can miss an update
         self._progress = progress
@@ -144,48 +127,29 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def epoch(self) -> int:
-        """The number of the job's current epoch, from 0.
-
-        Raises:
-            UsageError: the script has created no data loader of edl yet.
-        """
+        """The number of the job's current epoch, from 0."""
         return self.ledger.epoch
 
     @property
     def iterations_of_epoch(self) -> int:
-        """The number of iterations of the script's loop in an epoch, rounded up.
-
-        Before this worker's first step it is computed for the number of workers with which the job
-        began, afterwards for the present workers and batch. For a stream it has no meaning.
-        """
+        """The number of iterations of the script's loop in an epoch, rounded up."""
         return self._progress.iterations_of_epoch(self._switching.began_with)
 
     @property
     def first_global_batch(self) -> int:
-        """The size, in samples, of the global batch with which the job began.
-
-        It is the same on all workers, newcomers included; a resumed job has begun anew.
-        """
+        """The size, in samples, of the global batch with which the job began."""
         batching = replace(self._progress.source.batching, chosen=0)
         return batching.of_all(self._switching.began_with)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch, and drop what is untrained of the present one.
-
-        If a batch is in training, the call first waits for its step records (:meth:`leave`). Of the
-        next epoch nothing is trained, unless other workers have begun it already.
-        """
+        """Begin the next epoch, and drop what is untrained of the present one."""
         self.leave()
         self.note_untrained()
         self._progress.next_epoch()
         self.target, self._held = self.target or self._held, None
 
     def note_untrained(self) -> None:
-        """Count and log the samples of the epoch that are not trained when all workers leave it.
-
-        They are added to ``progress.untrained``, which is reported to the daemon; rank 0 logs an
-        event. Nothing happens if all are trained, or while this worker warms up.
-        """
+        """Count and log the samples of the epoch that are not trained when all workers leave it."""
         left, first = self._progress.epoch_left, self._progress.untrained == 0
         if left.is_over or self.warming_up:
             return
@@ -208,24 +172,11 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def batch_weight(self) -> int:
-        """The number of samples that count in the batch handed out last, whether trained or not.
-
-        It is 0 for a padding batch, and before the first batch.
-        """
+        """The number of samples that count in the batch handed out last, whether trained or not."""
         return self.engine.batches.weight
 
     def begin(self, batch: Batch, padding: bool = False) -> None:
-        """Begin a step on ``batch``, or add the batch to the open step.
-
-        This worker's step record goes out with the first batch of a step; if gradients are
-        accumulated, it goes out in the step's last batch (:meth:`announce`); in a warm-up none is
-        sent.
-
-        Args:
-            batch: the batch, or the microbatch of it, that the script gets now.
-            padding: whether it is a padding batch, whose samples count for nothing. The samples of
-                a batch that ``repeats`` another worker's count for nothing either.
-        """
+        """Begin a step on `batch`, or add the batch to the open step."""
         engine, nothing = self.engine, None
         padding = padding or batch.repeats
         first, is_next = not engine.is_open, engine.batches.pieces_left == 0
@@ -242,15 +193,7 @@ class LoaderSteps(WorkerSteps):
             self._progress.update_order = self._progress.update_order.after_batch()
 
     def next_part(self) -> None:
-        """End the open step and begin the next one on the same batch, for another update.
-
-        It is called when a script with several optimizers computes gradients again after an update.
-        If the step before is still open, it is completed as by :meth:`end`, which waits for the
-        step records of all workers.
-
-        Raises:
-            UsageError: the step has accumulated the gradients of more than one batch.
-        """
+        """End the open step and begin the next one on the same batch, for another update."""
         self.end()  # if it is open still
         self._prepare_step()
         self.driver.tell(PartStart(self.place))
@@ -261,29 +204,13 @@ class LoaderSteps(WorkerSteps):
         self._progress.end_batch()
 
     def accumulate(self) -> None:
-        """Note that this worker adds up the gradients of the batch: its step may have more batches.
-
-        If the records were sent with the batch already, the call waits for them, all workers
-        discard them and send them again at the end of the step. In later steps records are sent at
-        the end only.
-        """
+        """Note that this worker adds up gradients of the batch: its step may have more batches"""
         self.driver.tell(GRADIENT_ACCUMULATION)
         if not self.warming_up:
             failpoints.reached("accumulated")
 
     def records(self) -> StepRecords:
-        """Return the step records of all workers in rank order; send this worker's own, and wait.
-
-        If some workers did not know that gradients are accumulated, all send their records again.
-        A second call in the same step returns the same records at once.
-
-        Raises:
-            RingBroken: a worker is gone, and the ring is not repaired.
-            RingError: the workers are not in the same step.
-            JobFailed: some workers have left the epoch, or ended, and others have not.
-            StateDiffers: the workers do not hold the same state.
-            NewcomerDiffers: this worker is a newcomer that does not hold the others' state.
-        """
+        """Return the step records of all workers in rank order; send this worker's own, and wait"""
         if self.engine.records is None:
             self.driver.tell(RECORDS_REQUEST)
         records = self.engine.records
@@ -306,36 +233,23 @@ class LoaderSteps(WorkerSteps):
         self._send(replace(record, **data, buffers=self._check.buffers))
 
     def wait_for_records(self) -> StepRecords:
-        """Wait for the step records of all workers; see :meth:`records` for the errors."""
+        """Wait for the step records of all workers; see `records` for the errors."""
         return self._awaited()
 
     def list_departures(self) -> None:
-        """Exchange one more record, since some workers have left their loops during the batch.
-
-        It tells how each of them has ended.
-
-        Raises:
-            JobFailed: some workers have left.
-        """
+        """Exchange one more record, since some workers have left their loops during the batch."""
         self._send(self.idle_record())
         self._awaited()
 
     def repair(self, error: RingBroken) -> RepairDone:
-        """Build a ring of the survivors, after the ring broke with ``error`` during a step.
-
-        Raises:
-            WorkerEvicted, JobFailed: this worker or the job cannot go on.
-        """
+        """Build a ring of the survivors, after the ring broke with `error` during a step."""
         self._repair(error, self.timer.waiting_since)
         sampler = self.sampler
         follow = sampler.untrained_pieces(self.ledger, self.engine.batches.untrained)
         return RepairDone(self.place, sampler.microbatches, follow, self._has_left)
 
     def reduced(self) -> None:
-        """Stop the timer of the step's reduction, whose gradients are averaged or not needed.
-
-        A newcomer that warms up has no timer to stop.
-        """
+        """Stop the timer of the step's reduction, whose gradients are averaged or not needed."""
         self.on_reduced()
         if not self.warming_up:
             self.timer.reduce()
@@ -343,11 +257,7 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def update(self) -> Update:
-        """The update of the open step once its records are here; otherwise the job's last update.
-
-        The last update may be one that other workers have made without this one. While this worker
-        warms up, it is the update that its warm-up batch makes here only.
-        """
+        """The update of the open step once its records are here; otherwise the job's last update"""
         progress, step = self._progress, self.engine
         trained, number = progress.trained, progress.step
         noise = progress.noise.scale, progress.noise.before
@@ -363,13 +273,7 @@ class LoaderSteps(WorkerSteps):
         return Update(number, trained, trained + samples, batches, *noise, resumed)
 
     def end(self) -> None:
-        """Complete the open step after its update: move the ledger, and see if a switch is agreed.
-
-        If all workers have agreed to switch to another ring, :attr:`target` is the number of its
-        generation; :meth:`edl.worker.worker.Worker.boundary` makes the switch. Nothing happens if
-        no step is open. In a warm-up, or if other workers have completed the step without this
-        one, the step is only closed.
-        """
+        """Complete the open step after its update."""
         progress = self._progress
         if not self.open:
             return
@@ -401,40 +305,17 @@ class LoaderSteps(WorkerSteps):
         self._check.data = data
 
     def joined(self) -> None:
-        """Mark this worker as a newcomer, which leaves if its state differs from the others'.
-
-        It is one for 500 steps (:data:`edl.core.step.newcomers.TRIAL_STEPS`). In a job that resyncs
-        (``on_divergence``) it leaves only if its state differs after its first step; after a later
-        step it gets the state that most workers hold.
-        """
+        """Mark this worker as a newcomer, which leaves if its state differs from the others'."""
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:
-        """Raise an error if the digests in the step records say that the workers' states differ.
-
-        In a job that resyncs, a difference between old workers is only noted, and corrected before
-        the next step. ``records`` are the step records of all workers.
-
-        Raises:
-            StateDiffers: states of workers that are no newcomers differ; the job ends.
-            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
-            RingBroken: another worker is a newcomer whose state differs.
-        """
+        """Raise an error if the digests in the step records say that the workers' states differ."""
         self._check.compare(records)
 
     # --- between two steps, and at the end
 
     def exchange(self, payload: bytes, alike: bool = False) -> list[bytes]:
-        """Send ``payload`` to all workers between two steps; return all payloads in rank order.
-
-        The call waits until all workers have sent theirs, of equal sizes if ``alike``. If the ring
-        breaks meanwhile, it is repaired, and all survivors get the same answer. While this worker
-        warms up, the answer is its own payload.
-
-        Raises:
-            UsageError: a step is open, or training has not begun.
-            WorkerEvicted, JobFailed: the ring broke, and this worker or the job cannot go on.
-        """
+        """Send `payload` to all workers between two steps; return all payloads in rank order."""
         self.before_exchange()
         if self.warming_up and not self.open:
             return [payload]
@@ -447,12 +328,7 @@ class LoaderSteps(WorkerSteps):
         return exchange(payload, send, self._progress, self._repair, now_s)
 
     def _exchange(self, size: int, payload: bytes) -> list[bytes]:
-        """Send ``payload`` in the place of a step record, so all see who does something else.
-
-        Raises:
-            RingBroken, NewcomerDiffers, JobFailed: see
-                :meth:`edl.worker.switching.Switching.check_point`.
-        """
+        """Send `payload` in the place of a step record, so all see who does something else."""
         progress, (call, _, site) = self._progress, call_site()
         row = StepRecord(
             generation=self.generation,
@@ -480,34 +356,14 @@ class LoaderSteps(WorkerSteps):
     def exchange_in_step(
         self, payload: bytes, repair: Callable[[RingBroken, float], None]
     ) -> list[bytes]:
-        """Send ``payload`` to all workers in an open step; return all payloads in rank order.
-
-        All workers call it at the same point of the same batch.
-
-        Args:
-            payload: the bytes that this worker sends, of any size.
-            repair: called when the ring breaks, with the error and the time (on the monotonic
-                clock, in seconds) when this worker began to wait. It has to build a ring of the
-                survivors, and to handle gradients of the step that are being exchanged. Then the
-                payloads are sent again, unless a survivor had the answer.
-        """
+        """Send `payload` to all workers in an open step; return all payloads in rank order."""
         now_s = self._shared.clock.now_s
         return exchange(payload, self.ring.exchange, self._progress, repair, now_s)
 
     def leave(self) -> None:
-        """End the exchange of step records in a batch during which the script has left its loop.
-
-        If a step is open, send this worker's record of it, unless it was sent before, and wait for
-        those of all workers: otherwise they would be mixed up with the next records. The step stays
-        open, without an update. If no step is open, or in a warm-up, nothing is sent. If the ring
-        breaks meanwhile, it is repaired, and a worker that has missed the records of others that
-        have left needs them no more. If only this worker has left its loop, the others wait for its
-        gradients, and the leader sees a stall (:func:`edl.core.job.stall.judge_stall`).
-
-        Raises:
-            RingError, JobFailed, StateDiffers, NewcomerDiffers, WorkerEvicted: as :meth:`records`
-                and :meth:`repair` raise them.
-        """
+        """End the exchange of step records in a batch during which the script has left its loop."""
+        # If a step is open, send this worker's record of it, unless it was sent before, and wait
+        # for those of all workers: otherwise they would be mixed up with the next records.
         if not self._lacks_leave():
             return
         self.driver.tell(LoopEnd())
@@ -517,10 +373,7 @@ class LoaderSteps(WorkerSteps):
             self._progress.leaves += 1
 
     def all_stop(self) -> bool:
-        """Return whether all workers want to stop (``wants_to_stop``) before the open step.
-
-        Wait for the records of all. If some do not want to, all train the step, and stop after it.
-        """
+        """Return whether all workers want to stop (`wants_to_stop`) before the open step."""
         if not self._lacks_leave():
             return self._has_left
         self.driver.tell(LoopEnd(asks=True))
@@ -531,49 +384,25 @@ class LoaderSteps(WorkerSteps):
         return self._has_left
 
     def _lacks_leave(self) -> bool:
-        """Return whether a step is open in which not all workers have left their loops yet.
-
-        A step that other workers have completed, and one of a warm-up, lack nothing.
-        """
         missed = self.engine.completed_by_peers
         return self.open and not (self._has_left or self.warming_up or missed)
 
     @property
     def _has_left(self) -> bool:
-        """Whether all workers have left their loops in the open step."""
         return self._progress.leaves > self._leaves_before
 
     def describe_end(self, stop: Stop) -> str:
-        """Return a clause that says where the training ended and how many samples it left out.
-
-        It begins with a semicolon, to be appended to a message. It is empty if the training has
-        finished and all epochs were trained in full.
-
-        Args:
-            stop: ``Stop.ENDED`` if the script has ended before its training did; any other value
-                means that the training has finished.
-        """
+        """Return a clause that says where the training ended and how many samples it left out."""
         left, untrained = self._progress.epoch_left, self._progress.untrained
         here = ended_by_script(left) if stop is Stop.ENDED else ended_by_count(left)
         return here + left_out(untrained)
 
     def last_record(self, stop: Stop) -> StepRecord:
-        """Return, without sending it, this worker's step record about the end of its training.
-
-        It has a digest of the whole state. ``stop`` says how the training ended.
-        """
+        """Return, without sending it, this worker's step record about the end of its training."""
         return self._record(0, stop, self._check.now())
 
     def save_together(self, save: Callable[[], str]) -> str:
-        """Let rank 0 call ``save`` for the last checkpoint while the other workers wait.
-
-        Args:
-            save: saves, waits until the file is written, and returns why it was not; else "".
-
-        Returns:
-            Why the checkpoint was not written (the cause itself on rank 0 only); empty if it was,
-            or if the others have ended the job before they told this worker.
-        """
+        """Let rank 0 call `save` for the last checkpoint while the other workers wait."""
         unsaved = ""
 
         def saved() -> StepRecord:
@@ -594,17 +423,10 @@ class LoaderSteps(WorkerSteps):
         return "its last checkpoint was not written; the output of rank 0 says why"
 
     def idle_record(self) -> StepRecord:
-        """Return a step record with 0 samples, without sending it, for an exchange outside a step.
-
-        While fewer workers than ``min_np`` are left, all workers exchange such records, to agree on
-        a switch and to notice a death. Other than the record of a step, it may propose a switch to
-        newcomers also at a batch after which the script admits none. Its state digest is the one
-        that :meth:`begin` has set for the last step; 0: none was due.
-        """
+        """A step record with 0 samples, without sending it, for an exchange outside a step"""
         return replace(super().idle_record(), state=self._check.state)
 
     def _prepare_step(self) -> None:
-        """Compute the state digest for this worker's next step record, if one is due."""
         if not self.warming_up:
             self._check.begin_step()
 
@@ -614,10 +436,7 @@ class LoaderSteps(WorkerSteps):
 
 
 def _slow_event(slow: SlowestWorker, ring: Generation | None, step: int) -> Event:
-    """Return the event for the log which says that all workers wait for ``slow`` in each step.
-
-    ``ring`` is the present generation, and ``step`` the number of the present step.
-    """
+    """Return the event for the log which says that all workers wait for `slow` in each step."""
     name = f"w{slow.worker}"
     seats = ring.members if ring is not None else ()
     host = next((one.host for one in seats if one.id == slow.worker), "")

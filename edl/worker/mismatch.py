@@ -22,13 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def end_mismatch(records: StepRecords, ring: Ring, progress: TrainingProgress) -> None:
-    """Return if all workers are at the same point of the script; all call it with the same rows.
-
-    Raises:
-        UnevenEnd: they are not, and none of them is a newcomer: the job cannot go on.
-        NewcomerDiffers: this worker is a newcomer that is elsewhere.
-        RingBroken: another one is; this worker goes on without it, as after a crash.
-    """
+    """Return if all workers are at the same point of the script; all call it with the same rows."""
     found = find_mismatch(records)
     if found is None:
         return
@@ -67,21 +61,7 @@ def let_leave(
     why: str,
     error: type[NewcomerDiffers] = NewcomerDiffers,
 ) -> NoReturn:
-    """Make newcomers leave the ring: each of them ends, and the ring breaks for the others.
-
-    All workers of the ring call it with the same arguments.
-
-    Args:
-        ring: the ring.
-        members: the ids of the workers in it, in rank order.
-        leaving: the ids of the newcomers.
-        why: the reason, as a sentence.
-        error: what the newcomers raise.
-
-    Raises:
-        NewcomerDiffers: this worker is one of the newcomers.
-        RingBroken: this worker stays; it goes on without the newcomers, as after a crash.
-    """
+    """Make newcomers leave the ring: each of them ends, and the ring breaks for the others."""
     if members[ring.place.rank] in leaving:
         with contextlib.suppress(RingBroken):
             ring.barrier(IDLE)  # all workers know when this has ended

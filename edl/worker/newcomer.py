@@ -22,23 +22,7 @@ NEWS_SLICE_S = 1.0  # after so long a waiting worker looks at other news
 
 
 class Newcomer:
-    """The wait of one worker for its first generation; it runs in the training thread.
-
-    It is the attribute ``newcomer`` of :class:`edl.worker.switching.Switching`. A fit is one call
-    of Keras' ``fit``.
-
-    Attributes:
-        fits_of_job: asks the workers in the ring, and returns which fits the script of the first
-            one that answers has done and begun; no fits if none answers.
-
-    Args:
-        shared: the state that the training thread shares with the daemon's threads.
-        ring: the ring that this worker will enter.
-        progress: how many fits this worker's script has done.
-        coordinator: publishes the stage of this worker.
-        exit: called with a reason when the job ended first; logs it and ends this process with
-            success.
-    """
+    """The wait of one worker for its first generation; it runs in the training thread."""
 
     def __init__(
         self,
@@ -53,29 +37,15 @@ class Newcomer:
         self._progress = progress
         self._coordinator = coordinator
         self._exit = exit  # ends the process, for a reason
+        # asks the workers in the ring, and returns which fits the script of the first one that
+        # answers has done and begun; no fits if none answers
         self.fits_of_job: Callable[[], ScriptFits] = ScriptFits
 
     @waits("waiting for the others to switch")
     def wait_for_membership(self, worker: int, fits: int, after: int = 0) -> Generation:
-        """Wait for a generation that has this newcomer as a member, and return it.
-
-        When it returns, the old members are entering the ring of that generation. If the job ends
-        first, this process ends with success. A fit is one call of Keras' ``fit``.
-
-        Args:
-            worker: the id of this worker.
-            fits: how many fits are done before the fit for which this worker is ready.
-            after: the number that the generation must exceed. If it is above 0, the worker
-                publishes it, so that the leader does not take the worker to be stuck.
-
-        Raises:
-            FitIsDone: the job is in a later fit than this worker.
-            NewcomerDiffers: the job is in a later fit, and this worker's script has ended.
-            WorkerEvicted: the leader has evicted this worker.
-        """
+        """Wait for a generation that has this newcomer as a member, and return it."""
 
         def ready() -> None:
-            """Publish that this worker is ready to join a generation above the number ``after``."""
             self._coordinator.set_stage(Stage.READY, 0, newest_generation=after, fits=fits)
 
         if after:
@@ -100,16 +70,7 @@ class Newcomer:
                 ready()
 
     def look_for_a_later_fit(self, worker: int) -> None:
-        """Raise an error if the job is in a later fit than this newcomer.
-
-        Nothing happens if it is not, if the script has begun no fit (call of Keras' ``fit``), or if
-        no worker in the ring answers. ``worker`` is the id of this worker, for the message.
-
-        Raises:
-            FitIsDone: the script has to pass over the fits that the job has done. Before that, the
-                stage ``PREPARING`` is published for this worker.
-            NewcomerDiffers: the script has ended before the fit in which the job is.
-        """
+        """Raise an error if the job is in a later fit than this newcomer."""
         mine = self._shared.fits
         if not mine.begun:  # the script has no fits
             return

@@ -13,37 +13,28 @@ from edl.core.records import JobPolicy
 
 
 class PolicySide(Protocol):
-    """A worker's access to the policy of its job: ``Worker.policy``. Any thread may call it.
-
-    What is proposed or put here is written to the job later, by the daemon's thread. Only
-    :meth:`learned` may wait, for one answer of ZooKeeper.
-    """
+    """A worker's access to the policy of its job: `Worker.policy`. Any thread may call it."""
 
     def propose(self, policy: JobPolicy) -> None:
-        """Let the job follow ``policy`` soon; a policy or proposal that it has already stays."""
+        """Let the job follow `policy` soon; a policy or proposal that it has already stays."""
 
     def learned(self) -> Mapping[str, Any]:
-        """Return the job's scaling profile (throughput by number of workers) as JSON values.
-
-        The result is empty if nothing was measured yet, or while ZooKeeper is out of reach.
-        """
+        """Return the job's scaling profile (throughput by number of workers) as JSON values."""
+        # The result is empty if nothing was measured yet, or while ZooKeeper is out of reach.
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job begin with the scaling profile ``learned``, unless it has measured its own.
-
-        ``learned`` are JSON values as :meth:`learned` returns them, such as from a checkpoint.
-        """
+        """Let the job begin with the scaling profile `learned`, unless it has measured its own."""
 
 
 class NoPolicy:
-    """The :class:`PolicySide` of a job of one worker, which has no leader and no policy."""
+    """The `PolicySide` of a job of one worker, which has no leader and no policy."""
 
     def propose(self, policy: JobPolicy) -> None:
-        """Ignore ``policy``, since a job of one worker follows no policy."""
+        """Ignore `policy`, since a job of one worker follows no policy."""
 
     def learned(self) -> Mapping[str, Any]:
         """Return an empty profile, since a job of one worker learns none."""
         return {}
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Ignore the profile ``learned``, since a job of one worker needs no scaling profile."""
+        """Ignore the profile `learned`, since a job of one worker needs no scaling profile."""

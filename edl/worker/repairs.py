@@ -20,17 +20,7 @@ from edl.worker.shared_state import SharedState
 
 
 class Repairs:
-    """Lets the training thread of one worker wait for the repair of its broken ring.
-
-    Call :meth:`wait` for each ring that has broken. One object is used for all rings of a worker,
-    as it counts the repairs.
-
-    Args:
-        shared: the state that the daemon's threads share with the training thread.
-        coordinator: has the job's settings.
-        checkpointing: ends a job whose rings break again and again.
-        progress: returns the progress of this worker in its job.
-    """
+    """Lets the training thread of one worker wait for the repair of its broken ring."""
 
     def __init__(
         self,
@@ -47,23 +37,9 @@ class Repairs:
         self._count: RepairCount | None = None  # the settings are known when the job is
 
     def wait(self, worker: int, failed: int, error: RingError) -> Generation:
-        """Wait until the leader has published the generation that repairs a ring, and return it.
-
-        Its members are the survivors of the broken ring. This worker gives up if none came within
-        repair_timeout_s (for which a leader waits for workers not proven dead) + switch_timeout_s.
-        Another leader gets the same time again, but after three times this time the worker gives up
-        in any case.
-
-        Args:
-            worker: the id of this worker.
-            failed: the number of the generation that failed.
-            error: how it failed, for the message.
-
-        Raises:
-            WorkerEvicted: the leader has evicted this worker.
-            JobFailed: no leader made a generation in time; the job has ended; or it ends here,
-                because repairs are in vain.
-        """
+        """Wait until the leader has published the generation that repairs a ring, and return it."""
+        # JobFailed: no leader made a generation in time; the job has ended; or it ends here,
+        # because repairs are in vain.
         settings = self._coordinator.settings
         limit = settings.repair_timeout_s + settings.switch_timeout_s
         began = now = self._now_s()
@@ -86,18 +62,8 @@ class Repairs:
         return JobFailed(f"the job {self._shared.job_end}")
 
     def _check(self, generation: Generation, worker: int, error: RingError) -> None:
-        """Count the repair by ``generation``; end the job if repairs are in vain.
-
-        The worker whose state the repair would go on from saves a last checkpoint then.
-
-        Args:
-            generation: the generation that repairs the ring.
-            worker: the id of this worker.
-            error: how the last ring broke.
-
-        Raises:
-            JobFailed: the job ends here.
-        """
+        """Count the repair by `generation`; end the job if repairs are in vain."""
+        # The worker whose state the repair would go on from saves a last checkpoint then.
         if not generation.members:  # the job stops
             return
         if self._count is None:

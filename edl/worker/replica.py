@@ -18,45 +18,20 @@ class Shared(Protocol):
     """The interface to broadcast a state that is the same on all workers."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Broadcast the state over ``ring``, from the rank ``root`` to all others, and wait for it.
-
-        All workers of the ring call it. ``receive`` says which part of the state this worker takes
-        over; with ``Receive.NOTHING``, as on ``root``, its own state stays the same.
-        """
+        """Broadcast the state over `ring`, from the rank `root` to all others, and wait for it."""
 
 
 class ScriptState(Shared, Compared, Protocol):
-    """The interface to broadcast and compare the state of a script that loads its own data.
-
-    It has the methods of :class:`Shared` and :class:`~edl.worker.state_check.Compared`:
-    ``synchronise``, ``digests`` and ``learning_rates``.
-    """
+    """The interface to broadcast and compare the state of a script that loads its own data."""
 
 
 class Replica(Shared, Durable, Compared, Protocol):
-    """The interface to broadcast, compare and save a framework's state.
-
-    The state is the model, the optimizer and the tracked objects (those given to ``edl.track``,
-    such as schedulers), which are the same on all workers. ``synchronise`` broadcasts it,
-    ``digests`` and ``learning_rates`` compare it, ``capture`` and ``restore`` are for checkpoints.
-    """
+    """The interface to broadcast, compare and save a framework's state."""
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """Copy the state of the tracked objects, or load copies received from another worker.
-
-        Tracked objects, such as schedulers, are those given to ``edl.track``. A worker that has
-        received copies from another one, because it missed the last step, loads them; all others
-        make copies to send. It is called when the script asks for its next batch, or exchanges
-        numbers before that.
-
-        Args:
-            step: the number of steps that are complete.
-            epoch: the number of the present epoch.
-        """
+        """Copy the state of the tracked objects, or load copies received from another worker."""
+        # A worker that has received copies from another one, because it missed the last step, loads
+        # them; all others make copies to send.
 
     def average_buffers(self, step: int, exchange: Callable[[bytes], list[bytes]]) -> None:
-        """Set BatchNorm's averages, each worker's own in training, to their means over all.
-
-        All workers call it between two steps, after ``step`` steps. ``exchange`` sends bytes to all
-        of them, and returns the bytes of all in rank order.
-        """
+        """Set BatchNorm's averages, each worker's own in training, to their means over all."""

@@ -30,13 +30,7 @@ COLUMNS = ("compute_us", "data_us", "reduce_us")
 
 
 class RingWatch:
-    """A summary of the step times of the workers in one ring, for the job's policy.
-
-    The training thread uses it.
-
-    Args:
-        shared: the state shared with the daemon's threads, which read the summary in its ``ring``.
-    """
+    """A summary of the step times of the workers in one ring, for the job's policy."""
 
     def __init__(self, shared: SharedState) -> None:
         self._shared = shared
@@ -51,20 +45,7 @@ class RingWatch:
         switching: Switching,
         progress: LoaderProgress,
     ) -> None:
-        """Add a complete step; every tenth step, report on the ring and set this worker's share.
-
-        The report replaces ``shared.ring``, which the daemon reads. It has the mean times of each
-        worker, what the policy does about slow workers, the workers' requests for another size, the
-        noise scale and the batch sizes. The period is :data:`EVERY` steps. If the job has no policy
-        and edl does not choose its global batch, the report has only the times and the sizes of the
-        batches, and the share is 1. The share is the part of a full batch that this worker trains;
-        if the policy cares for slow workers, a slow one has less than 1.
-
-        Args:
-            records: the step records of all workers.
-            switching: knows this worker and its present generation.
-            progress: holds the sampler that is given the share, and the batch sizes.
-        """
+        """Add a complete step; every tenth step, report on the ring and set this worker's share."""
         sampler, batching = progress.sampler, progress.source.batching
         policy, generation = self._shared.policy, switching.generation
         if generation is None:
@@ -107,25 +88,14 @@ class RingWatch:
         sampler.share(care.shares.get(switching.worker, 1.0))
 
     def _restart(self, generation: Generation) -> None:
-        """Begin to measure the ring of ``generation``, without the step times measured before.
-
-        What the policy's rule on slow workers remembers is kept for the workers that stayed.
-        """
+        """Begin to measure the ring of `generation`, without the step times measured before."""
         members = map(str, generation.worker_ids)
         self._state = {name: self._state[name] for name in members if name in self._state}
         self._generation, self._before = generation.number, None
         self._rows.clear()
 
     def _add(self, records: StepRecords, generation: Generation) -> list[Times] | None:
-        """Add the step records of a step; every tenth time, return the mean times of each worker.
-
-        The period is :data:`EVERY` steps. The result is in rank order, and None at all other steps.
-        The times in a step record are of the step before.
-
-        Args:
-            records: the step records of all workers.
-            generation: the present generation, which tells the host of each worker.
-        """
+        """Add the step records of a step; every tenth time, return the mean times of each worker"""
         before, self._before = self._before, records.column("samples").copy()
         if before is None:  # a record tells of the times of the step before
             return None
@@ -140,17 +110,7 @@ class RingWatch:
 def _times(
     rows: npt.NDArray[np.int64], workers: Sequence[int], generation: Generation
 ) -> list[Times]:
-    """Return the mean times (in seconds) and samples of each worker per step, in rank order.
-
-    Steps in which the worker has at most half of its largest number of samples are left out: a
-    small batch at the end of an epoch says nothing about the speed.
-
-    Args:
-        rows: of shape (steps, 4, workers): in each step, the samples, then ``compute_us``,
-            ``data_us`` and ``reduce_us`` in microseconds (:data:`COLUMNS`).
-        workers: the ids of the workers, in rank order.
-        generation: tells the host of each worker; a worker that is no member gets an empty host.
-    """
+    """Return the mean times (in seconds) and samples of each worker per step, in rank order."""
     hosts: Mapping[int, str] = {member.id: member.host for member in generation.members}
     samples = rows[:, 0]
     usual = (samples > 0) & (2 * samples > samples.max(axis=0))

@@ -27,39 +27,22 @@ LEAST_CHANGE = 0.1  # of the size of a batch
 
 
 class BatchSampler:
-    """The sampler that forms a worker's batches from the front of its leases, ahead of training.
+    """The sampler that forms a worker's batches from the front of its leases, ahead of training."""
 
-    It is ``LoaderProgress.sampler``. It keeps the batches that are formed and not yet trained. They
-    are trained in the order in which they were formed, so the n samples trained next are always the
-    first n of the leases.
-
-    Attributes:
-        size: how many samples the next batches have; fewer than on other workers if this one is
-            slow.
-        microbatches: into how many microbatches all workers divide their next batches. A repair
-            changes it with logical workers only: a worker that begins the open step afterwards has
-            to divide its batch as the workers that began the step before, and its leases are of
-            that ring.
-        takes_shares: whether :meth:`share` has an effect: smaller batches for a slow worker.
-        rereads: whether batches formed ahead can be discarded and read again; the framework's
-            loader sets it, and it is False before.
-        restarts: how often batches formed ahead were discarded; then the caller reads anew.
-        audit: the steps in which each logical worker is trained twice; without logical workers
-            there are none.
-
-    Args:
-        source: the description of the data, with the batch sizes.
-        worker: the id of the worker.
-    """
-
-    takes_shares = True
+    takes_shares = True  # whether `share` has an effect: smaller batches for a slow worker
 
     def __init__(self, source: Source, worker: int) -> None:
+        # how many samples the next batches have; fewer than on other workers if this one is slow
         self.size = self._whole = source.batch_size
+        # whether batches formed ahead can be discarded and read again; the framework's loader sets
+        # it, and it is False before
         self.rereads = False
         self._source = source
         self._worker = worker
         self._ring = 1  # the number of its workers
+        # into how many microbatches all workers divide their next batches. A repair changes it with
+        # logical workers only: a worker that begins the open step afterwards has to divide its
+        # batch as the workers that began the step before, and its leases are of that ring.
         self.microbatches = 1
         self._sizes: deque[int] = deque()  # of the microbatches that the present batch lacks
         self._ahead: deque[Batch] = deque()
@@ -68,6 +51,8 @@ class BatchSampler:
         self._has_repeats = False  # the caller may have read some ahead
         self._epoch = -1
         self.restarts = 0  # how often all batches formed ahead were discarded
+        # the steps in which each logical worker is trained twice; without logical workers there are
+        # none
         self.audit = AuditSteps()
         self._order = EpochOrder(0, 0, 0, shuffle=False)
 
@@ -77,67 +62,38 @@ class BatchSampler:
         return sum(batch.samples for batch in self._ahead)
 
     def share(self, part: float) -> None:
-        """Form batches of ``part`` (above 0, at most 1) of the full batch size from now on.
-
-        A change by at most a tenth of the present size is ignored, except back to the full size,
-        since a framework may compile its code for each new size. Batches that are formed stay.
-        """
+        """Form batches of `part` (above 0, at most 1) of the full batch size from now on."""
+        # A change by at most a tenth of the present size is ignored, except back to the full size,
+        # since a framework may compile its code for each new size.
         whole = self._whole
         size = min(whole, max(1, round(whole * part)))
         if size == whole or abs(size - self.size) > LEAST_CHANGE * self.size:
             self.size = size
 
     def take_place(self, members: Sequence[int]) -> None:
-        """Set :attr:`size` to the full batch size that this worker has in a new ring.
-
-        If that is the same as before, a smaller size set by :meth:`share` stays. ``members`` are
-        the ids of the workers in the ring, this one included, in rank order.
-        """
+        """Set `size` to the full batch size that this worker has in a new ring."""
         self._ring = len(members)
         whole = self._source.batching.of_one(members.index(self._worker), len(members))
         if whole != self._whole:
             self.size = self._whole = whole
 
     def set_microbatches(self, ledger: Ledger, after_step: bool = False) -> None:
-        """Set :attr:`microbatches` by the present ring and batch size.
-
-        All workers of the ring call it between the same two steps. Only a subclass uses the
-        arguments.
-
-        Args:
-            ledger: the ledger, with the leases of the next step.
-            after_step: whether a step has just been completed.
-        """
+        """Set `microbatches` by the present ring and batch size."""
         self.microbatches = self._source.batching.microbatches(self._ring)
 
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
-        """Form batches of the sizes of ``source``, which is otherwise equal to the present source.
-
-        Batches formed ahead are discarded if the loader can read them again (``rereads``).
-
-        Args:
-            source: the description of the data, with the new batch sizes.
-            members: the ids of the workers in the ring, in rank order.
-            in_hand: the batches that are trained now; they stay as they are.
-        """
+        """Form batches of the sizes of `source`, which is otherwise equal to the present source."""
         self._source = source
         self.take_place(members)
         if self.rereads:
             self.keep_only(in_hand)
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
-        """Discard batches formed ahead that do not fit the leases of a new ring.
-
-        This class discards none, since the leases of a worker that stays do not change. ``in_hand``
-        are the batches that are trained now.
-        """
+        """Discard batches formed ahead that do not fit the leases of a new ring."""
+        # This class discards none, since the leases of a worker that stays do not change.
 
     def keep_only(self, in_hand: Sequence[Batch]) -> None:
-        """Discard all batches that are formed and not yet trained, except ``in_hand``.
-
-        If there are any to discard, ``restarts`` grows by one. ``in_hand`` are the batches that are
-        trained now, which were formed first.
-        """
+        """Discard all batches that are formed and not yet trained, except `in_hand`."""
         self._sizes.clear()
         self._repeats.clear()
         if len(in_hand) < len(self._ahead) or self._has_repeats:
@@ -146,12 +102,7 @@ class BatchSampler:
             self.restarts += 1
 
     def form_again(self, in_hand: StepBatches) -> None:
-        """Discard all batches that were formed and not handed out, to form them again as they were.
-
-        The leases are the same. So the next batches are the microbatches that the open step lacks,
-        if there are any: all workers have equally many in a step. If anything is discarded,
-        ``restarts`` grows by one. ``in_hand`` are the batches of the open step.
-        """
+        """Discard all batches formed and not handed out, to form them again as they were"""
         given = {id(batch) for batch in (*in_hand.untrained, in_hand.newest)}
         places = [place for place, batch in enumerate(self._formed, 1) if id(batch) in given]
         lacks = [*self._formed][max(places, default=0) :][: in_hand.follow]
@@ -170,56 +121,35 @@ class BatchSampler:
         return {"pieces": self.microbatches, "audit": self.audit.header()}
 
     def take_over(self, header: Mapping[str, Any]) -> None:
-        """Divide the next step as the state source does, whose :meth:`header` is in ``header``."""
+        """Divide the next step as the state source does, whose `header` is in `header`."""
         self.microbatches = int(header["pieces"])
         self.audit.take_over(header["audit"])
 
     def enter(self, epoch: int, resumes: bool = False) -> None:
-        """Discard all batches that are formed; from now on form those of the epoch ``epoch``.
-
-        ``resumes`` says whether the job goes on from a checkpoint.
-        """
+        """Discard all batches that are formed; from now on form those of the epoch `epoch`."""
         self.restart()
         if resumes:
             self.audit.resume()
         self._epoch, self._order = epoch, self._source.order(epoch)
 
     def row(self, ledger: Ledger, batches: Sequence[Batch]) -> dict[str, int]:
-        """Return the step record's field ``position``: the epoch position of the open step.
-
-        It is the position of the first of ``batches``, those of the open step; -1 if there are
-        none. ``ledger`` is used for streams only.
-        """
+        """Return the step record's field `position`: the epoch position of the open step."""
         return {"position": batches[0].position if batches else -1}
 
     def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
-        """Return how many samples of this worker's leases are left when ``batches`` are trained.
-
-        The leases are those in ``ledger``; ``batches`` are those of the open step.
-        """
+        """Return how many samples of this worker's leases are left when `batches` are trained."""
         return ledger.held_samples(self._worker) - sum(batch.samples for batch in batches)
 
     def untrained_pieces(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
-        """Return how many pieces of the open step this worker has yet to train, after a repair.
-
-        It is 0 without logical workers: then a repaired step has the samples that are in hand.
-
-        Args:
-            ledger: the ledger of the epoch, right after the repair.
-            batches: the pieces that this worker has trained, or trains, in the open step.
-        """
+        """Return how many pieces of the open step this worker has yet to train, after a repair."""
         return 0
 
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
-        """Return None; in a subclass for streams, a batch without samples or None.
-
-        Such a batch stands for the end of a shard, which only a stream has. ``batches`` are those
-        of the open step.
-        """
+        """Return None; in a subclass for streams, a batch without samples or None."""
         return None
 
     def restart(self) -> None:
-        """Discard all batches that were formed and not trained, and count this in ``restarts``."""
+        """Discard all batches that were formed and not trained, and count this in `restarts`."""
         self._ahead.clear()
         self._formed.clear()
         self._sizes.clear()
@@ -228,12 +158,7 @@ class BatchSampler:
         self.restarts += 1
 
     def form(self, ledger: Ledger) -> Batch | None:
-        """Form the next batch, or return None if the leases have no samples for it now.
-
-        A batch is smaller than ``size`` only when nothing is left to be leased, or when the next
-        samples have another value of ``Batch.counted``. A batch that is too large to be trained at
-        once is returned as microbatches, one in each call. ``ledger`` has the leases.
-        """
+        """Form the next batch, or return None if the leases have no samples for it now."""
         if self._repeats and not self._sizes:
             self._formed.append(self._repeats.popleft())
             return self._formed[-1]
@@ -253,31 +178,19 @@ class BatchSampler:
         return batch
 
     def _split(self, spans: Sequence[Span], size: int) -> list[int]:
-        """Return the lengths of the microbatches of the next batch, the first ``size`` samples.
-
-        ``spans`` are the leased positions of which no batch is formed yet, as (start, stop).
-        """
         return self._source.batching.split(size, self.microbatches)
 
     def _repeated(self, position: int, ledger: Ledger) -> Sequence[Batch]:
-        """Return the microbatches of another worker that follow the next batch, to be compared.
-
-        There are none in this class. The batch begins at the epoch position ``position``;
-        ``ledger`` has the leases of all workers.
-        """
         return ()
 
     def has_more(self, ledger: Ledger) -> bool:
-        """Return whether :meth:`form` would return a batch now, by the leases in ``ledger``."""
+        """Return whether `form` would return a batch now, by the leases in `ledger`."""
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         return bool(self._sizes or self._repeats) or self._next_size(spans, ledger) > 0
 
     def agrees_with(self, ledger: Ledger) -> bool:
-        """Return whether the batches formed ahead are the first samples of this worker's leases.
-
-        The leases are those in ``ledger``, which may have changed since the batches were formed. If
-        it is the ledger of another epoch, the result is True only if no batch is formed ahead.
-        """
+        """Return whether the batches formed ahead are the first samples of this worker's leases."""
+        # The leases are those in `ledger`, which may have changed since the batches were formed.
         if ledger.epoch != self._epoch:
             return not self._ahead
         spans = ledger.held_by(self._worker)
@@ -293,48 +206,31 @@ class BatchSampler:
         return True
 
     def warm_up(self) -> Batch:
-        """Return a batch of the epoch's first samples for the warm-up, which is not counted.
-
-        It is not kept as a formed batch, and no lease is needed for it.
-        """
+        """Return a batch of the epoch's first samples for the warm-up, which is not counted."""
         count = min(self._source.warm_up_batch, self._source.total)
         return self._cut([(0, count)], count)
 
     def trained(self, batch: Batch) -> None:
-        """Remove ``batch``, which the model has trained, from the formed batches.
-
-        It must be the oldest of them; otherwise AssertionError is raised.
-        """
+        """Remove `batch`, which the model has trained, from the formed batches."""
+        # It must be the oldest of them; otherwise AssertionError is raised.
         oldest = self._ahead.popleft()
         assert oldest is batch, "batches are trained in the order they were formed"
         while self._formed and self._formed.popleft() is not batch:
             pass  # the repeats of another worker's before it
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
-        """Return how many more samples this worker needs to lease, so that its loader never waits.
-
-        With a fixed global batch the result is a number of global batches. ``ledger`` has the
-        present leases; ``step_batches`` is the number of batches that a worker trains in a step.
-        """
+        """How many more samples this worker needs to lease, so that its loader never waits"""
         return self._source.lacks(ledger, self._worker, step_batches, self._ring)
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
-        """Return the size of the next batch; 0 if it has to wait for leases, or none are left.
-
-        ``spans`` are the leased positions of which no batch is formed yet, as (start, stop);
-        ``ledger`` says which positions are free.
-        """
+        """Return the size of the next batch; 0 if it has to wait for leases, or none are left."""
         available, size = sum(stop - start for start, stop in spans), self.size
         _, alike = ledger.counted(spans)
         waits = available < size and ledger.free and alike == available
         return 0 if waits else min(size, alike)
 
     def _cut(self, spans: list[Span], samples: int, counted: int = 0, follow: int = 0) -> Batch:
-        """Return a batch of the samples at the first ``samples`` positions of ``spans``.
-
-        ``spans`` are pairs (start, stop) of positions, stop not included; ``counted`` and
-        ``follow`` become the attributes of the batch.
-        """
+        """Return a batch of the samples at the first `samples` positions of `spans`."""
         positions: list[npt.NDArray[np.int64]] = []
         position = spans[0][0]
         for start, stop in spans:
@@ -347,7 +243,7 @@ class BatchSampler:
 
 
 def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
-    """Return ``spans``, pairs (start, stop), without their first ``samples`` positions."""
+    """Return `spans`, pairs (start, stop), without their first `samples` positions."""
     rest: list[Span] = []
     for start, stop in spans:
         skipped = min(samples, stop - start)
@@ -358,15 +254,7 @@ def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
 
 
 class AlignedSampler(BatchSampler):
-    """The sampler for a fixed global batch: a worker's batch is its slice of the global batch.
-
-    A slice is the part of a step's global batch that one worker trains. The ledger leases the
-    slices to the workers (:mod:`edl.core.step.aligned`).
-
-    Args:
-        source: the description of the data, with the batch sizes.
-        worker: the id of the worker.
-    """
+    """The sampler for a fixed global batch: a worker's batch is its slice of the global batch."""
 
     takes_shares = False
 
@@ -375,26 +263,20 @@ class AlignedSampler(BatchSampler):
         self.audit = AuditSteps(source.audit_steps)
 
     def share(self, part: float) -> None:
-        """Do nothing, whatever ``part`` is: a slow worker gets no smaller slice."""
+        """Do nothing, whatever `part` is: a slow worker gets no smaller slice."""
 
     def take_place(self, members: Sequence[int]) -> None:
-        """Note which workers, ``members``, share each global batch from now on.
-
-        ``members`` are their ids in rank order. The slices themselves come from the ledger.
-        """
+        """Note which workers, `members`, share each global batch from now on."""
         self._ring = len(members)
         self.audit.enter_ring(members)
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
-        """Discard the batches formed ahead, since each worker has new slices; keep ``in_hand``."""
+        """Discard the batches formed ahead, since each worker has new slices; keep `in_hand`."""
         self.keep_only(in_hand)
 
     def agrees_with(self, ledger: Ledger) -> bool:
-        """Return whether the batches formed ahead are the first slices of this worker's leases.
-
-        The leases are those in ``ledger``, which may have changed since the batches were formed. If
-        it is the ledger of another epoch, the result is True only if no batch is formed ahead.
-        """
+        """Return whether the batches formed ahead are the first slices of this worker's leases."""
+        # The leases are those in `ledger`, which may have changed since the batches were formed.
         if not super().agrees_with(ledger):
             return False
         if self._source.batching.logical:  # in a repair a slice may have grown
@@ -411,11 +293,7 @@ class AlignedSampler(BatchSampler):
         return True
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
-        """Return the size of the next slice: the positions of one global batch in ``spans``.
-
-        ``spans`` are the leased positions of which no batch is formed yet, as (start, stop). The
-        slice ends before samples with another value of ``Batch.counted`` in ``ledger``.
-        """
+        """Return the size of the next slice: the positions of one global batch in `spans`."""
         if not spans:
             return 0
         end = span_of(spans[0][0] // self._source.batch_size, self._source.batch_size)[1]
@@ -423,10 +301,7 @@ class AlignedSampler(BatchSampler):
         return min(size, ledger.counted(spans)[1])
 
     def _split(self, spans: Sequence[Span], size: int) -> list[int]:
-        """Return the lengths of the microbatches of the next slice, the first ``size`` samples.
-
-        With logical workers a microbatch is that of one of them, so it ends where a span ends.
-        """
+        """Return the lengths of the microbatches of the next slice, the first `size` samples."""
         if not self._source.batching.logical:
             return super()._split(spans, size)
         unit, sizes = self._source.units.at(spans[0][0]), []
@@ -438,12 +313,7 @@ class AlignedSampler(BatchSampler):
         return sizes
 
     def set_microbatches(self, ledger: Ledger, after_step: bool = False) -> None:
-        """Set :attr:`microbatches`; with logical workers, to the most that a worker has next.
-
-        So the last one of a step is no padding on all workers, also in the last global batch of an
-        epoch, which may have few logical workers. In an audited step it is twice as many. The
-        arguments are those of the base class.
-        """
+        """Set `microbatches`; with logical workers, to the most that a worker has next."""
         super().set_microbatches(ledger)
         batching, size = self._source.batching, self._source.batch_size
         if not batching.logical:
@@ -472,11 +342,7 @@ class AlignedSampler(BatchSampler):
         return found
 
     def untrained_pieces(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
-        """Return how many logical workers this worker has yet to train in the open step.
-
-        Right after a repair nothing is leased but the global batch in training. The arguments are
-        those of the base class.
-        """
+        """Return how many logical workers this worker has yet to train in the open step."""
         held = ledger.held_by(self._worker)
         if not self._source.batching.logical or not held:
             return 0

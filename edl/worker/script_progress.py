@@ -15,12 +15,9 @@ from edl.worker.progress import Receive, TrainingProgress
 
 
 class Comparable(Enum):
-    """Whether the workers of a script hold the same state when they save it, as far as known.
+    """Whether the workers of a script hold the same state when they save it, as far as known."""
 
-    The first save that is compared decides: that is the first one in a ring of two or more workers.
-    ``UNKNOWN``: there was none yet. ``YES``: the states were equal then, so they must be equal at
-    all later saves. ``NO``: they differed, so they are not compared any more.
-    """
+    # `YES`: the states were equal then, so they must be equal at all later saves.
 
     UNKNOWN = "unknown"
     YES = "yes"
@@ -28,27 +25,22 @@ class Comparable(Enum):
 
 
 class ScriptProgress(TrainingProgress):
-    """The number of saves of the script's state, as the progress of a job without edl's loader.
-
-    It is ``Worker.script.progress``; its ``step`` is that number.
-
-    Attributes:
-        ended: whether the script's training has ended on this worker, or on the state source from
-            which it took over the progress.
-        comparable: whether the states are equal, as the first compared save has shown; the same on
-            all workers.
-    """
+    """The number of saves of the script's state, as the progress of a job without edl's loader."""
 
     unit = "saves of its state"
     without_checkpoint = "; start the job again from the script's own checkpoint"
 
     def __init__(self) -> None:
         super().__init__()
+        # whether the script's training has ended on this worker, or on the state source from which
+        # it took over the progress
         self.ended = False
+        # whether the states are equal, as the first compared save has shown; the same on all
+        # workers
         self.comparable = Comparable.UNKNOWN
 
     def saved(self) -> None:
-        """Count a save of the script's state as one more ``step``; all workers save together."""
+        """Count a save of the script's state as one more `step`; all workers save together."""
         self.step += 1
 
     def reopen(self) -> None:
@@ -57,14 +49,11 @@ class ScriptProgress(TrainingProgress):
         self.ended = False
 
     def may_pause(self, repaired_at: int) -> bool:
-        """Return True: all workers return to the last save in a repair, so none is in a step.
-
-        ``repaired_at`` is not used.
-        """
+        """Return True: all workers return to the last save in a repair, so none is in a step."""
         return True
 
     def row(self) -> dict[str, int]:
-        """Return 0 for the step record's fields ``epoch``, ``wanted`` and ``ledger``, by name."""
+        """Return 0 for the step record's fields `epoch`, `wanted` and `ledger`, by name."""
         return {"epoch": 0, "wanted": 0, "ledger": 0}
 
     @property
@@ -73,14 +62,11 @@ class ScriptProgress(TrainingProgress):
         return {}
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
-        """Note ``members``, the worker ids of a new ring in rank order; ``in_step`` is not used."""
+        """Note `members`, the worker ids of a new ring in rank order; `in_step` is not used."""
         self.members = members
 
     def header(self) -> dict[str, Any]:
-        """Return this progress as JSON values, which the state source sends to other workers.
-
-        They are ``step``, ``ended``, ``joined_after`` and ``comparable``.
-        """
+        """Return this progress as JSON values, which the state source sends to other workers."""
         return {
             "step": self.step,
             "ended": self.ended,
@@ -89,11 +75,7 @@ class ScriptProgress(TrainingProgress):
         }
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
-        """Replace this progress with the one that the state source sent as ``header``.
-
-        Set are ``step``, ``ended``, ``joined_after``, ``comparable`` and, to True, ``has_state``.
-        ``receive`` is not used: all workers take over the whole progress.
-        """
+        """Replace this progress with the one that the state source sent as `header`."""
         self.step, self.has_state = int(header["step"]), True
         self.ended = bool(header["ended"])
         self.joined_after = int(header["joined_after"])

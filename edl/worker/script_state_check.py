@@ -37,23 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptStateCheck(StateComparison):
-    """One worker's part in comparing the states at each save; it runs in the training thread.
+    """One worker's part in comparing the states at each save; it runs in the training thread."""
 
-    :class:`edl.worker.script_steps.ScriptSteps` calls it.
-
-    Attributes:
-        cause: a phrase for messages: why a newcomer's state may differ.
-        unit: the word for a step in messages.
-
-    Args:
-        ring: the ring whose workers are compared.
-        progress: how often the script has saved, and whether the states are comparable.
-        checkpointing: ends the job when states differ, and knows the job's settings.
-        log_event: called with an event's details and its reason; adds the event to the job's log.
-    """
-
-    cause: ClassVar[str] = SCRIPT_CAUSE
-    unit: ClassVar[str] = "save"
+    cause: ClassVar[str] = SCRIPT_CAUSE  # a phrase for messages: why a newcomer's state may differ
+    unit: ClassVar[str] = "save"  # the word for a step in messages
 
     def __init__(
         self,
@@ -68,36 +55,24 @@ class ScriptStateCheck(StateComparison):
 
     @property
     def newcomers_are_due(self) -> bool:
-        """Whether the states of newcomers must be compared before the next save.
-
-        They must if workers have joined since the last such comparison, unless the workers' states
-        are known to differ, this worker is alone, or the job compares no states.
-        """
+        """Whether the states of newcomers must be compared before the next save."""
+        # They must if workers have joined since the last such comparison, unless the workers'
+        # states are known to differ, this worker is alone, or the job compares no states.
         checks = self._progress.comparable is not Comparable.NO and self._every > 0
         return checks and self._progress.joined_after != NEVER and not self._ring.alone
 
     def before_save(self) -> None:
-        """Set :attr:`state` to the digest of the whole state, for the step record before a save.
-
-        Call it when :attr:`newcomers_are_due` is true.
-        """
+        """Set `state` to the digest of the whole state, for the step record before a save."""
         self._saves, self.state = self._progress.step + 1, self.now()
 
     def newcomers_are_right(self) -> None:
-        """Note that the newcomers' states equal those of the other workers.
-
-        ``progress.joined_after`` becomes ``NEVER``, so :attr:`newcomers_are_due` is False until
-        workers join again, and :attr:`state` becomes 0.
-        """
+        """Note that the newcomers' states equal those of the other workers."""
+        # `progress.joined_after` becomes `NEVER`, so `newcomers_are_due` is False until workers
+        # join again, and `state` becomes 0.
         self._progress.joined_after, self.state = NEVER, 0
 
     def saved(self) -> None:
-        """Set :attr:`state` to the digest that goes into the step record after a save.
-
-        It is of the whole state until two or more workers have compared a save, and then of one
-        group of the state's bytes, each group in its turn (see
-        :func:`edl.core.step.state_check.due_at_save`); 0: nothing is compared.
-        """
+        """Set `state` to the digest that goes into the step record after a save."""
         progress = self._progress
         self._saves, self.state = progress.step, 0
         if progress.comparable is not Comparable.NO:
@@ -106,20 +81,7 @@ class ScriptStateCheck(StateComparison):
             self.state = self.now(group) if group is not None else 0
 
     def compare(self, records: StepRecords) -> None:
-        """Compare the digests that all workers have sent, before or after a save.
-
-        If this is the first comparison and states differ, no error is raised, unless only newcomers
-        differ: ``progress.comparable`` becomes ``NO``, and nothing is compared any more.
-
-        Args:
-            records: the step records of all workers, which have the digests.
-
-        Raises:
-            StateDiffers: states of workers that are no newcomers differ; the job ends.
-            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
-            RingBroken: another worker is a newcomer whose state differs; the caller has to repair
-                the ring, which is built again without it.
-        """
+        """Compare the digests that all workers have sent, before or after a save."""
         progress, found = self._progress, split_of(records)
         if found is None:
             if self.state and progress.comparable is Comparable.UNKNOWN:

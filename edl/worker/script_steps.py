@@ -25,16 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptSteps(WorkerSteps):
-    """The steps of one worker whose script says when its state is saved: ``Worker.script``.
-
-    Args:
-        ring: the ring over which the records are sent.
-        shared: the state that the training thread shares with the daemon's threads.
-        switching: moves this worker between rings.
-        wishes: the script's request for more or fewer workers.
-        progress: the counter of the saves.
-        check: compares the states of the workers.
-    """
+    """The steps of one worker whose script says when its state is saved: `Worker.script`."""
 
     def __init__(
         self,
@@ -62,11 +53,7 @@ class ScriptSteps(WorkerSteps):
 
     @property
     def batch_weight(self) -> int:
-        """Not available: edl knows no batches of a script that keeps its own place in its data.
-
-        Raises:
-            UsageError: always.
-        """
+        """Not available: edl knows no batches of a script that keeps its own place in its data."""
         raise UsageError(
             "edl.batch_weight() is of the batches of edl's data loader; in a script with an "
             "elastic state give the number of samples: edl.mean(value, weight=len(batch))"
@@ -78,11 +65,8 @@ class ScriptSteps(WorkerSteps):
         return self._progress.ended
 
     def beat(self) -> None:
-        """Count an update in :attr:`begun`, and report to the daemon that this worker goes on.
-
-        It is called when an optimizer has received the mean gradients. Without these reports the
-        leader would see a stall between two saves. In the warm-up nothing is reported.
-        """
+        """Count an update in `begun`, and report to the daemon that this worker goes on."""
+        # Without these reports the leader would see a stall between two saves.
         self._begun += 1
         self.ring.updates += 1
         if not self.warming_up:
@@ -90,17 +74,9 @@ class ScriptSteps(WorkerSteps):
             self._shared.report(replace(self._shared.progress, updated_at=self.timer.ended))
 
     def before_save(self) -> None:
-        """Compare the state of newcomers with the others' before the script saves its state.
-
-        All workers call it together, and exchange one step record. Nothing happens if no worker has
-        joined since the last such comparison, or if the workers' states are known to differ.
-
-        Raises:
-            RingBroken: a worker is gone, perhaps a newcomer whose state differs; the caller then
-                calls :meth:`repair`.
-            NewcomerDiffers: this worker is the newcomer whose state differs.
-            StateDiffers: old workers differ from each other; the job ends.
-        """
+        """Compare the state of newcomers with the others' before the script saves its state."""
+        # Nothing happens if no worker has joined since the last such comparison, or if the workers'
+        # states are known to differ.
         if self._check.newcomers_are_due:
             self._check.before_save()
             self._send(replace(self.idle_record(), state=self._check.state))
@@ -112,24 +88,9 @@ class ScriptSteps(WorkerSteps):
         self._progress.saved()
 
     def agree(self, compares: bool = False) -> bool:
-        """Exchange step records with all workers, which call it at the same point of the script.
-
-        The call waits for all workers. It also calls the script's function that says how many
-        workers it wants (``edl.on_interval``), if the interval since the last such call is over.
-
-        Args:
-            compares: whether the state has just been saved, so that its digests are compared.
-
-        Returns:
-            Whether all workers have agreed to switch to another generation; then all have to call
-            :meth:`edl.worker.worker.Worker.boundary`.
-
-        Raises:
-            RingBroken: a worker is gone; the caller then calls :meth:`repair`.
-            RingError: the workers are not at the same point of the script.
-            NewcomerDiffers, StateDiffers: the states differ.
-            WorkerEvicted: the leader has evicted this worker.
-        """
+        """Exchange step records with all workers, which call it at the same point of the script."""
+        # It also calls the script's function that says how many workers it wants
+        # (`edl.on_interval`), if the interval since the last such call is over.
         assert not self.warming_up
         failpoints.reached("boundary")
         self._shared.check()
@@ -151,31 +112,17 @@ class ScriptSteps(WorkerSteps):
         return self.target is not None
 
     def repair(self, error: RingError) -> None:
-        """Build a ring of the survivors of a broken one, all with the state that was saved last.
-
-        Before the call the caller has set the script's state back to its last save. A worker that
-        has missed a save gets it from another one. ``error`` says how the ring broke.
-
-        Raises:
-            WorkerEvicted, JobFailed: this worker or the job cannot go on.
-        """
+        """Build a ring of the survivors of a broken one, all with the state that was saved last."""
         self.target = None
         self._repair(error, self._shared.clock.now_s())
 
     def end(self) -> None:
-        """Count the last save of a script that has trained to its end, and set :attr:`ended`."""
+        """Count the last save of a script that has trained to its end, and set `ended`."""
         self._progress.saved()
         self._progress.ended = True
 
     def exchange(self, payload: bytes, alike: bool = False) -> list[bytes]:
-        """Send ``payload`` to all workers, wait for theirs, and return all in rank order.
-
-        While this worker warms up, the answer is its own payload.
-
-        Raises:
-            RingBroken: a worker is gone. Nothing is repaired here: the wrapper ``elastic.run`` of
-                the script's function sets the state back and calls :meth:`repair`.
-        """
+        """Send `payload` to all workers, wait for theirs, and return all in rank order."""
         if self.warming_up:
             return [payload]
         failpoints.reached("exchange")
@@ -185,39 +132,21 @@ class ScriptSteps(WorkerSteps):
         """Do nothing: a script with its own data holds no batch of edl's loader to complete."""
 
     def last_record(self, stop: Stop) -> StepRecord:
-        """Return, without sending it, this worker's record about the end of its training.
-
-        ``stop`` says how the training ended.
-        """
+        """Return, without sending it, this worker's record about the end of its training."""
         return replace(self.idle_record(), stop=stop)
 
     def roll_call(self, finished: bool) -> None:
-        """Exchange a record in a repaired ring, so all learn whether some have ended the training.
-
-        Raises:
-            JobFailed, NewcomerDiffers, RingBroken: they have; see
-                :meth:`edl.worker.switching.Switching.check_point`.
-        """
+        """Exchange a record in a repaired ring, so all learn whether some ended the training"""
         is_over = finished or self.ended
         self._send(self.last_record(Stop.FINISHED if is_over else Stop.NO))
         self._awaited()
 
     def joined(self) -> None:
-        """Mark this worker as a newcomer, which leaves if its state differs from the others'.
-
-        It is one for 500 saves (:data:`edl.core.step.newcomers.TRIAL_STEPS`).
-        """
+        """Mark this worker as a newcomer, which leaves if its state differs from the others'."""
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:
-        """Raise an error if the digests in the step records say that the workers' states differ.
-
-        At the first compared save an error is raised only if all workers that differ are newcomers;
-        otherwise states are not compared any more. ``records`` are the step records of all workers.
-
-        Raises:
-            StateDiffers: states of workers that are no newcomers differ; the job ends.
-            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
-            RingBroken: another worker is a newcomer whose state differs.
-        """
+        """Raise an error if the digests in the step records say that the workers' states differ."""
+        # At the first compared save an error is raised only if all workers that differ are
+        # newcomers; otherwise states are not compared any more.
         self._check.compare(records)

@@ -17,21 +17,13 @@ MOST = 10**6  # workers in one answer; the step record has numbers of 64 bits
 
 
 class SizeRequest:
-    """The script's request for more or fewer workers; it is used by the training thread.
-
-    It is the attribute ``size_request`` of :class:`edl.worker.worker.Worker`.
-
-    Attributes:
-        change: the script's newest answer: how many workers more (above 0) or fewer (below 0) it
-            wants; 0 before the first answer in the present ring.
-        policy: the first policy that the script has proposed; None: it has proposed none.
-
-    Args:
-        now_s: returns the time of a monotonic clock, in seconds.
-    """
+    """The script's request for more or fewer workers; it is used by the training thread."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
+        # the script's newest answer: how many workers more (above 0) or fewer (below 0) it wants; 0
+        # before the first answer in the present ring
         self.change = 0
+        # the first policy that the script has proposed; None: it has proposed none
         self.policy: PolicyFile | None = None
         self._now_s = now_s
         self._ask: Callable[[], Any] | None = None
@@ -39,31 +31,15 @@ class SizeRequest:
         self._asked_s = 0.0
 
     def ask(self, desired_change: Callable[[], Any], every_s: float) -> None:
-        """Let :meth:`look` call the script's function every ``every_s`` seconds from now on.
-
-        Args:
-            desired_change: returns how many workers more (above 0) or fewer (below 0) the script
-                wants.
-            every_s: the least time between two calls, and before the first call, in seconds.
-
-        Raises:
-            UsageError: the script has given a function before.
-        """
+        """Let `look` call the script's function every `every_s` seconds from now on."""
         if self._ask is not None:
             raise UsageError("edl.on_interval was called already; a script has one wish at a time")
         self._ask, self._every_s, self._asked_s = desired_change, every_s, self._now_s()
 
     def look(self) -> None:
-        """Call the script's function and keep its answer in ``change``, if it is time.
-
-        It is time when the script has given a function by :meth:`ask`, and ``every_s`` seconds have
-        passed since the last call. The method is called between two steps. Whatever the function
-        itself raises is passed on.
-
-        Raises:
-            UsageError: the answer is no whole number, or above a million (:data:`MOST`), or below
-                minus a million.
-        """
+        """Call the script's function and keep its answer in `change`, if it is time."""
+        # It is time when the script has given a function by `ask`, and `every_s` seconds have
+        # passed since the last call.
         if self._ask is None or self._now_s() - self._asked_s < self._every_s:
             return
         self._asked_s = self._now_s()

@@ -71,64 +71,33 @@ STATE = struct.Struct(">qq")  # a worker, and the digest of its state
 
 
 class Compared(Protocol):
-    """The interface of a state whose parts (such as tensors) must be equal on all workers.
-
-    ``digests`` and ``learning_rates`` tell what to compare; ``synchronise`` sends the state.
-    """
+    """The interface of a state whose parts (such as tensors) must be equal on all workers."""
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
-        """Return a digest of each part of the state, by the name of the part.
-
-        A digest is computed from the bytes of the part that belong to ``group``. The bytes of the
-        whole state are divided into groups of equal size; the default group has all of them.
-        """
+        """Return a digest of each part of the state, by the name of the part."""
 
     def learning_rates(self) -> dict[str, float]:
-        """Return this worker's present learning rates, by the name that is shown in messages.
-
-        They tell a user why states differ; they are not compared while the digests agree.
-        """
+        """Return this worker's present learning rates, by the name that is shown in messages."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Broadcast the state over ``ring``, from the rank ``root`` to all others, and wait for it.
-
-        All workers of the ring call it. ``receive`` says which part of the state this worker takes
-        over; with ``Receive.NOTHING``, as on ``root``, its own state stays the same.
-        """
+        """Broadcast the state over `ring`, from the rank `root` to all others, and wait for it."""
 
 
 class DataSamples(Protocol):
     """Digests of a few samples of the data set, by name, the same samples on all workers."""
 
     def digests(self, epoch: int) -> dict[str, int]:
-        """Return the digests of those that are compared in ``epoch``."""
+        """Return the digests of those that are compared in `epoch`."""
 
     def again(self, epoch: int) -> dict[str, int]:
-        """Return others, ``UNSTABLE`` for a sample that is not the same each time."""
+        """Return others, `UNSTABLE` for a sample that is not the same each time."""
 
 
 class StateComparison:
-    """One worker's part in comparing its state with the others'; it runs in the training thread.
-
-    It is the base class of :class:`StateCheck`, for edl's loader, and of
-    :class:`edl.worker.script_state_check.ScriptStateCheck`.
-
-    Attributes:
-        replica: the state that is compared; None until the script has declared it.
-        state: the digest that is sent with the step record of the open step; 0: none is due.
-        cause: a phrase for messages: why a newcomer's state may differ.
-        unit: the word for a step in messages.
-
-    Args:
-        ring: the ring whose workers are compared.
-        progress: the step and the members of the ring, as this worker knows them.
-        checkpointing: ends the job when states differ, and knows the job's settings.
-        log_event: called with an event's details and its reason; on rank 0 it writes the event to
-            the job's log.
-    """
+    """One worker's part in comparing its state with the others'; it runs in the training thread."""
 
     cause: ClassVar[str] = CAUSE  # why a newcomer may compute something else, and what to do
-    unit: ClassVar[str] = "step"
+    unit: ClassVar[str] = "step"  # the word for a step in messages
 
     def __init__(
         self,
@@ -143,45 +112,27 @@ class StateComparison:
         self._log_event = log_event
         self._digests: Digests = {}
         self._joined_after: int | None = None  # the step, if the job trained before
+        # the state that is compared; None until the script has declared it
         self.replica: Compared | None = None
         self.state = 0  # the digest that goes with the row of this step; 0: none is due
 
     @property
     def _every(self) -> int:
-        """The number of steps in which all groups of the state's bytes are compared, one in each.
-
-        It is the job's setting ``state_check_steps``; 0: nothing is compared.
-        """
         return self._checkpointing.settings.state_check_steps
 
     def joined(self) -> None:
-        """Mark this worker as a newcomer that has joined after the last complete step.
-
-        If its state differs from that of the older workers, it leaves, and the job goes on. After
-        :data:`edl.core.step.newcomers.TRIAL_STEPS` (500) steps it is an older worker itself.
-        """
+        """Mark this worker as a newcomer that has joined after the last complete step."""
         self._joined_after = self._at.step
 
     def now(self, group: StateGroup = WHOLE) -> int:
-        """Return one digest of the present state, or of one ``group`` of its bytes.
-
-        A group is one of the parts of equal size into which the state is cut; the default is all of
-        it. The result is a positive number below 2**63, the same for each group without bytes; it
-        is 0 if the job's setting ``state_check_steps`` is 0, the worker is alone, or no state is
-        declared. The digest of each tensor or object in the state is kept for the report that
-        workers exchange if states differ.
-        """
+        """Return one digest of the present state, or of one `group` of its bytes."""
         if self._every == 0 or self._ring.alone or self.replica is None:
             return 0
         self._digests = self.replica.digests(group)
         return fold(self._digests)
 
     def _exchange(self, digests: Digests) -> dict[int, StateReport]:
-        """Exchange reports with all workers, and return the report of each by worker id.
-
-        A report has the digests, the learning rates, and the step after which a newcomer joined.
-        ``digests`` has the digest of each part of this worker's state. The result is in rank order.
-        """
+        """Exchange reports with all workers, and return the report of each by worker id."""
         rates = self.replica.learning_rates() if self.replica is not None else {}
         joined_after = on_trial(self._joined_after, self._at.step)
         mine = StateReport(digests, rates, joined_after, self._at.joined_inside)
@@ -192,51 +143,27 @@ class StateComparison:
         }
 
     def _leave(self, leaving: tuple[int, ...], said: dict[int, StateReport], step: int) -> NoReturn:
-        """Make newcomers leave the ring: each of them ends, and the ring breaks for the others.
-
-        Args:
-            leaving: the ids of the newcomers whose states differ.
-            said: the digests and learning rates of all workers, by id.
-            step: the step after which the states differ.
-
-        Raises:
-            NewcomerDiffers: this worker is one of the newcomers.
-            RingBroken: this worker stays; it goes on without the newcomers, as after a crash.
-        """
+        """Make newcomers leave the ring: each of them ends, and the ring breaks for the others."""
         back = all(said[worker].inside for worker in leaving)
         self._at.at_epochs |= back
         why = why_they_leave(leaving, step, said, self.cause, self.unit, back)
         self._let_leave(leaving, why, back)
 
     def _let_leave(self, leaving: tuple[int, ...], why: str, back: bool = False) -> NoReturn:
-        """Make the newcomers ``leaving`` end, or step back; see :func:`let_leave`."""
+        """Make the newcomers `leaving` end, or step back; see `let_leave`."""
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in leaving)), why)
         self._checkpointing.distrust_parts()
         error = StepsBack if back else NewcomerDiffers
         let_leave(self._ring, self._at.members, leaving, why, error)
 
     def _end(self, why: str, found: Split) -> NoReturn:
-        """End the job as failed on all workers, because the states in ``found`` differ.
-
-        ``found`` has the groups of workers whose states agree, ``why`` is the message.
-
-        Raises:
-            StateDiffers: always, with the message ``why``.
-        """
+        """End the job as failed on all workers, because the states in `found` differ."""
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in found.odd)), why)
         self._checkpointing.fail(why, StateDiffers)
 
 
 class StateCheck(StateComparison):
-    """One worker's comparison of states, in a job whose batches come from edl's loader.
-
-    Args:
-        ring: the ring whose workers are compared.
-        progress: this worker's position in the data, with the step and the members of the ring.
-        checkpointing: ends the job when states differ, and knows the job's settings.
-        log_event: called with an event's details and its reason; on rank 0 it writes the event to
-            the job's log.
-    """
+    """One worker's comparison of states, in a job whose batches come from edl's loader."""
 
     def __init__(
         self,
@@ -256,13 +183,9 @@ class StateCheck(StateComparison):
         self._has_warned = False
 
     def begin_step(self) -> None:
-        """Set :attr:`state` to the digest that goes into the step record of the step that begins.
-
-        It is of the state after the step before: of the whole state at the beginning of an epoch
-        and after the first step of newcomers, else of the next group of its bytes
-        (:func:`edl.core.step.state_check.due`); 0 if nothing is compared. It is kept until the next
-        step, because the record may have to be sent again when the state has changed already.
-        """
+        """Set `state` to the digest that goes into the step record of the step that begins."""
+        # It is kept until the next step, because the record may have to be sent again when the
+        # state has changed already.
         progress = self._progress
         begins_epoch = progress.ledger.done == 0
         group = due(progress.step, begins_epoch, self._every, progress.joined_after)
@@ -281,19 +204,7 @@ class StateCheck(StateComparison):
         self.buffers = fold(self._from_batches) if self._from_batches else 0
 
     def compare(self, records: StepRecords) -> None:
-        """Compare the digests in ``records``, the step records of all workers.
-
-        Nothing happens if they agree. Old workers are all but newcomers. If the job resyncs (gives
-        workers that differ the state of most), a difference between old workers is only noted, for
-        :meth:`resync`, which is called at once if ``records`` are those of the end of training.
-
-        Raises:
-            StateDiffers: states of old workers differ, and the job does not resync, or no majority
-                holds the same state at the end of training; the job ends.
-            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
-            RingBroken: another worker is a newcomer whose state differs, or a worker died while the
-                states were exchanged. The records are sent and compared again in the next ring.
-        """
+        """Compare the digests in `records`, the step records of all workers."""
         sets = records.column("buffers").all() and records.differ_in("buffers")
         if sets and not self._has_warned:
             self._has_warned = True
@@ -312,13 +223,7 @@ class StateCheck(StateComparison):
                 self.resync()
 
     def _judge_data(self, found: Split, said: dict[int, StateReport]) -> Split | None:
-        """Judge whether the data sets differ; return how the states do, without the samples.
-
-        Raises:
-            StateDiffers: the data sets of old workers differ; the job ends.
-            NewcomerDiffers: this worker is a newcomer whose data set differs; it ends.
-            RingBroken: another worker is such a newcomer.
-        """
+        """Judge whether the data sets differ; return how the states do, without the samples."""
         tables = {worker: report.digests for worker, report in said.items()}
         if not any(map(samples_of, tables.values())):
             return found
@@ -339,34 +244,15 @@ class StateCheck(StateComparison):
         return split_by_digest((w, fold(without_samples(one))) for w, one in tables.items())
 
     def is_same(self, exchange: Callable[[bytes], list[bytes]]) -> bool:
-        """Compare the digests of the whole state of all workers, which are between two steps.
-
-        Args:
-            exchange: sends bytes to all workers and returns the bytes of all, see
-                :meth:`edl.worker.worker.Worker.exchange_bytes`.
-
-        Returns:
-            Whether all workers hold the same state, as far as it was compared: also True for a
-            single worker, or if the setting ``state_check_steps`` is 0. Every worker gets the same
-            answer.
-        """
+        """Compare the digests of the whole state of all workers, which are between two steps."""
         worker = self._progress.members[self._ring.place.rank]
         rows = [STATE.unpack(row) for row in exchange(STATE.pack(worker, self.now()))]
         return split_by_digest(rows) is None
 
     def compare_all(self) -> None:
-        """Compare the whole state of all workers between two steps, and correct a wrong state.
-
-        A newcomer whose state differs leaves. Other workers that differ get the state that most
-        workers hold, if the job resyncs; otherwise the job ends. Nothing happens if all states are
-        equal, or if the script has declared no state.
-
-        Raises:
-            StateDiffers: states of old workers differ, and the job does not resync, or no majority
-                holds the same state; the job ends.
-            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
-            RingBroken: another worker is such a newcomer, or has died.
-        """
+        """Compare the whole state of all workers between two steps, and correct a wrong state."""
+        # Other workers that differ get the state that most workers hold, if the job resyncs;
+        # otherwise the job ends.
         if self.replica is None:
             return
         said = self._exchange(self.replica.digests())
@@ -378,47 +264,21 @@ class StateCheck(StateComparison):
             self._resync(found, tables)
 
     def resync(self) -> None:
-        """Give workers that differ the state that most workers hold, between two steps.
-
-        Nothing happens unless :meth:`compare` has found a difference in the present ring. If a
-        worker fails meanwhile, the difference is found again by :meth:`compare` in the next ring.
-
-        Raises:
-            StateDiffers: no majority holds the same state; the job ends.
-            RingBroken: a worker is gone, so the resync is not complete.
-        """
+        """Give workers that differ the state that most workers hold, between two steps."""
         if self._split_in == self._ring.generation:
             self.compare_all()
             self._split_in = None
 
     @property
     def _resyncs(self) -> bool:
-        """Whether the job resyncs: workers whose state differs get the state of the others."""
         return self._checkpointing.settings.on_divergence == "resync"
 
     @property
     def _only_resyncs(self) -> bool:
-        """Whether the job resyncs workers that differ, and no newcomer is in its first step.
-
-        A newcomer whose state differs in its first step leaves instead of being resynced.
-        """
         return self._resyncs and self._progress.step != self._progress.joined_after + 1
 
     def _judge(self, found: Split, said: dict[int, StateReport]) -> None:
-        """Let newcomers whose states differ leave; if there are none, end the job.
-
-        If no newcomer leaves in a job that resyncs, the method returns, and the caller resyncs the
-        workers that differ.
-
-        Args:
-            found: the groups of workers whose states agree.
-            said: the digests and learning rates of all workers, by id.
-
-        Raises:
-            StateDiffers: states of old workers differ, and the job does not resync.
-            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
-            RingBroken: another worker is such a newcomer.
-        """
+        """Let newcomers whose states differ leave; if there are none, end the job."""
         step = self._progress.step
         if leaving := newcomers_that_leave(found, said):
             self._leave(leaving, said, step)
@@ -428,15 +288,7 @@ class StateCheck(StateComparison):
             self._end(reason(found, step, tables, rates), found)
 
     def _resync(self, found: Split, tables: dict[int, Digests]) -> None:
-        """Broadcast the state that most workers hold; the workers that differ take it over.
-
-        Args:
-            found: the groups of workers whose states agree.
-            tables: the digests of the parts of the state, by worker id.
-
-        Raises:
-            StateDiffers: no majority holds the same state; the job ends.
-        """
+        """Broadcast the state that most workers hold; the workers that differ take it over."""
         assert self.replica is not None
         progress, ring = self._progress, self._ring
         if not found.odd:

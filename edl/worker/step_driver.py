@@ -43,26 +43,13 @@ class StepRing(Protocol):
         """Send this worker's record of the open step; do not wait, and raise nothing."""
 
     def wait_for_records(self) -> StepRecords:
-        """Wait for the step records of all workers, and return them in rank order.
-
-        Raises:
-            RingBroken: a worker is gone.
-            RingError, JobFailed, StateDiffers, NewcomerDiffers: see
-                :meth:`edl.worker.steps.WorkerSteps.records`.
-        """
+        """Wait for the step records of all workers, and return them in rank order."""
 
     def list_departures(self) -> None:
         """Exchange one more record, by which all learn how workers have ended; raise JobFailed."""
 
     def repair(self, error: RingBroken) -> RepairDone:
-        """Build a ring of the survivors after ``error``, and return the engine's answer.
-
-        If other workers had completed the open step, or this worker's samples are leased to others,
-        the engine is told.
-
-        Raises:
-            JobFailed, WorkerEvicted: this worker or the job cannot go on.
-        """
+        """Build a ring of the survivors after `error`, and return the engine's answer."""
 
     def reduced(self) -> None:
         """Note that the gradients of an optimizer are averaged, or that nothing is to be sent."""
@@ -72,54 +59,25 @@ class Reducer(Protocol):
     """The interface by which one optimizer's gradients are sent, awaited and put in their place."""
 
     def allreduce(self, weights: Weights, again: bool) -> None:
-        """Send the gradients that are not sent yet, wait for all, and keep the averages.
-
-        No local gradient may be changed, for this is called again in the next ring if it raises
-        RingBroken.
-
-        Args:
-            weights: the factors before and after the average.
-            again: whether they were reduced before in this step: the local ones are sent again.
-
-        Raises:
-            RingBroken: the ring broke.
-        """
+        """Send the gradients that are not sent yet, wait for all, and keep the averages."""
 
     def place_result(self, again: bool) -> None:
-        """Put the result of the reduction in its place, as the state of the optimizer's part says.
-
-        ``again`` says whether the gradients were reduced before in this step.
-        """
+        """Put the result of the reduction in its place, as state of the optimizer's part says"""
 
     def forget(self) -> None:
         """Drop the gradients that were being sent in a ring that is gone."""
 
 
 class StepDriver:
-    """The link between a worker's step engine, its ring and the reducers of its optimizers.
-
-    Args:
-        engine: the engine of the worker's steps.
-        ring: what the steps need of the worker and its ring.
-
-    Attributes:
-        engine: the engine.
-        reducers: the reducer of each optimizer, by its number.
-    """
+    """The link between a worker's step engine, its ring and the reducers of its optimizers."""
 
     def __init__(self, engine: StepEngine, ring: StepRing) -> None:
         self.engine = engine
-        self.reducers: list[Reducer] = []
+        self.reducers: list[Reducer] = []  # the reducer of each optimizer, by its number
         self._ring = ring
 
     def tell(self, event: Event) -> None:
-        """Tell the engine of ``event``, and carry out its instructions until there is none left.
-
-        Raises:
-            RingBroken: the ring broke, and what was wanted was the step records alone.
-            EdlError: an instruction could not be carried out, and this worker or the job ends; or
-                the script uses edl wrongly.
-        """
+        """Tell the engine of `event`, and carry out its instructions until there is none left."""
         instruction = self.engine.handle(event)
         while instruction is not None:
             answer = self._CARRY_OUT[type(instruction)](self, instruction)

@@ -14,38 +14,22 @@ MEDIAN_OF_STEPS = 50
 
 
 class StepTimer:
-    """A timer of one worker's steps in its present ring, with the median time of its last steps.
-
-    It is the attribute ``timer`` of :class:`edl.worker.steps.WorkerSteps`. In each step the
-    training thread calls :meth:`wait`, :meth:`reduce` and :meth:`end`, in this order. In a script
-    that keeps its own place in its data, :attr:`steps_here` counts the agreements of all workers,
-    and :meth:`end` is called after each update between two of them. Points in time are in seconds
-    on the clock of ``now_s``.
-
-    Attributes:
-        steps_here: how many steps were completed in the present ring.
-        entered_at: the step after which the present ring began.
-        waiting_since: when this worker last began to wait for the others.
-        ended: when the last step ended.
-        compute_us: the worker's own time in the last step, without the wait for data and for the
-            others, in microseconds.
-        data_us: the time for which the worker waited for data in the last step, in microseconds.
-        reduce_us: the time from this worker's gradients to the mean of all, in the last step, in
-            microseconds.
-        first_step_us: the time from the beginning of the ring until its first step (or update) was
-            complete, in microseconds; 0: unknown.
-
-    Args:
-        now_s: returns the time of a monotonic clock, in seconds.
-        totals: counts the times of all steps, for metrics; None: nobody asks for them.
-    """
+    """A timer of one worker's steps in its present ring, with the median time of its last steps."""
 
     def __init__(self, now_s: Callable[[], float], totals: StepTotals | None = None) -> None:
         self._now_s = now_s
         self._totals = totals or StepTotals()
         self.steps_here = 0  # steps completed in this generation
         self.entered_at = 0  # the step after which this generation began
+        # `waiting_since`: when this worker last began to wait for the others; `ended`: when the
+        # last step ended
         self.waiting_since = self.ended = self._entered = self._now_s()
+        # `compute_us`: the worker's own time in the last step, without the wait for data and for
+        # the others, in microseconds; `data_us`: the time for which the worker waited for data in
+        # the last step, in microseconds; `reduce_us`: the time from this worker's gradients to the
+        # mean of all, in the last step, in microseconds; `first_step_us`: the time from the
+        # beginning of the ring until its first step (or update) was complete, in microseconds; 0:
+        # unknown
         self.compute_us = self.data_us = self.reduce_us = self.first_step_us = 0
         self._data_s = 0.0  # time spent waiting for data in the open step
         self._reduced: float | None = None  # when its gradients were the mean of all
@@ -53,32 +37,28 @@ class StepTimer:
         self._is_first = True  # of this ring is the step that ends next
 
     def enter(self, step: int) -> None:
-        """Begin to measure a new ring, which was built after ``step``.
-
-        :attr:`first_step_us` and :attr:`waiting_since` are reset, so that the log of the switch
-        does not show values of the ring before.
-        """
+        """Begin to measure a new ring, which was built after `step`."""
+        # `first_step_us` and `waiting_since` are reset, so that the log of the switch does not show
+        # values of the ring before.
         self.steps_here, self.entered_at, self.first_step_us = 0, step, 0
         self.waiting_since = self._entered = self._now_s()
         self._is_first = True
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Count the time inside a ``with`` block as waiting for data, unless the block raises."""
+        """Count the time inside a `with` block as waiting for data, unless the block raises."""
         began_s = self._now_s()
         yield
         self.load(self._now_s() - began_s)
 
     def load(self, seconds: float) -> None:
-        """Add ``seconds`` to the time for which this worker waits for data in the open step."""
+        """Add `seconds` to the time for which this worker waits for data in the open step."""
         self._data_s += seconds
 
     def wait(self) -> None:
-        """Note that this worker begins to wait for the other workers.
-
-        The time since its last step ended is its own: :attr:`compute_us` and :attr:`data_us` are
-        set to its parts.
-        """
+        """Note that this worker begins to wait for the other workers."""
+        # The time since its last step ended is its own: `compute_us` and `data_us` are set to its
+        # parts.
         self.waiting_since = self._now_s()
         own_us = us(self.waiting_since - max(self.ended, self._entered))
         self.data_us = min(us(self._data_s), own_us)
@@ -90,11 +70,7 @@ class StepTimer:
         self._reduced = self._now_s()
 
     def end(self) -> None:
-        """Note the end of a step, and set the attributes with the times of that step.
-
-        The first step of a ring sets :attr:`first_step_us`, and is left out of
-        :attr:`median_step_s`.
-        """
+        """Note the end of a step, and set the attributes with the times of that step."""
         now = self._now_s()
         reduced = now if self._reduced is None else self._reduced
         self.reduce_us = us(reduced - self.waiting_since)
@@ -111,8 +87,5 @@ class StepTimer:
 
     @property
     def median_step_s(self) -> float:
-        """The median time of the last 50 steps, in seconds; 0 before there is one.
-
-        The first step in each ring is left out; steps in earlier rings count.
-        """
+        """The median time of the last 50 steps, in seconds; 0 before there is one."""
         return statistics.median(self._durations) if self._durations else 0.0

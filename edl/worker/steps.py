@@ -36,51 +36,38 @@ from edl.worker.switching import Switching
 
 
 class WorkerSteps(ABC):
-    """One worker's steps in its ring: the base class for edl's loader and for scripts.
+    """One worker's steps in its ring: the base class for edl's loader and for scripts."""
 
-    It is used by the training thread.
-
-    Attributes:
-        ring: the ring over which the records are sent.
-        target: the number of the generation that all workers have agreed to switch to, until the
-            switch is made; None: there is no such agreement.
-        timer: measures how long the steps take on this worker.
-        slowest: finds the worker for which the others wait; its ``found`` is None if no worker is
-            slow.
-        ends_with_script: whether the training ends when the script ends, wherever the training is.
-        trained_in: the number of the generation in which the last step was completed; 0 before.
-        on_trained: called once, when this worker has completed its first step in a ring of the job;
-            never in a job without a launcher.
-        saves_parts_in: the number of the generation in which all workers have agreed, with the last
-            step, to save their parts of a checkpoint after it; -1: they have not.
-        wants_parts: called on rank 0 with the number of workers, for each record; returns whether
-            all shall save their parts of a checkpoint after the step.
-        wants_to_stop: whether the script wants all workers to stop after the next step; set by the
-            caller, and sent with the step records.
-
-    Args:
-        ring: the ring over which the records are sent.
-        shared: the state that the training thread shares with the daemon's threads.
-        switching: moves this worker between rings.
-        wishes: the script's request for more or fewer workers.
-    """
-
+    # whether the training ends when the script ends, wherever the training is
     ends_with_script: ClassVar[bool] = False
 
     def __init__(
         self, ring: Ring, shared: SharedState, switching: Switching, wishes: SizeRequest
     ) -> None:
-        self.ring = ring
+        self.ring = ring  # the ring over which the records are sent
+        # the number of the generation that all workers have agreed to switch to, until the switch
+        # is made; None: there is no such agreement
         self.target: int | None = None
         self._held: int | None = None  # the generation to switch to when the epoch is over
+        # the number of the generation in which all workers have agreed, with the last step, to save
+        # their parts of a checkpoint after it; -1: they have not
         self.saves_parts_in = -1
+        # the number of the generation in which the last step was completed; 0 before
         self.trained_in = 0
+        # called once, when this worker has completed its first step in a ring of the job; never in
+        # a job without a launcher
         self.on_trained: Callable[[], None] = lambda: None
+        # called on rank 0 with the number of workers, for each record; returns whether all shall
+        # save their parts of a checkpoint after the step
         self.wants_parts: Callable[[int], bool] = lambda size: False
+        # whether the script wants all workers to stop after the next step; set by the caller, and
+        # sent with the step records
         self.wants_to_stop = False
         self._shared = shared
         self._switching = switching
+        # measures how long the steps take on this worker
         self.timer = StepTimer(shared.clock.now_s, shared.step_totals)
+        # finds the worker for which the others wait; its `found` is None if no worker is slow
         self.slowest = Slowest()
         self._size_request = wishes
         self._pending: Any = None  # the handle of this worker's step record that was sent
@@ -89,10 +76,7 @@ class WorkerSteps(ABC):
     @property
     @abstractmethod
     def begun(self) -> int:
-        """The number of steps that this worker has begun, including warm-ups.
-
-        In a script without edl's loader it is the number of updates that the worker has made.
-        """
+        """The number of steps that this worker has begun, including warm-ups."""
 
     @property
     @abstractmethod
@@ -102,83 +86,39 @@ class WorkerSteps(ABC):
     @property
     @abstractmethod
     def batch_weight(self) -> int:
-        """The number of samples that count in the batch handed out last, whether trained or not.
-
-        Raises:
-            UsageError: the script keeps its own place in its data.
-        """
+        """The number of samples that count in the batch handed out last, whether trained or not."""
 
     @abstractmethod
     def exchange(self, payload: bytes, alike: bool = False) -> list[bytes]:
-        """Send ``payload`` to all workers between two steps; return all payloads in rank order.
-
-        All workers call it at the same point, and it waits for all. Their payloads may have
-        different sizes, if not ``alike``. The answer is the same on all workers; while this worker
-        warms up, it is its own payload. If a worker dies meanwhile, the ring is repaired; but in a
-        script that keeps its own place in its data, RingBroken is raised.
-        """
+        """Send `payload` to all workers between two steps; return all payloads in rank order."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Take part in the open step, though the script has left its loop; without one do nothing.
-
-        So this worker's next step record is not mistaken for that of the open step. The call waits
-        for the step records of all workers.
-        """
+        """Take part in the open step."""
 
     @abstractmethod
     def last_record(self, stop: Stop) -> StepRecord:
-        """Return, without sending it, this worker's step record about the end of its training.
-
-        ``stop`` says how the training ended.
-        """
+        """Return, without sending it, this worker's step record about the end of its training."""
 
     def note_untrained(self) -> None:
-        """Count and log the samples of the epoch that are not trained when all workers leave it.
-
-        In this class it does nothing.
-        """
+        """Count and log the samples of the epoch that are not trained when all workers leave it."""
         return
 
     def describe_end(self, stop: Stop) -> str:
-        """Return a clause that says where the training ended and how many samples it left out.
-
-        It begins with a semicolon, to be appended to a message, or is empty; in this class it is
-        always empty. ``stop`` says how the training ended.
-        """
+        """Return a clause that says where the training ended and how many samples it left out."""
         return ""
 
     def save_together(self, save: Callable[[], str]) -> str:
-        """Let rank 0 call ``save`` for the last checkpoint while the other workers wait.
-
-        This class does not call ``save``: a script that keeps its own place in its data has no
-        state of edl to save.
-
-        Returns:
-            Why the checkpoint was not written; empty if it was, and always in this class.
-        """
+        """Let rank 0 call `save` for the last checkpoint while the other workers wait."""
         return ""
 
     @abstractmethod
     def joined(self) -> None:
-        """Mark this worker as a newcomer, because it has joined a job that trains.
-
-        Its state is still compared with those of the other workers. If it differs, and the older
-        workers agree, this worker ends (NewcomerDiffers) and the others go on. It counts as a
-        newcomer for :data:`edl.core.step.newcomers.TRIAL_STEPS` (500) steps.
-        """
+        """Mark this worker as a newcomer, because it has joined a job that trains."""
 
     @abstractmethod
     def compare(self, records: StepRecords) -> None:
-        """Raise an error if the digests in the step records say that the workers' states differ.
-
-        ``records`` are the step records of all workers.
-
-        Raises:
-            StateDiffers: the states of workers that are no newcomers differ.
-            NewcomerDiffers: this worker is a newcomer, and its state differs from theirs.
-            RingBroken: another worker is such a newcomer.
-        """
+        """Raise an error if the digests in the step records say that the workers' states differ."""
 
     @property
     def warming_up(self) -> bool:
@@ -187,10 +127,7 @@ class WorkerSteps(ABC):
 
     @property
     def generation(self) -> int:
-        """The number of the present generation; 0 while this worker is in no ring of the job.
-
-        It is always 0 in a job without a launcher.
-        """
+        """The number of the present generation; 0 while this worker is in no ring of the job."""
         current = self._switching.generation
         return current.number if current is not None else 0
 
@@ -201,40 +138,25 @@ class WorkerSteps(ABC):
 
     @property
     def state_source(self) -> int:
-        """The id of the worker that is the state source of the present ring.
-
-        Before this worker's first ring it is this worker's own id.
-        """
+        """The id of the worker that is the state source of the present ring."""
         current = self._switching.generation
         return self._switching.worker if current is None else current.state_source
 
     def entered(self) -> None:
-        """Begin to time the steps in a new ring, and set :attr:`target` to None.
-
-        What the script has answered in the old ring about the job's size is dropped.
-        """
+        """Begin to time the steps in a new ring, and set `target` to None."""
         self._size_request.change, self._held = 0, None
         self.timer.enter(self.progress.step)
         self.slowest.restart()
         self.target = None
 
     def log_switch_if_due(self) -> None:
-        """Log the event of the switch into the present ring if just one step was completed in it.
-
-        It is called when the ring ends. Otherwise the second step has logged the switch. Only rank
-        0 logs.
-        """
+        """Log the event of the switch into the present ring if just one step was completed in it"""
+        # Otherwise the second step has logged the switch.
         if self.timer.steps_here == 1:
             self._log_switch()
 
     def idle_record(self) -> StepRecord:
-        """Return a step record with 0 samples, without sending it, for an exchange outside a step.
-
-        While fewer workers than ``min_np`` are left, all workers exchange such records, to agree on
-        a switch and to notice a death; a script that keeps its own place in its data also sends one
-        at each commit. Other than the record of a step, it may propose a switch to newcomers also
-        at a batch after which the script admits none. Its state digest is 0 in this class.
-        """
+        """A step record with 0 samples, without sending it, for an exchange outside a step"""
         return self._record(samples=0, idle=True)
 
     # --- for the two kinds
@@ -247,18 +169,7 @@ class WorkerSteps(ABC):
             self._pending = error
 
     def _awaited(self) -> StepRecords:
-        """Wait for the step records of all workers, after this worker's was sent; check them.
-
-        Returns:
-            The records in rank order.
-
-        Raises:
-            RingBroken: a worker is gone.
-            RingError: the workers are not in the same step.
-            JobFailed: some workers have left the epoch, or ended, and others have not.
-            StateDiffers: the workers do not hold the same state.
-            NewcomerDiffers: this worker is a newcomer that does not hold the others' state.
-        """
+        """Wait for the step records of all workers, after this worker's was sent; check them."""
         self.timer.wait()
         failpoints.reached("records")
         if isinstance(self._pending, RingBroken):
@@ -271,13 +182,7 @@ class WorkerSteps(ABC):
         return records
 
     def _completed(self, records: StepRecords) -> str:
-        """Count a complete step; set :attr:`target` and :attr:`saves_parts_in` as they have agreed.
-
-        ``records`` are the step records of all workers, which say that.
-
-        Returns:
-            Why they switch; empty if they do not.
-        """
+        """Count a complete step; set `target` and `saves_parts_in` as they have agreed."""
         self.target, reason = agreed_generation(records)
         self.saves_parts_in = self.generation if saves_parts(records) else -1
         self.timer.steps_here += 1
@@ -287,11 +192,7 @@ class WorkerSteps(ABC):
         return reason if self.target is not None else ""
 
     def _publish(self) -> None:
-        """Report a complete step to the daemon; after the second one in a ring, log the switch.
-
-        The step records of the second step have the times of the switch and of the first step. The
-        step is also counted for the metrics, and some steps are sampled for the learning curve.
-        """
+        """Report a complete step to the daemon; after the second one in a ring, log the switch."""
         self._shared.step_totals.steps += 1
         step, size = self.progress.step, self.ring.place.size
         self._shared.learning.completed(step, size, self.timer.ended)
@@ -310,11 +211,6 @@ class WorkerSteps(ABC):
         self._shared.report(report)
 
     def _repair(self, error: RingError, waiting_since: float) -> None:
-        """Build a ring of the survivors after the ring broke with ``error``.
-
-        ``waiting_since`` is when this worker began to wait for the others, in seconds on the
-        monotonic clock.
-        """
         self._switching.repair(error, waiting_since)
 
     def _record(
@@ -324,15 +220,7 @@ class WorkerSteps(ABC):
         state: int = 0,
         idle: bool = False,
     ) -> StepRecord:
-        """Return, without sending it, this worker's step record for the present step.
-
-        Args:
-            samples: how many samples this worker brings into the step.
-            stop: what the record says about the end of training.
-            state: the digest of the worker's state; 0: none is due.
-            idle: whether nothing is trained. Then the record may propose a switch to a generation
-                with newcomers even at a batch after which the script admits none.
-        """
+        """Return, without sending it, this worker's step record for the present step."""
         newest = self._shared.newest(self.generation)
         if newest is not None and newest.joined and not (idle or self.progress.takes_newcomers):
             newest = None  # the switch waits for some batches
@@ -361,10 +249,7 @@ class WorkerSteps(ABC):
         )
 
     def _log_switch(self) -> None:
-        """Log the switch into the present ring, with its times on all workers, on rank 0 only.
-
-        Nothing is logged if the present step records are of another ring or have no such times.
-        """
+        """Log the switch into the present ring, with its times on all workers, on rank 0 only."""
         generation, records = self._switching.generation, self._last_records
         if generation is None or not records or self.ring.place.rank != 0:
             return
@@ -372,10 +257,6 @@ class WorkerSteps(ABC):
             self._shared.log(self._switch_event(generation, records))
 
     def _switch_event(self, generation: Generation, records: StepRecords) -> Event:
-        """Return the event about the switch to ``generation``, with the times in ``records``.
-
-        ``records`` are the step records of all workers in the first or second step after it.
-        """
         details = SwitchDetails(self.ring.place.size, switch_parts(records, generation.joined))
         at, reason = self.timer.entered_at, generation.reason
         return Event(time.time(), generation.number, at, reason, details)

@@ -32,27 +32,17 @@ class StreamReader(Protocol):
     """The interface of an object that reads the samples of a stream."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
-        """Read and return up to ``count`` samples of a shard; fewer mean that the shard ends there.
-
-        Args:
-            epoch: the number of the epoch, from 0.
-            shard: the number of the shard, from 0.
-            offset: the index in the shard of the first sample to return.
-            count: the largest number of samples to return.
-        """
+        """Read and return up to `count` samples of a shard; fewer mean that the shard ends there"""
 
 
 @dataclass(frozen=True, eq=False)
 class StreamBatch(Batch):
-    """A batch of samples that were read from a stream.
+    """A batch of samples that were read from a stream."""
 
-    Attributes:
-        read: the samples as the stream's reader has returned them, in the order of their positions.
-        spans: the positions that the batch takes from its worker's leases, as (start, stop) without
-            stop, including positions behind the end of a shard, which hold no samples.
-    """
-
+    # the samples as the stream's reader has returned them, in the order of their positions
     read: tuple[Any, ...] = ()
+    # the positions that the batch takes from its worker's leases, as (start, stop) without stop,
+    # including positions behind the end of a shard, which hold no samples
     spans: tuple[Span, ...] = ()
 
     @property
@@ -74,30 +64,18 @@ class StreamBatch(Batch):
 
 @dataclass
 class _ReadSpan:
-    """The samples that were read from one span of positions, without a gap.
+    """The samples that were read from one span of positions, without a gap."""
 
-    Attributes:
-        start: the position of the first sample that is in no batch yet.
-        stop: the position behind the last sample; behind the whole span if the shard ended in it.
-        samples: the samples that are in no batch yet.
-        counted: the optimizers (bit i for the one with number i) that have already made an update
-            with these samples on another worker.
-    """
-
-    start: int
-    stop: int
-    samples: list[Any]
+    start: int  # the position of the first sample that is in no batch yet
+    stop: int  # the position behind the last sample; behind the whole span if the shard ended in it
+    samples: list[Any]  # the samples that are in no batch yet
+    # the optimizers (bit i for the one with number i) that have already made an update with these
+    # samples on another worker
     counted: int
 
 
 class StreamSampler(BatchSampler):
-    """The sampler that reads a worker's batches of a stream from the front of its leases.
-
-    Args:
-        source: the description of the stream, with the batch sizes.
-        worker: the id of the worker.
-        reader: reads the samples.
-    """
+    """The sampler that reads a worker's batches of a stream from the front of its leases."""
 
     def __init__(self, source: StreamSource, worker: int, reader: StreamReader) -> None:
         super().__init__(source, worker)
@@ -109,7 +87,7 @@ class StreamSampler(BatchSampler):
         self._first: StreamBatch | None = None
 
     def enter(self, epoch: int, resumes: bool = False) -> None:
-        """Discard all samples that are read; from now on read those of the epoch ``epoch``."""
+        """Discard all samples that are read; from now on read those of the epoch `epoch`."""
         super().enter(epoch, resumes)
         self._end = -1
 
@@ -119,21 +97,13 @@ class StreamSampler(BatchSampler):
         self._pieces = deque()
 
     def keep_only(self, in_hand: Sequence[Batch]) -> None:
-        """Discard all batches that are formed and not yet trained, except ``in_hand``.
-
-        Samples that were read after these batches are dropped, too, and read again.
-        """
+        """Discard all batches that are formed and not yet trained, except `in_hand`."""
         if len(in_hand) < len(self._ahead):
             self._pieces = deque()
         super().keep_only(in_hand)
 
     def form(self, ledger: Ledger) -> Batch | None:
-        """Read the samples that the next batch lacks, and return the batch.
-
-        The result is None if the leases hold no more samples. It is also None if they do not fill a
-        batch, other batches are formed ahead, and more leases may come. ``ledger`` has the leases
-        of all workers.
-        """
+        """Read the samples that the next batch lacks, and return the batch."""
         if not self.has_more(ledger):
             return None
         batch = self._cut_off(self.size)
@@ -141,37 +111,24 @@ class StreamSampler(BatchSampler):
         return batch
 
     def has_more(self, ledger: Ledger) -> bool:
-        """Read the samples of the next batch, and return whether :meth:`form` would return one now.
-
-        If the leases in ``ledger`` do not fill a batch, the result is False while other batches are
-        formed ahead, since more leases may come; else a smaller batch is formed.
-        """
+        """Read the samples of the next batch, and return whether `form` would return one now."""
+        # If the leases in `ledger` do not fill a batch, the result is False while other batches are
+        # formed ahead, since more leases may come; else a smaller batch is formed.
         bounded = self._fill(ledger)
         samples = self._samples_alike()
         short = samples < self.size and not bounded
         return samples > 0 and not (short and self._ahead and self._may_get(ledger))
 
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
-        """Form batches of the sizes of ``source`` from now on.
-
-        Batches formed ahead are discarded only if the loader can read them again (``rereads``).
-
-        Args:
-            source: the description of the stream, with the new batch sizes.
-            members: the ids of the workers in the ring, in rank order.
-            in_hand: the batches that are trained now; they stay as they are.
-        """
+        """Form batches of the sizes of `source` from now on."""
         assert isinstance(source, StreamSource)
         self._stream = source
         super().use(source, members, in_hand)
 
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
-        """Return a batch without samples if the end of a shard comes next, else None.
-
-        Training that batch marks the leased positions behind the end of the shard as done.
-        ``batches`` are the batches of the step that is being trained. The result is also None if
-        other batches have been formed ahead of it, because they come first.
-        """
+        """Return a batch without samples if the end of a shard comes next, else None."""
+        # The result is also None if other batches have been formed ahead of it, because they come
+        # first.
         if not self._pieces or self._pieces[0].samples or len(self._ahead) > len(batches):
             return None
         batch = self._cut_off(0)
@@ -179,12 +136,7 @@ class StreamSampler(BatchSampler):
         return batch
 
     def agrees_with(self, ledger: Ledger) -> bool:
-        """Return whether what was read and not trained is still the front of this worker's leases.
-
-        The leases are those in ``ledger``; if it is the ledger of another epoch, the result is True
-        only if no batch is formed ahead. The result may be True although positions behind the end
-        of a shared stream (one shard that all workers read) are not leased any more.
-        """
+        """Whether what was read and not trained is still the front of this worker's leases"""
         if ledger.epoch != self._epoch:
             return not self._ahead
         held, mine = ledger.held_by(self._worker), self._spans()
@@ -202,13 +154,7 @@ class StreamSampler(BatchSampler):
         return all(ledger.counted(common(spans, held))[0] == bits for spans, bits in parts)
 
     def warm_up(self) -> Batch:
-        """Return a batch of the epoch's first samples for the warm-up, which is not counted.
-
-        The first call reads the samples, and later calls return the same batch.
-
-        Raises:
-            DataError: the stream has no samples.
-        """
+        """Return a batch of the epoch's first samples for the warm-up, which is not counted."""
         if self._first is None:
             size, read = self._stream.warm_up_batch, list[Any]()
             for place in range(len(self._order)):
@@ -222,12 +168,7 @@ class StreamSampler(BatchSampler):
         return self._first
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
-        """Return how many more shards this worker needs to lease, so that its loader never waits.
-
-        The result is 0 or more. For a shared stream (one shard that all workers read) it is a
-        number of samples. ``ledger`` has the present leases; ``step_batches`` is the number of
-        batches that a worker trains in a step.
-        """
+        """Return how many more shards this worker needs to lease, so that its loader never waits"""
         if self._stream.shared:
             return super().wanted(ledger, step_batches)
         unread = by_shard(subtract_spans(ledger.held_by(self._worker), self._spans()))
@@ -236,42 +177,24 @@ class StreamSampler(BatchSampler):
         return max(0, ahead - len(unread))
 
     def row(self, ledger: Ledger, batches: Sequence[Batch]) -> dict[str, int]:
-        """Return the step record's fields about the positions that ``batches`` take.
-
-        They are ``position``, the first position (-1: none); ``taken``, the number of positions;
-        and ``end``, the end of a shared stream, if this worker has found it (else -1). ``batches``
-        are those of the open step, ``ledger`` has the leases.
-        """
+        """Return the step record's fields about the positions that `batches` take."""
         spans = common(_spans(batches), ledger.held_by(self._worker))
         position = spans[0][0] if spans else -1
         return {"position": position, "taken": length(spans), "end": self._end}
 
     def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
-        """Return how many positions of this worker's leases are left when ``batches`` are trained.
-
-        The leases are those in ``ledger``; some of their positions may hold no samples.
-        ``batches`` are those of the open step.
-        """
+        """Return how many positions of this worker's leases are left when `batches` are trained."""
         return length(subtract_spans(ledger.held_by(self._worker), _spans(batches)))
 
     def _shard_at(self, place: int) -> int:
-        """Return the number of the shard at index ``place`` (from 0) of the present epoch's order.
-
-        The order is random if the stream is shuffled.
-        """
         return int(self._order.at(place, place + 1)[0])
 
     # --- what is read
 
     def _fill(self, ledger: Ledger) -> bool:
-        """Read until the samples of one batch and one sample more are there, or the leases end.
-
-        What was read before counts. ``ledger`` has the leases.
-
-        Returns:
-            Whether the batch has to end at the samples read, because the next samples have another
-            value of ``Batch.counted``.
-        """
+        """Read until the samples of one batch and one sample more are there, or the leases end."""
+        # Whether the batch has to end at the samples read, because the next samples have another
+        # value of `Batch.counted`.
         size = self.size
         while (missing := size + 1 - sum(len(piece.samples) for piece in self._pieces)) > 0:
             rest = by_shard(subtract_spans(ledger.held_by(self._worker), self._spans()))
@@ -285,12 +208,7 @@ class StreamSampler(BatchSampler):
         return False
 
     def _read(self, start: int, stop: int, counted: int, missing: int) -> None:
-        """Read up to ``missing`` samples of the positions from ``start`` to ``stop``, of one shard.
-
-        ``stop`` is not included. The samples are kept for the next batches. If the shard ends
-        there, its length is kept, and the end of a shared stream. ``counted`` is the value of
-        ``Batch.counted`` for these samples.
-        """
+        """Read up to `missing` samples of the positions from `start` to `stop`, of one shard."""
         place, offset = divmod(start, SHARD)
         count = min(missing, stop - start)
         shard = self._shard_at(place)
@@ -305,17 +223,10 @@ class StreamSampler(BatchSampler):
         )
 
     def _may_get(self, ledger: Ledger) -> bool:
-        """Return whether positions in ``ledger`` are free that may hold samples, so can be leased.
-
-        Positions behind the end of a shared stream hold none.
-        """
         return any(self._end < 0 or start < self._end for start, _ in ledger.free)
 
     def _samples_alike(self) -> int:
-        """Return how many of the first samples that were read may form one batch.
-
-        They are the ones that have the same value of ``Batch.counted``.
-        """
+        """Return how many of the first samples that were read may form one batch."""
         samples, counted = 0, -1
         for piece in self._pieces:
             if piece.samples:
@@ -326,11 +237,7 @@ class StreamSampler(BatchSampler):
         return samples
 
     def _cut_off(self, size: int) -> StreamBatch:
-        """Return a batch of the first ``size`` samples at most, removed from those that were read.
-
-        Its spans also cover the positions without samples at the ends of shards before, between and
-        directly after these samples.
-        """
+        """Return a batch of the first `size` samples at most, removed from those that were read."""
         read: list[Any] = []
         spans: list[Span] = []
         counted = next((piece.counted for piece in self._pieces if piece.samples), 0)
@@ -350,13 +257,8 @@ class StreamSampler(BatchSampler):
         return StreamBatch(spans[0][0], NO_INDICES, counted, read=tuple(read), spans=tuple(spans))
 
     def _spans(self) -> list[Span]:
-        """Return the spans (start, stop) of positions that were read and are not trained.
-
-        They are those of the formed batches, then those of samples in no batch yet.
-        """
         return [*_spans(self._ahead), *((piece.start, piece.stop) for piece in self._pieces)]
 
 
 def _spans(batches: Iterable[Batch]) -> list[Span]:
-    """Return the spans (start, stop) of positions that ``batches`` take from the leases."""
     return [span for each in batches if isinstance(each, StreamBatch) for span in each.spans]

@@ -67,31 +67,7 @@ PAUSE_S = 0.2  # between two rounds of records while too few workers are left
 
 
 class Switching:
-    """The moves of one worker through the generations of its job; it runs in the training thread.
-
-    Attributes:
-        progress: the job's step and position in the data, as this worker knows them.
-        warming_up: whether this worker is a newcomer that trains its warm-up batch alone.
-        replica: the state that all workers share; None until the script has declared it.
-        generation: the present generation; None: this worker has been in no ring of the job.
-        began_with: how many workers the job's first ring had.
-        stopped: whether this worker has left its ring because the job was told to end.
-        times: the durations of the phases of the last switch or repair.
-        median_step_us: returns the median time of a step, in microseconds.
-        on_switch: called with the old and the new number of workers after each switch or repair.
-        before_join: called once a newcomer is warm, before it waits for its first ring.
-        on_enter: called in each new ring, before the state is exchanged.
-        roll_call: called in each repaired ring, once the state is exchanged.
-        newcomer: waits for the first generation that has this worker as a member.
-
-    Args:
-        config: the configuration of this process.
-        shared: the state that the daemon's threads share with the training thread.
-        ring: connects the workers. It is built and closed here.
-        progress: the job's step and position in the data; it becomes the attribute of that name.
-        coordinator: reports this worker's stage and failures.
-        checkpointing: loads the job's first state, and saves the last one.
-    """
+    """The moves of one worker through the generations of its job; it runs in the training thread"""
 
     def __init__(
         self,
@@ -105,6 +81,7 @@ class Switching:
         self._shared = shared
         self._now_s = shared.clock.now_s
         self._ring = ring
+        # the job's step and position in the data, as this worker knows them
         self.progress = progress
         self._coordinator = coordinator
         self._checkpointing = checkpointing
@@ -117,28 +94,28 @@ class Switching:
         self._repaired_at = -1  # the job's step when its ring was repaired last
         self._warmed_up = False  # the model has trained a warm-up batch
         self._repairs = Repairs(shared, coordinator, checkpointing, lambda: self.progress)
+        # the state that all workers share; None until the script has declared it
         self.replica: Shared | None = None
+        # the present generation; None: this worker has been in no ring of the job
         self.generation: Generation | None = None
         self.began_with = 1  # workers of the job's first ring
         self.stopped = False  # this worker has left its ring because the job was told to end
-        self.times = SwitchTimes()
+        self.times = SwitchTimes()  # the durations of the phases of the last switch or repair
+        # returns the median time of a step, in microseconds
         self.median_step_us: Callable[[], int] = lambda: 0
+        # called with the old and the new number of workers after each switch or repair
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
+        # called once a newcomer is warm, before it waits for its first ring
         self.before_join: Callable[[], None] = lambda: None
         self.on_enter: Callable[[], None] = lambda: None  # in each new ring, before the exchange
         self.roll_call: Callable[[], None] = lambda: None  # in a repaired ring
+        # waits for the first generation that has this worker as a member
         self.newcomer = Newcomer(shared, ring, progress, coordinator, self.exit)
 
     # --- into the first ring ---
 
     def start(self) -> None:
-        """Register this worker, and enter the first ring of a job that is just starting.
-
-        If the job trains already, this worker is a newcomer, alone in a ring of one afterwards.
-
-        Raises:
-            JobFailed: the job did not start within 2 start_timeout_s, or has ended before.
-        """
+        """Register this worker, and enter the first ring of a job that is just starting."""
         member, generation = self._coordinator.start()
         self._member = RingMember(member.id, member.host, member.slot, member.address, member.port)
         if generation is None:
@@ -169,10 +146,7 @@ class Switching:
         return self._opens_host if self.warming_up else self._ring.place.local_rank == 0
 
     def _wait_for_start(self) -> Generation:
-        """Wait as a candidate for leader until the job's first generation is announced; return it.
-
-        JobFailed is raised as in :meth:`start`.
-        """
+        """Wait as a candidate for leader until the job's first generation is announced; it"""
         self._coordinator.campaign()
         self._coordinator.set_stage(Stage.READY)
         limit = 2 * self._coordinator.settings.start_timeout_s
@@ -187,14 +161,7 @@ class Switching:
         return first
 
     def join(self) -> Generation:
-        """Enter the ring of a job that trains, take over its state, and return the generation.
-
-        This worker becomes a candidate for leader: newcomers have to lead the restart of the job if
-        all workers that held the state are dead. If the job ends first, so does this process.
-
-        Raises:
-            FitIsDone: the job is in a later call of ``fit``. This worker warms up, as before.
-        """
+        """Enter the ring of a job that trains, take over its state, and return the generation."""
         assert self.warming_up
         self._warmed_up = True
         self.before_join()
@@ -230,14 +197,9 @@ class Switching:
         return generation
 
     def wait_for_end(self) -> None:
-        """Wait until the job has ended; then end the process with success (SystemExit 0).
-
-        It is for a newcomer whose script has ended, since it has passed over all its fits (calls of
-        Keras' ``fit``).
-
-        Raises:
-            NewcomerDiffers: the job is in a fit that this script does not have.
-        """
+        """Wait until the job has ended; then end the process with success (SystemExit 0)."""
+        # It is for a newcomer whose script has ended, since it has passed over all its fits (calls
+        # of Keras' `fit`).
         self.newcomer.look_for_a_later_fit(self.worker)
         mine = self._shared.fits
         # No generation comes: the others are in no such fit.
@@ -247,11 +209,7 @@ class Switching:
     # --- between two steps ---
 
     def switch(self, number: int) -> None:
-        """Move to the generation with this number, on which all workers of the ring have agreed.
-
-        All old members do it together; if the ring breaks meanwhile, :meth:`repair` takes the place
-        of the switch. The process ends (SystemExit) if this worker is no member.
-        """
+        """Move to the generation with this number, on which all workers of the ring have agreed."""
         generation = self._shared.generation(number)
         old_size, median_us, began = self._ring.place.size, self.median_step_us(), self._now_s()
         try:
@@ -281,16 +239,7 @@ class Switching:
         self.on_switch(old_size, self._ring.place.size)
 
     def synchronise_if_due(self) -> None:
-        """Exchange the state of the job in the present ring, if this was put off until now.
-
-        In the first ring of a job it is put off until every script has built its model. A
-        checkpoint from which the job resumes is loaded here, too.
-
-        Raises:
-            FitIsDone: the checkpoint is of a later call of ``fit``.
-            UsageError: the script has not built its model yet.
-            JobFailed, WorkerEvicted: see :meth:`repair`, which is called if the ring breaks.
-        """
+        """Exchange the state of the job in the present ring, if this was put off until now."""
         while not self._synchronised:
             assert self.generation is not None
             began = self._now_s()
@@ -302,10 +251,7 @@ class Switching:
                 raise FitIsDone(ahead)
 
     def between_steps(self, act: Callable[[], None]) -> None:
-        """Call ``act``, in which all workers take part; repair the ring if it breaks meanwhile.
-
-        After a repair ``act`` is not called again. Errors other than RingBroken are passed on.
-        """
+        """Call `act`, in which all workers take part; repair the ring if it breaks meanwhile."""
         began = self._now_s()
         try:
             act()
@@ -313,14 +259,7 @@ class Switching:
             self.repair(error, began)
 
     def wait_for_min_np(self, record: Callable[[], StepRecord]) -> None:
-        """Pause while fewer workers than min_np are left, until replacements have joined.
-
-        Meanwhile they exchange step records without samples (``record`` returns this worker's): by
-        them they agree on a switch and notice a death.
-
-        Raises:
-            JobFailed: too few joined within elastic_timeout_s, or the job has ended.
-        """
+        """Pause while fewer workers than min_np are left, until replacements have joined."""
         if not self._pauses():
             return
         settings, min_np = self._coordinator.settings, self._coordinator.sizes.min_np
@@ -351,11 +290,8 @@ class Switching:
                 self._shared.wait_for_generation(records[0].generation, slice_s=PAUSE_S)
 
     def _pauses(self) -> bool:
-        """Return whether all members of this ring, which are between two steps now, must pause.
-
-        They must if they are fewer than min_np and have completed a step since the last repair. A
-        script with its own place in its data begins anew: the second condition does not apply.
-        """
+        """Return whether all members of this ring, which are between two steps now, must pause."""
+        # They must if they are fewer than min_np and have completed a step since the last repair.
         if self._coordinator.sizes.enough(self._ring.place.size):
             return False
         # After a repair some may be in a step, and would wait for gradients of those that pause.
@@ -372,13 +308,7 @@ class Switching:
         return 0 if self.generation is None else self.generation.number
 
     def check_point(self, records: StepRecords) -> None:
-        """Return if all workers are at the same point of the script, by their rows.
-
-        Raises:
-            JobFailed: the workers that joined first are not; rank 0 has saved.
-            NewcomerDiffers: this worker is a newcomer that is elsewhere.
-            RingBroken: another one is.
-        """
+        """Return if all workers are at the same point of the script, by their rows."""
         try:
             end_mismatch(records, self._ring, self.progress)
         except UnevenEnd as error:
@@ -393,23 +323,9 @@ class Switching:
         record: Callable[[], StepRecord],
         compare: Callable[[StepRecords], None],
     ) -> StepRecords | None:
-        """Wait at the end of training until all workers have completed the last step.
-
-        All send one more step record. If the ring breaks, a worker that missed the last step gets
-        its result in the repair. If others train on, their records show it, and the job fails.
-
-        Args:
-            record: returns this worker's step record.
-            compare: called with the step records of all workers; compares the workers' states by
-                them, since no later step would do so.
-
-        Returns:
-            All workers' step records; None if the others have ended the job.
-
-        Raises:
-            JobFailed: other workers train on.
-            StateDiffers: see :meth:`edl.worker.state_check.StateCheck.compare`.
-        """
+        """Wait at the end of training until all workers have completed the last step."""
+        # `compare`: called with the step records of all workers; compares the workers' states by
+        # them, since no later step would do so.
         while True:
             began = self._now_s()
             try:
@@ -431,21 +347,7 @@ class Switching:
     # --- after a failure ---
 
     def repair(self, error: RingError, waiting_since: float, failed: int = 0) -> None:
-        """Go on in a ring of the survivors, after a ring broke or could not be built.
-
-        Afterwards they hold the same state again. The process ends with success (SystemExit 0) if
-        the new generation does not have this worker.
-
-        Args:
-            error: how the ring broke.
-            waiting_since: when this worker began to wait for the others, on the monotonic clock.
-            failed: the generation whose ring could not be built; 0: the present ring broke.
-
-        Raises:
-            WorkerEvicted: the leader has evicted this worker.
-            JobFailed: no leader made a new generation in time, the job has ended, or its rings
-                break for ever, see :meth:`edl.worker.repairs.Repairs.wait`.
-        """
+        """Go on in a ring of the survivors, after a ring broke or could not be built."""
         began, old_size = self._now_s(), self._ring.place.size
         median_step_us, known = self.median_step_us(), began
         if self.generation is not None:
@@ -473,10 +375,7 @@ class Switching:
         self.on_switch(old_size, self._ring.place.size)
 
     def _drop_ring(self, generation: int, error: RingError) -> None:
-        """Leave a ring that failed, make all its other members fail too, and report the failure.
-
-        ``generation`` is the number of the ring's generation, ``error`` how it failed.
-        """
+        """Leave a ring that failed, make all its other members fail too, and report the failure."""
         text, name = getattr(error, "detail", str(error)), f"w{self.worker}"
         logger.info("%s: ring %d is broken: %s", name, generation, short_error(text))
         logger.debug("%s: %s", name, text)
@@ -489,7 +388,7 @@ class Switching:
         failpoints.reached("reported")
 
     def _failure(self, generation: int, step: int, text: str) -> RingFailure:
-        """Return a report: ring ``generation`` failed by ``text`` after ``step`` (-1: no state)."""
+        """Return a report: ring `generation` failed by `text` after `step` (-1: no state)."""
         current = self.generation
         members = current.members if current is not None and current.number == generation else ()
         blamed, made = blamed_rank(text, members, self._ring.place.rank), self.progress
@@ -499,19 +398,7 @@ class Switching:
     # --- the parts of every change
 
     def _enter(self, generation: Generation) -> tuple[float, float]:
-        """Build the ring of ``generation``; return (when it was built, when the exchange ended).
-
-        Both are in seconds on the monotonic clock. The call waits for all members. They exchange
-        the job's state if some joined or after a failure, but only later, by
-        :meth:`synchronise_if_due`, if there is no model yet or some have to pass over fits.
-
-        Raises:
-            RendezvousFailed: the ring could not be built; none is open.
-            RingBroken: the exchange failed; the ring stays open, and the caller closes it.
-            UsageError: this worker's script is not that of the state source.
-            DataError: its data are not those of the state source.
-            NewcomerDiffers: it orders or divides them in another way.
-        """
+        """Build the ring of `generation`; return (when it was built, when the exchange ended)."""
         rank = generation.rank_of(self.worker)
         assert rank is not None
         failpoints.reached("build")
@@ -536,13 +423,9 @@ class Switching:
         return built, synchronised
 
     def _synchronise(self, generation: Generation) -> bool:
-        """Give members of ``generation`` the state source's progress, and the state they lack.
-
-        A newcomer also gets the state of schedulers and the epoch; other workers keep their own.
-
-        The result is False if it was not done, because some workers first have to pass over fits
-        (calls of Keras' ``fit``): the state is a checkpoint of a later fit.
-        """
+        """Give members of `generation` the state source's progress, and the state they lack."""
+        # The result is False if it was not done, because some workers first have to pass over fits
+        # (calls of Keras' `fit`): the state is a checkpoint of a later fit.
         if self.replica is None and self._coordinator.is_shared:
             raise UsageError("create an edl.Optimizer before the first batch")
         root = generation.rank_of(generation.state_source)
@@ -572,11 +455,7 @@ class Switching:
         return True
 
     def _leave(self, generation: Generation) -> NoReturn:
-        """Leave the job and end the process: this worker is no member of ``generation``.
-
-        If the whole job stops, its workers save a last checkpoint: rank 0 alone or, in a job that
-        saves in parts, all together. If the ring is broken, each worker saves alone.
-        """
+        """Leave the job and end the process: this worker is no member of `generation`."""
         self.stopped = not generation.members
         # After a break no worker knows which others are left: then each of them saves.
         place = self._ring.place
@@ -592,7 +471,7 @@ class Switching:
         self.exit(why, HALTED_EXIT if halts else 0)
 
     def exit(self, reason: str, code: int = 0) -> NoReturn:
-        """Leave ring and job, log ``reason``, and end this process with the exit code ``code``."""
+        """Leave ring and job, log `reason`, and end this process with the exit code `code`."""
         logger.info("w%d ends: %s", self.worker, reason)
         self._ring.close()
         self._coordinator.close()
