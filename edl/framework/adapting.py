@@ -108,26 +108,12 @@ def on_interval(
 
 
 def _propose(worker: Worker, found: PolicyFile, policy: JobPolicy) -> None:
-    """Propose ``policy``, with the parsed tables ``found``, as the policy of the worker's job.
-
-    The first policy that the script proposes is the one that its loader and optimizer follow.
-    """
     worker.size_request.policy = worker.size_request.policy or found
     worker.policy.propose(policy)
 
 
 def _find(rule: CustomRule, source: str) -> None:
-    """Check that this process can import the function of a custom rule, as the leader will have to.
-
-    The module is imported, so its code runs here.
-
-    Args:
-        rule: the custom rule of a policy: the names of a module and of a function in it.
-        source: the name of the policy, for the error message.
-
-    Raises:
-        UsageError: if the function cannot be imported, or is not callable.
-    """
+    """Check that this process can import a custom rule's function, as the leader will have to."""
     try:
         found = getattr(importlib.import_module(rule.module), rule.function)
     except (ImportError, AttributeError) as error:

@@ -7,14 +7,7 @@ from edl.worker.worker import Worker
 
 
 def batch_in_epoch(worker: Worker) -> int:
-    """Return the number, from 0, of the batch that the job trains now; the same on all workers.
-
-    After the epoch's last batch it is the number of the epoch's batches. In a job that was resumed
-    within the epoch the count begins anew, except with logical workers.
-
-    Args:
-        worker: the worker that this process is.
-    """
+    """Return the number, from 0, of the batch that the job trains now; the same on all workers."""
     progress = worker.loader.progress
     if worker.logical:
         return first_untrained(worker.loader.ledger, progress.source.batch_size)

@@ -14,19 +14,8 @@ Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's 
 
 
 def broadcast_message(payload: bytes, sending: bool, name: str, broadcast: Broadcast) -> bytes:
-    """Send the root's message to all workers; return it on each of them, the root included.
-
-    All workers must call this, with the same ``name``. A message that fits, with its length (8
-    bytes) in front, into :data:`FIRST_PIECE_BYTES` (32 KiB) takes one collective. A longer message
-    takes a second collective for its rest. Errors of ``broadcast`` reach the caller.
-
-    Args:
-        payload: the message; used on the root only.
-        sending: whether this worker is the root; True on exactly one worker.
-        name: the name of the first collective in Horovod; the second one is called ``NAME.rest``.
-        broadcast: the framework's broadcast, called as ``broadcast(data, name)`` with ``data`` of
-            the same length on all workers; it returns the root's ``data`` on each worker.
-    """
+    """Send the root's message to all workers; return it on each of them, the root included."""
+    # All workers must call this, with the same `name`.
     first = bytearray(FIRST_PIECE_BYTES)
     if sending:
         head = len(payload).to_bytes(LENGTH_BYTES, "big") + payload

@@ -27,11 +27,7 @@ SCALE = 1.37  # so that rounding, which hosts may do differently, does not diffe
 
 
 class DataCheck:
-    """What some indices of the data set give.
-
-    ``read`` returns the sample of an index with the given seed for random numbers; ``total`` the
-    number of indices at present.
-    """
+    """What some indices of the data set give."""
 
     def __init__(self, total: Callable[[], int], read: Callable[[int, int], Any]) -> None:
         self._total, self._read = total, read
@@ -41,7 +37,7 @@ class DataCheck:
         return {f"{DATA}{k}": self._digest(epoch, k, 1.0) for k in self._indices(epoch)}
 
     def again(self, epoch: int) -> dict[str, int]:
-        """Return other digests of the same samples; :data:`UNSTABLE` for one that changes."""
+        """Return other digests of the same samples; `UNSTABLE` for one that changes."""
         found = {}
         for index in self._indices(epoch):
             read = {self._digest(epoch, index, SCALE) for _ in range(READS)}
@@ -64,11 +60,9 @@ class DataCheck:
 
 
 def held(dataset: Any, index: int) -> Any:
-    """Return what ``dataset`` holds at ``index`` in lists of numbers and names, read nothing else.
-
-    It is for a data set that loader processes read: one that opens a file where it is first read
-    must not do so in the process that forks them.
-    """
+    """Return what `dataset` holds at `index` in lists of numbers and names, read nothing else."""
+    # It is for a data set that loader processes read: one that opens a file where it is first read
+    # must not do so in the process that forks them.
     found: dict[str, Any] = {}
     while dataset is not None:
         own, length = getattr(dataset, "__dict__", {}), len(dataset)
@@ -89,10 +83,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _content(value: Any, scale: float, with_texts: bool) -> Any:
-    """Return what is compared of a sample: numbers, rounded if they are no integers, and bytes.
-
-    Texts are compared if there is nothing else: they may be paths, which differ between hosts.
-    """
+    """Return what is compared of a sample: numbers, rounded if they are no integers, and bytes."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = vars(value)
     if isinstance(value, Mapping):

@@ -19,41 +19,18 @@ Weights = TypeVar("Weights")
 
 
 class JobBalance(LayerBalance):
-    """A record of the norms of a model's layers, by the number of samples that the job has trained.
-
-    A script gets it from ``edl.diagnose.layer_balance(model)`` of its framework's module. It is an
-    :class:`edl.diagnose.LayerBalance`, but :meth:`record` counts the samples of all workers itself,
-    and does nothing in a newcomer's warm-up.
-    """
+    """A record of the norms of a model's layers."""
 
     def record(self, samples: float | None = None) -> None:
-        """Record the present norms of the layers' weights; the script calls this after an update.
-
-        A row is appended to this worker's record; rows at the same number of samples, or at a
-        higher one, are dropped. A newcomer that warms up records nothing, because the result of its
-        warm-up is discarded.
-
-        Args:
-            samples: how many samples the job has trained, over all epochs; None: the number that
-                edl's loader has counted.
-
-        Raises:
-            UsageError: if ``samples`` is None and this script has no loader of edl; or if
-                ``samples`` is negative or not finite.
-        """
+        """Record the present norms of the layers' weights; the script calls this after an update"""
+        # A newcomer that warms up records nothing, because the result of its warm-up is discarded.
         if is_initialized() and current_worker().warming_up:
             return
         super().record(_trained() if samples is None else samples)
 
 
 def _trained() -> int:
-    """Return how many samples all workers together have trained, over all epochs, by edl's loader.
-
-    The samples of the present update are counted.
-
-    Raises:
-        UsageError: if this script has no loader of edl.
-    """
+    """How many samples all workers together have trained, over all epochs, by edl's loader"""
     if not is_initialized() or not current_worker().loader.progress.attached:
         raise UsageError(
             "balance.record() takes the samples from edl's loader, and there is none here; give "
@@ -63,17 +40,7 @@ def _trained() -> int:
 
 
 def chosen(found: Mapping[str, Weights], layers: Iterable[str] | None) -> dict[str, Weights]:
-    """Return a new dict of the chosen layers' weight matrices, by layer name.
-
-    They are in the order of ``layers``; a name that occurs twice counts once.
-
-    Args:
-        found: all weight matrices of the model, by layer name.
-        layers: the names of the layers to take, or one name; None: all of ``found``, in its order.
-
-    Raises:
-        UsageError: if a name in ``layers`` is not in ``found``.
-    """
+    """Return a new dict of the chosen layers' weight matrices, by layer name."""
     if layers is None:
         return dict(found)
     names = [layers] if isinstance(layers, str) else [*layers]

@@ -22,17 +22,7 @@ PLAIN_BYTES = 8  # what a number or a text counts for, whatever it is
 
 
 def places(state: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield for each value in nested containers a tuple: (its name, its container, its key).
-
-    The container is the dict, list or tuple that holds the value, so ``container[key]`` is the
-    value. The name joins the keys on the way with dots, such as ``optimizer.0.weight.exp_avg``; the
-    key in a list or tuple is the index. The order is that of the containers, depth first. An empty
-    container yields nothing.
-
-    Args:
-        state: a dict, list or tuple, which may hold others.
-        prefix: what each name begins with.
-    """
+    """Yield for each value in nested containers a tuple: (its name, its container, its key)."""
     for key, value in state.items() if isinstance(state, dict) else enumerate(state):
         name = f"{prefix}{key}"
         if isinstance(value, (dict, list, tuple)):
@@ -43,44 +33,26 @@ def places(state: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """The bytes from ``start`` to before ``stop`` of one named value in a training state.
+    """The bytes from `start` to before `stop` of one named value in a training state."""
 
-    Attributes:
-        name: the name of the value, as :func:`places` yields it.
-        value: the whole value, not only the range: an array, or a plain Python value.
-        start: the first byte of the range, counted in the value from 0.
-        stop: the byte after the range. A value that is no array counts as 8 bytes.
-        is_whole: whether the range is the whole value.
-    """
-
-    name: str
-    value: Any
-    start: int
-    stop: int
-    is_whole: bool
+    name: str  # the name of the value, as `places` yields it
+    value: Any  # the whole value, not only the range: an array, or a plain Python value
+    start: int  # the first byte of the range, counted in the value from 0
+    stop: int  # the byte after the range. A value that is no array counts as 8 bytes.
+    is_whole: bool  # whether the range is the whole value
 
 
 class StateArrays:
-    """A list of all values in a training state, to read one group of its bytes at a time.
+    """A list of all values in a training state, to read one group of its bytes at a time."""
 
-    The bytes of the state are cut into groups (:class:`edl.core.step.state_check.StateGroup`), and
-    :meth:`within` returns the values of one group. It lists the state's values anew only for group
-    0, for a group with values other than arrays, and if a container lacks a value that was listed,
-    because to list them each time would cost more than the digests. For any other group it uses the
-    old list, and reads each array anew from the container that holds it.
-
-    Args:
-        state: a function without arguments that returns the present state: a dict of values and of
-            further containers.
-        size_of: a function of a value that returns its size in bytes if it is an array, else None.
-
-    Attributes:
-        most_groups: into how many groups the state may be cut; None, as at first: into any number.
-    """
+    # It lists the state's values anew only for group 0, for a group with values other than arrays,
+    # and if a container lacks a value that was listed, because to list them each time would cost
+    # more than the digests.
 
     def __init__(
         self, state: Callable[[], dict[str, Any]], size_of: Callable[[Any], int | None]
     ) -> None:
+        # into how many groups the state may be cut; None, as at first: into any number
         self.most_groups: int | None = None
         self._state, self._size_of = state, size_of
         self._places: list[tuple[str, Any, Any]] = []  # name, container, key
@@ -89,21 +61,13 @@ class StateArrays:
         self._is_listed = False
 
     def forget(self) -> None:
-        """Drop the list, so the next :meth:`within` lists the state's values anew.
-
-        All workers of the ring must call this between the same two steps; otherwise they may cut
-        the state into different groups, whose digests cannot be compared.
-        """
+        """Drop the list, so the next `within` lists the state's values anew."""
+        # All workers of the ring must call this between the same two steps; otherwise they may cut
+        # the state into different groups, whose digests cannot be compared.
         self._is_listed = False
 
     def within(self, group: StateGroup) -> list[ByteRange]:
-        """Return the byte ranges of the state that belong to ``group``, with the present values.
-
-        They are in the order of :func:`places`. A value at the border of two groups is in both,
-        with a part of its bytes in each. If ``group`` is one of more groups than the state may be
-        cut into, the result has the ranges of a larger group, or is empty if no larger group is due
-        (:func:`edl.core.step.state_check.coarser`).
-        """
+        """Return the byte ranges of the state that belong to `group`, with the present values."""
         larger = coarser(group, self.most_groups)
         return [] if larger is None else self._within(larger)
 
@@ -132,26 +96,12 @@ class StateArrays:
 
 
 def of_bytes(kind: str, data: Any) -> int:
-    """Return the digest (CRC-32, from 0 to 2**32 - 1) of a buffer.
-
-    Args:
-        kind: a text that enters the digest first, such as the type of an array, so that equal bytes
-            of different types have different digests.
-        data: the buffer, such as bytes or an array of bytes.
-    """
+    """Return the digest (CRC-32, from 0 to 2**32 - 1) of a buffer."""
     return zlib.crc32(data, zlib.crc32(kind.encode()))
 
 
 def of_array(array: np.ndarray[Any, Any], start: int = 0, stop: int | None = None) -> int | None:
-    """Return the digest of a part of an array's bytes; None if the array holds Python objects.
-
-    The type and the shape of the array enter the digest, too.
-
-    Args:
-        array: the NumPy array of which a part is digested.
-        start: the first byte that enters the digest, from 0 in the array's bytes in C order.
-        stop: the byte after the last one that enters; None: the end of the array.
-    """
+    """Return the digest of a part of an array's bytes; None if the array holds Python objects."""
     if array.dtype.hasobject:
         return None
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -159,15 +109,7 @@ def of_array(array: np.ndarray[Any, Any], start: int = 0, stop: int | None = Non
 
 
 def of_value(value: Any, start: int = 0, stop: int | None = None) -> int | None:
-    """Return the digest of a value of a training state; None if its type is not compared.
-
-    Args:
-        value: a NumPy array or scalar, or a plain Python value (a type in :data:`PLAIN`, such as an
-            int or str); None is the result for any other, and for an array of Python objects.
-        start: the first byte that enters the digest, if ``value`` is an array; else it has no
-            effect, for all of the value enters.
-        stop: the byte after the last one that enters, if ``value`` is an array; None: its end.
-    """
+    """Return the digest of a value of a training state; None if its type is not compared."""
     if isinstance(value, np.ndarray):
         return of_array(value, start, stop)
     if isinstance(value, np.generic):

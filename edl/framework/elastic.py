@@ -64,16 +64,9 @@ _STATE_IS_OURS = (
 
 @dataclass
 class Plain:
-    """A wrapper of one attribute of an elastic state, such as a number or a list.
+    """A wrapper of one attribute of an elastic state, such as a number or a list."""
 
-    It marks the attribute in what :class:`State` copies and sends: the whole of it is copied by
-    :mod:`copy`, and sent as a pickle, not as separate tensors.
-
-    Attributes:
-        value: the attribute's value.
-    """
-
-    value: Any
+    value: Any  # the attribute's value
 
 
 class State(ABC):
@@ -221,20 +214,8 @@ class State(ABC):
         self._began = time.monotonic()
 
     def _pass(self, commit: bool) -> None:
-        """Do the work of :meth:`commit` and :meth:`check_host_updates`.
-
-        Save the attributes if asked to, agree with all workers whether to switch to another ring,
-        and raise if so. All workers must call this at the same point. A newcomer in its warm-up
-        saves nothing; it raises to leave the wrapped function after an update, at its second call
-        of this method, or when the function has run for :data:`WARM_UP_S` seconds.
-
-        Args:
-            commit: whether to save in any case; else the attributes are saved only if a switch is
-                due.
-
-        Raises:
-            HostsUpdatedInterrupt: if workers join or leave, or the warm-up ends.
-        """
+        """Do the work of `commit` and `check_host_updates`."""
+        # All workers must call this at the same point.
         worker = self._training
         if worker is not None and worker.warming_up:
             self._points += 1
@@ -267,10 +248,7 @@ class State(ABC):
         return self._digested(self._compared.within(group))
 
     def _parts(self) -> set[str]:
-        """Return the names of the attributes that this worker sends or expects to receive.
-
-        They are the keys of the dict from :meth:`_values`, and must be the same on all workers.
-        """
+        # They are the keys of the dict from `_values`, and must be the same on all workers.
         return set(self._names)
 
     # --- what a framework knows ---
@@ -285,65 +263,34 @@ class State(ABC):
 
     @abstractmethod
     def _trained(self) -> dict[str, Any]:
-        """Return the values that must stay equal because gradients are averaged, in a nested dict.
-
-        These are the parameters and the state of their optimizers. Statistics of a forward pass
-        (such as those of batch normalisation) and all other attributes are left out, because a
-        script may keep numbers of each worker's own in them.
-        """
+        """Return the values that averaged gradients must find equal, in a nested dict."""
+        # Statistics of a forward pass (such as those of batch normalisation) and all other
+        # attributes are left out, because a script may keep numbers of each worker's own in them.
 
     @staticmethod
     @abstractmethod
     def _size_of(value: Any) -> int | None:
-        """Return the size in bytes of ``value``, an array or tensor of the state; else None."""
+        """Return the size in bytes of `value`, an array or tensor of the state; else None."""
 
     @abstractmethod
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return the digest (CRC-32) of each byte range in ``parts`` by the name of its value.
-
-        A value of a type that is not compared is left out.
-        """
+        """Return the digest (CRC-32) of each byte range in `parts` by the name of its value."""
 
     @abstractmethod
     def _values(self) -> dict[str, Any]:
-        """Return the present attributes by name, in the form in which workers send them.
-
-        They need not be copies, so later updates may change them (see :meth:`_copied`).
-        """
+        """Return the present attributes by name, in the form in which workers send them."""
 
     @abstractmethod
     def _put(self, values: dict[str, Any]) -> None:
-        """Set the attributes to copies of ``values``, in the form that :meth:`_values` returns.
-
-        Later changes of the attributes do not change ``values``.
-        """
+        """Set the attributes to copies of `values`, in the form that `_values` returns."""
 
     @abstractmethod
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``values`` that later updates do not change.
-
-        The copy may use the memory of the one that the previous call returned, so only the last
-        copy is valid.
-
-        Args:
-            values: the attributes, as :meth:`_values` returns them.
-        """
+        """Return a copy of `values` that later updates do not change."""
 
     @abstractmethod
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
-        """Broadcast the attributes of rank ``root``; return them where ``keep`` is true, else None.
-
-        The result has the form that :meth:`_values` returns. The attributes are not changed.
-
-        Args:
-            ring: the ring to broadcast in; all its workers call this.
-            root: the rank that sends.
-            values: on the root, the dict that :meth:`_values` returns; None on all other workers.
-            keep: whether this worker needs the received values.
-
-        Raises:
-            RingBroken: if a worker is gone.
-        """
+        """Broadcast the attributes of rank `root`; return them where `keep` is true, else None."""
 
 
 def run(
@@ -352,27 +299,7 @@ def run(
     broken: RingFailure,
     state_name: str,
 ) -> Callable[..., Any]:
-    """Wrap a function for elastic training: the implementation of each framework's ``elastic.run``.
-
-    The wrapper lets its worker join the job, warms a newcomer up, and calls ``function`` again
-    after each switch and each repair, until ``function`` returns. An error that does not come from
-    a broken ring or a switch is passed on. The training of a job is one call of one wrapper.
-
-    Args:
-        function: the script's training function; its first argument is a :class:`State`.
-        failures: the exceptions that Horovod's collectives raise in this framework when the ring
-            breaks.
-        broken: a function of such an exception that returns its text about the broken ring; None if
-            the exception is another error.
-        state_name: the name of the framework's state class, for error messages.
-
-    Returns:
-        The wrapper. It returns the result of ``function``, or None on a worker that was interrupted
-        in the last steps and got the final state from another worker. It raises UsageError for a
-        state that is not edl's, a second call, or a collective that Horovod refuses in any ring;
-        WorkerEvicted or JobFailed if the worker or the job cannot go on; and SystemExit (code 0) if
-        the job goes on without this worker.
-    """
+    """Wrap a function for elastic training: the implementation of each framework's `elastic.run`"""
 
     @functools.wraps(function)
     def wrapper(state: State, *arguments: Any, **named: Any) -> Any:
@@ -408,17 +335,7 @@ def run(
 
 
 def _ring_broken(error: Exception, generation: int, broken: RingFailure) -> RingBroken:
-    """Return the error of a collective as edl's error that the ring broke.
-
-    Args:
-        error: what the collective raised.
-        generation: the number of the generation whose ring it used.
-        broken: as for :func:`run`.
-
-    Raises:
-        UsageError: Horovod refuses the collective in any ring.
-        Exception: ``error`` itself, if it does not come from a broken ring.
-    """
+    """Return the error of a collective as edl's error that the ring broke."""
     why = broken(error)
     if why is None:
         raise error
@@ -428,18 +345,7 @@ def _ring_broken(error: Exception, generation: int, broken: RingFailure) -> Ring
 
 
 def warmed_up(worker: Worker) -> None:
-    """End a newcomer's warm-up if it has made an update before; call this right before each update.
-
-    Nothing happens (it returns None) on a worker that does not warm up, or before its first update.
-
-    Args:
-        worker: the worker that this process is.
-
-    Raises:
-        HostsUpdatedInterrupt: to leave the wrapped function, so the newcomer can join.
-        UsageError: if the script trains outside of ``elastic.run``, so there is no function to
-            leave.
-    """
+    """End a newcomer's warm-up if it made an update before; call this right before each update"""
     if worker.warming_up and worker.script.begun > 0:
         if not _running:
             raise UsageError(
@@ -455,24 +361,7 @@ def _enlist(
     failures: tuple[type[Exception], ...],
     broken: RingFailure,
 ) -> Worker:
-    """Make ``state`` the state that newcomers get, and return this process's worker.
-
-    From then on the script, not edl's loader, keeps the position in the data, and ``on_reset`` of
-    ``state`` is called in each new ring. If that ring breaks in a collective of a callback, it is
-    repaired, and the callbacks are called again.
-
-    Args:
-        state: the first argument of the script's training function.
-        state_name: the name of the framework's state class, for error messages.
-        failures: as for :func:`run`.
-        broken: as for :func:`run`.
-
-    Raises:
-        UsageError: if ``state`` is not a state of edl, if another wrapped function has trained to
-            its end in this process, if the class of ``state`` overrides ``sync()``, or if the
-            script also uses ``edl.track``, edl's own loader, optimizer or checkpoints, or a policy
-            that needs them.
-    """
+    """Make `state` the state that newcomers get, and return this process's worker."""
     worker = current_worker()
     if not isinstance(state, State):
         raise UsageError(_STATE_IS_OURS.format(state_name))
@@ -500,17 +389,8 @@ def _enlist(
 
 
 def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
-    """Call ``train`` on a newcomer before it joins, until it has made an update; undo the update.
-
-    The first update is slow, because libraries are loaded and graphs are built in it. The state is
-    saved before by its own ``save()``, and set back afterwards by its own ``restore()``. An error
-    of ``train`` other than the end of the warm-up is passed on, and nothing is set back.
-
-    Args:
-        worker: the worker that this process is, a newcomer.
-        state: the elastic state that ``train`` changes.
-        train: the script's training function, with its arguments bound.
-    """
+    """Call `train` on a newcomer before it joins, until it has made an update; undo the update."""
+    # The first update is slow, because libraries are loaded and graphs are built in it.
     state.save()
     try:
         with _training(state, worker):
@@ -522,11 +402,7 @@ def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def _training(state: State, worker: Worker) -> Iterator[None]:
-    """Mark the script's training function as running on ``worker`` during the ``with`` block.
-
-    Only within the block do commits of ``state`` let workers join and leave, and is
-    :func:`is_running` True.
-    """
+    """Mark the script's training function as running on `worker` during the `with` block."""
     global _running
     state.trains(worker)
     _running = True
@@ -538,10 +414,7 @@ def _training(state: State, worker: Worker) -> Iterator[None]:
 
 
 def is_running() -> bool:
-    """Return whether this process is inside a function that ``elastic.run`` has wrapped.
-
-    It is True during a newcomer's warm-up, too, and False while workers switch to another ring.
-    """
+    """Return whether this process is inside a function that `elastic.run` has wrapped."""
     return _running
 
 

@@ -61,21 +61,13 @@ _first: list[Callable[[], None]] = []  # what the exit handler calls before it c
 
 
 def arm() -> None:
-    """Declare that this process has a launcher, which is to be told how the process ends.
-
-    Without this call :func:`say_refused` and this module's exit handler do nothing.
-    """
+    """Declare that this process has a launcher, which is to be told how the process ends."""
     global _armed
     _armed = True
 
 
 def fails(code: int = 1) -> None:
-    """Record that an exception ends the script; the process itself is not ended by this call.
-
-    Args:
-        code: the exit code of the process, which the launcher will be told; it replaces a code that
-            was recorded before.
-    """
+    """Record that an exception ends the script; the process itself is not ended by this call."""
     global _code
     _code = code
 
@@ -89,36 +81,28 @@ def fails_late(code: int = 1) -> None:
 
 
 def has_begun() -> bool:
-    """Return whether edl's exit handler (``atexit``) has begun to run, so this process is ending.
-
-    edl's handler of SIGTERM then does nothing. Exit handlers that a script has registered after
-    ``edl.init()`` run before edl's, so the result is still False in them.
-    """
+    """Return whether edl's exit handler (`atexit`) has begun to run, so this process is ending."""
     return _closing
 
 
 def call_first(function: Callable[[], None]) -> None:
-    """Let edl's exit handler call ``function`` before it closes the worker, the newest first.
-
-    An exit handler of its own would run earlier, and a SIGTERM would still end it, with a traceback
-    (see :func:`has_begun`). The function takes no arguments and raises nothing.
-    """
+    """Let edl's exit handler call `function` before it closes the worker, the newest first."""
+    # An exit handler of its own would run earlier, and a SIGTERM would still end it, with a
+    # traceback (see `has_begun`).
     _first.append(function)
 
 
 def ends_well() -> bool:
-    """Return whether, as far as is known, the script has ended by itself with exit code 0.
-
-    This is asked when the script has ended; while it runs normally the result is True. It is False
-    after an uncaught exception or another exit code than 0, and if the script has exited inside a
-    signal handler, because a signal asks this worker to end, and not the whole job.
-    """
+    """Return whether, as far as is known, the script has ended by itself with exit code 0."""
+    # It is False after an uncaught exception or another exit code than 0, and if the script has
+    # exited inside a signal handler, because a signal asks this worker to end, and not the whole
+    # job.
     shown = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
     return _code == 0 and not _by_signal and not isinstance(shown, Exception)
 
 
 def _in_signal_handler(frame: FrameType | None) -> bool:
-    """Return whether ``frame`` or a caller of it is one of a function that is set for a signal."""
+    """Return whether `frame` or a caller of it is one of a function that is set for a signal."""
     codes = _signal_handlers()
     while frame is not None:
         if frame.f_code in codes:
@@ -135,12 +119,10 @@ def _signal_handlers() -> set[object]:
 
 
 def _comes_from_signal(error: SystemExit) -> bool:
-    """Return whether ``error``, with which Python ends, was raised inside a signal handler.
-
-    A handler's frame is in the traceback. Before 3.12 Python has not attached the traceback yet if
-    no ``except``, ``finally`` or ``with`` has seen the error: then no frame runs any more, and a
-    frame of a handler is there only because a traceback has it.
-    """
+    """Return whether `error`, with which Python ends, was raised inside a signal handler."""
+    # Before 3.12 Python has not attached the traceback yet if no `except`, `finally` or `with` has
+    # seen the error: then no frame runs any more, and a frame of a handler is there only because a
+    # traceback has it.
     if error.__dict__.get(_BY_SIGNAL):
         return True
     codes, trace = _signal_handlers(), error.__traceback__
@@ -150,27 +132,15 @@ def _comes_from_signal(error: SystemExit) -> bool:
 
 
 def _status(code: object) -> int:
-    """Return the exit code that Python gives to a process that ends by a SystemExit.
-
-    ``code`` is the attribute of that name. The result is 0 for None, the lowest 8 bits of a number,
-    and 1 for a message.
-    """
+    """Return the exit code that Python gives to a process that ends by a SystemExit."""
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1
 
 
 def leave(status: Any = None, /) -> NoReturn:
-    """Raise SystemExit, as Python's ``sys.exit`` does, in whose place this function is.
-
-    It is a function of the module so that ``edl.run`` can send a function that uses it.
-
-    Args:
-        status: the exit code, a message, or None for success.
-
-    Raises:
-        SystemExit: always; it notes whether this was called inside a signal handler.
-    """
+    """Raise SystemExit, as Python's `sys.exit` does, in whose place this function is."""
+    # It is a function of the module so that `edl.run` can send a function that uses it.
     try:
         _plain_exit(status)
     except SystemExit as error:
@@ -180,26 +150,12 @@ def leave(status: Any = None, /) -> NoReturn:
 
 
 def _see_exits() -> None:
-    """Record from now on the exit code of a SystemExit that ends this process, and its cause.
-
-    The interpreter does not tell exit handlers the exit code. It has dropped the exception when
-    they run, and calls no hook for it: not ``sys.excepthook``, and no method of the exception. All
-    that it does is to read the attribute ``code``, while no frame of Python runs any more. So this
-    function puts a property in the place of that attribute of the class: it returns what was there,
-    and knows by the missing frame that Python reads it to end the process.
-
-    Thus any SystemExit is seen, whatever raises it, and one of a subclass, too. A subclass of
-    edl's in the place of the name SystemExit would not do: ``except SystemExit`` would not catch
-    what C code and earlier subclasses raise, and :mod:`threading` reports an error for each class
-    but SystemExit itself. The class is written in C and refuses attributes, hence its dictionary is
-    taken from the garbage collector, and the interpreter is told to forget what it has looked up.
-    This was tried with Python 3.11, 3.12 and 3.13.
-
-    Two cases are not seen: a subclass with an own attribute ``code``, and, before Python 3.12, a
-    SystemExit of C code that no Python code has caught on its way. ``sys.exit`` would be one, so it
-    is replaced by a function that catches and raises it again; in the script as well, where the
-    name may have been imported before edl.
-    """
+    """Record from now on the exit code of a SystemExit that ends this process, and its cause."""
+    # A subclass of edl's in the place of the name SystemExit would not do: `except SystemExit`
+    # would not catch what C code and earlier subclasses raise, and `threading` reports an error for
+    # each class but SystemExit itself. `sys.exit` would be one, so it is replaced by a function
+    # that catches and raises it again; in the script as well, where the name may have been imported
+    # before edl.
     attributes = gc.get_referents(vars(SystemExit))[0]
     member, own_frame = attributes["code"], sys._getframe
 
@@ -217,10 +173,7 @@ def _see_exits() -> None:
 
 
 def _note_exit(error: SystemExit, code: object) -> None:
-    """Record with which exit code ``error`` ends this process, and whether a signal was the cause.
-
-    Nothing is recorded in any thread but the main one. ``code`` is what the error says.
-    """
+    """Record with which exit code `error` ends this process, and whether a signal was the cause."""
     global _code, _by_signal
     if threading.current_thread() is threading.main_thread():
         _code = _status(code)
@@ -228,54 +181,25 @@ def _note_exit(error: SystemExit, code: object) -> None:
 
 
 def say_ended(word: str = ENDED) -> None:
-    """Tell the launcher which stage the end of this process has reached, by renaming the process.
-
-    The new name is ``word``, a colon, and the exit code recorded so far; the launcher reads it from
-    the list of processes. If the job was told to end, another word stands for ``word``. A wrapper
-    around this process, such as a shell script, keeps its own name, so the launcher sees that only
-    the script has ended. Files that the script left open are flushed before.
-
-    Args:
-        word: :data:`~edl.core.host.process.EXITING` while exit handlers may still run,
-            :data:`~edl.core.host.process.ENDED` once only the interpreter is left.
-    """
+    """Tell the launcher which stage the end of this process has reached, by renaming the process"""
     _flush_files()
     shown = STOPPED[word] if _stopped else word
     Path(f"/proc/self/task/{os.getpid()}/comm").write_text(f"{shown}:{_code}")
 
 
 def say_refused() -> None:
-    """Tell the launcher that this worker ends because the job has refused it.
-
-    Call ``fails(error.exit_code)`` before: by this exit code the launcher knows not to start the
-    worker again. Call both before the other workers can see that this process is gone. Nothing
-    happens without a launcher (see :func:`arm`).
-    """
+    """Tell the launcher that this worker ends because the job has refused it."""
     if _armed:
         say_ended(EXITING)
 
 
 class Closing:
-    """A guard for the end of a worker's process: it calls ``close``, and limits its time.
+    """A guard for the end of a worker's process: it calls `close`, and limits its time."""
 
-    Make one, and call :meth:`start`; the rest happens when Python ends. Once ``close`` has taken 2
-    s (:data:`BREAK_S`), ``unblock`` is called. If ``close`` then takes a further 10 s
-    (:data:`CLOSE_S`) and ``settle_s()`` seconds, the launcher is told that the process has ended,
-    and soon ends it.
-
-    Args:
-        close: a function that leaves the ring and ends the session with ZooKeeper.
-        unblock: a function that breaks the ring, so ``close`` does not wait in it. It is called in
-            the watching thread, as ``settle_s`` is.
-        settle_s: a function that returns how many more seconds ``close`` may take, for a checkpoint
-            that is being written.
-        script_ended: a function that is called before ``close`` if the script has ended with
-            success, and the training thread, too. It may wait for other workers and start threads,
-            because Python still works fully then and no exit handler has run. An exception of it is
-            printed or logged.
-        stopped: a function that returns whether the process ends because its job was told to end;
-            the launcher is told that, too. It is called once, right before ``close``.
-    """
+    # It may wait for other workers and start threads, because Python still works fully then and no
+    # exit handler has run.
+    # `stopped`: a function that returns whether the process ends because its job was told to end;
+    # the launcher is told that, too.
 
     def __init__(
         self,
@@ -292,11 +216,9 @@ class Closing:
         self._trains_in: tuple[int, threading.Thread] | None = None
 
     def start(self) -> None:
-        """Register exit handlers that call ``script_ended`` and ``close`` when Python ends.
-
-        Also start the thread that watches ``close``, because no thread can be started at the end of
-        a process. Call this once, in the training thread.
-        """
+        """Register exit handlers that call `script_ended` and `close` when Python ends."""
+        # Also start the thread that watches `close`, because no thread can be started at the end of
+        # a process.
         self._trains_in = os.getpid(), threading.current_thread()
         threading.Thread(target=self._watch, name="edl-ending", daemon=True).start()
         atexit.register(self._run)
@@ -343,12 +265,7 @@ class Closing:
 
 
 class _AfterHandlers:
-    """An object whose ``__del__`` the interpreter runs right after the last exit handler.
-
-    For this, :func:`_last` puts one into ``sys.ps2``. Its ``__del__`` tells the launcher that only
-    the interpreter is left, and ends the process at once if the job has refused this worker, or if
-    the end of a job without a launcher has failed.
-    """
+    """An object whose `__del__` the interpreter runs right after the last exit handler."""
 
     def __del__(self) -> None:
         if _armed:
@@ -359,14 +276,9 @@ class _AfterHandlers:
 
 
 def _last() -> None:
-    """Tell the launcher that the script has ended, and speed up the interpreter's own end.
-
-    The garbage collections at the interpreter's end skip all objects that exist now, because there
-    is nothing to free. If Python still waits for processes of :mod:`multiprocessing`, the launcher
-    is not told here, but after the last exit handler. Nothing happens without a launcher (see
-    :func:`arm`), unless the end of the job has failed. This is the last of edl's exit handlers to
-    run; those that were registered before edl was imported run later.
-    """
+    """Tell the launcher that the script has ended, and speed up the interpreter's own end."""
+    # The garbage collections at the interpreter's end skip all objects that exist now, because
+    # there is nothing to free.
     if not (_armed or _is_late):
         return
     if _armed and not _waits_for_processes():
@@ -380,20 +292,14 @@ def _last() -> None:
 
 
 def _waits_for_processes() -> bool:
-    """Return whether a child process of :mod:`multiprocessing` runs for which Python waits.
-
-    At its end Python waits for all that are no daemons.
-    """
     library = sys.modules.get("multiprocessing")
     return library is not None and any(not one.daemon for one in library.active_children())
 
 
 def _flush_files() -> None:
-    """Flush the regular files that the script left open for writing, so no buffered data is lost.
-
-    Python itself flushes a file when the file is freed, but a file in a reference cycle may never
-    be freed at the interpreter's end.
-    """
+    """Flush the regular files that the script left open for writing, so no buffered data is lost"""
+    # Python itself flushes a file when the file is freed, but a file in a reference cycle may never
+    # be freed at the interpreter's end.
     for one in gc.get_objects():
         if not issubclass(type(one), io.IOBase):  # isinstance() would wake up lazy modules
             continue

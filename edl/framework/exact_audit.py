@@ -26,11 +26,7 @@ DIFFERS = (
 
 
 class ExactAudit:
-    """The comparison of the passes of audited steps, in one worker.
-
-    Args:
-        worker: the worker of this process.
-    """
+    """The comparison of the passes of audited steps, in one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -46,19 +42,13 @@ class ExactAudit:
         return self._worker.loader.sampler.audit.left > 0 and not self._worker.warming_up
 
     def begin_pass(self, step: int) -> None:
-        """Note the batch that the script gets now, in the open step with the number ``step``."""
+        """Note the batch that the script gets now, in the open step with the number `step`."""
         if step != self._step:
             self._step, self._passes = step, {}
         self._newest = self._worker.loader.engine.batches.newest
 
     def end_pass(self, digests: Callable[[], Mapping[str, int]]) -> None:
-        """Note the results of the pass that has ended, if its step is audited.
-
-        A padding batch has none.
-
-        Args:
-            digests: returns for each value that the pass has computed its digest, by its name.
-        """
+        """Note the results of the pass that has ended, if its step is audited."""
         batch, loader = self._newest, self._worker.loader
         if batch is None or not self.is_on or not (batch.repeats or loader.batch_weight):
             return
@@ -73,26 +63,9 @@ class ExactAudit:
         alike: Sequence[tuple[int, str]],
         together: Together,
     ) -> None:
-        """Compare the passes of all workers; do nothing in a step that is not audited.
-
-        All workers call it at the end of the step, before the gradients are added up. Where a ring
-        breaks, the repaired step is not audited.
-
-        Args:
-            names: the names of all values, the same on all workers and in the same order.
-            logical: the number of logical workers that train in the step.
-            alike: what has to be equal on all workers, as :func:`exact_means` takes it; it is
-                checked first, because a difference there explains others.
-            together: as :func:`exact_means` takes it.
-
-        Raises:
-            RingBroken: ``together`` has raised it; or a newcomer's result differs from an old
-                worker's, and this worker goes on without the newcomer.
-            NewcomerDiffers: this worker is that newcomer.
-            UsageError: a number of ``alike`` differs.
-            JobFailed: two results of other workers differ; rank 0 has saved the state before the
-                step.
-        """
+        """Compare the passes of all workers; do nothing in a step that is not audited."""
+        # `alike`: what has to be equal on all workers, as `exact_means` takes it; it is checked
+        # first, because a difference there explains others.
         if not self.is_on:
             return
         check_alike(alike, together)
@@ -108,7 +81,7 @@ class ExactAudit:
             self._has_said = left > 0
 
     def _end(self, found: AuditMismatch) -> NoReturn:
-        """End a newcomer whose result differs, or the job; see :meth:`compare`."""
+        """End a newcomer whose result differs, or the job; see `compare`."""
         worker, loader = self._worker, self._worker.loader
         first, second = f"w{found.worker}", f"w{found.repeated_by}"
         by = f"{first} has twice" if first == second else f"{first} and {second} have"
@@ -132,7 +105,7 @@ class ExactAudit:
         )
 
     def _log(self, left: int) -> None:
-        """Add an event about the audited steps since the last one; ``left`` more are to come."""
+        """Add an event about the audited steps since the last one; `left` more are to come."""
         steps, compared, apart = self._steps, self._compared, self._apart
         self._steps = self._compared = self._apart = 0
         if not compared:

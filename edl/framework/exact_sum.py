@@ -24,16 +24,7 @@ CHUNK = 1 << 16  # elements that are rounded at once, so that they stay in the p
 
 
 def rounding_constant(largest: float, summands: int) -> float:
-    """Return the constant that rounds numbers so that their sums in float64 are exact.
-
-    Args:
-        largest: no summand is larger than this, in absolute value; at least 0.
-        summands: how many numbers are added up at most, over all workers; at least 1.
-
-    Returns:
-        The constant; 0.0 if all summands are 0. It is inf, by which each sum becomes nan, if
-        ``largest`` is not finite, or so large that float64 has no such constant (some 2**970).
-    """
+    """Return the constant that rounds numbers so that their sums in float64 are exact."""
     if not math.isfinite(largest):
         return math.inf
     if largest == 0.0:
@@ -47,18 +38,7 @@ def rounding_constant(largest: float, summands: int) -> float:
 def add_rounded(
     total: Any, summands: Sequence[tuple[Any, float]], constant: float, scratch: Any
 ) -> None:
-    """Set ``total`` to the sum of ``summands``, each rounded by ``constant``; see the module.
-
-    All of them are arrays of NumPy, or all are tensors of PyTorch on one device.
-
-    Args:
-        total: a float64 array of one dimension; its former values do not matter.
-        summands: pairs of an array of one dimension, with as many elements as ``total`` and any
-            floating-point type, and the factor for it, which is applied before it is rounded.
-        constant: the result of :func:`rounding_constant` for all summands of all workers.
-        scratch: a float64 array of one dimension, which is overwritten, and has elements if
-            ``total`` has. So many elements are rounded at once (at best :data:`CHUNK`).
-    """
+    """Set `total` to the sum of `summands`, each rounded by `constant`; see the module."""
     chunk = max(1, len(scratch))
     for begin in range(0, len(total), chunk):
         sums = total[begin : begin + chunk]
@@ -78,17 +58,7 @@ def add_rounded(
 def divide_into(
     result: Any, total: Any, divisor: float, whole: bool = False, chunk: int = CHUNK
 ) -> None:
-    """Set ``result`` to ``total`` divided by ``divisor``; ``total`` is changed, too.
-
-    Both are arrays of NumPy, or tensors of PyTorch.
-
-    Args:
-        result: an array of one dimension, of any type.
-        total: a float64 array of one dimension, with as many elements.
-        divisor: the number to divide by, not 0.
-        whole: whether ``result`` has whole numbers, to which the quotients are rounded.
-        chunk: how many elements are divided at once.
-    """
+    """Set `result` to `total` divided by `divisor`; `total` is changed, too."""
     for begin in range(0, len(total), chunk):
         part = total[begin : begin + chunk]
         part /= divisor

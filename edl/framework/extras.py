@@ -10,16 +10,7 @@ from edl.errors import UsageError
 
 
 def import_adapter(module: str, libraries: Collection[str], extra: str) -> ModuleType:
-    """Import a module of edl that needs libraries which edl itself does not need.
-
-    Args:
-        module: the full name of the module.
-        libraries: the names by which Python imports these libraries.
-        extra: the extra of edl that installs them.
-
-    Raises:
-        UsageError: one of the libraries is not installed.
-    """
+    """Import a module of edl that needs libraries which edl itself does not need."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -11,16 +11,7 @@ from typing import Any
 
 
 class FirstBatch:
-    """A thread that loads a newcomer's first batch from an iterator.
-
-    It begins to load when the object is made. The training thread asks :attr:`has_come`, and ends
-    the thread by :meth:`take` or :meth:`discard`.
-
-    Args:
-        batches: the iterator; no other thread may use it until :meth:`take` or :meth:`discard`
-            returns.
-        missing: what :meth:`take` returns if the iterator is at its end.
-    """
+    """A thread that loads a newcomer's first batch from an iterator."""
 
     def __init__(self, batches: Iterator[Any], missing: object) -> None:
         self._batches = batches
@@ -34,17 +25,11 @@ class FirstBatch:
 
     @property
     def has_come(self) -> bool:
-        """Whether :meth:`take` need not wait: the batch is loaded, there is none, or it failed."""
+        """Whether `take` need not wait: the batch is loaded, there is none, or it failed."""
         return self._come.is_set()
 
     def take(self) -> Any:
-        """Wait until the batch is loaded, and return it; return ``missing`` if there is no batch.
-
-        The thread has ended then, and the caller may take further batches from the iterator.
-
-        Raises:
-            Exception: the exception that loading the batch has raised, of any type.
-        """
+        """Wait until the batch is loaded, and return it; return `missing` if there is no batch."""
         self._taken.set()
         self._thread.join()
         if self._error is not None:
@@ -52,22 +37,15 @@ class FirstBatch:
         return self._batch
 
     def discard(self) -> None:
-        """Wait until the batch is loaded, and drop it, or the error that loading it has raised.
-
-        The thread has ended then, and other threads may use the iterator.
-        """
+        """Wait until the batch is loaded, and drop it, or the error that loading it has raised."""
         self._wanted = False
         self._taken.set()
         self._thread.join()
 
     def may_form(self) -> bool:
-        """Return whether the framework's loader may form one more batch; False after a discard.
-
-        The loader calls this before it forms each batch after the first. In this object's thread
-        the call marks the first batch as loaded. Then it waits until :meth:`take` or
-        :meth:`discard` is called, because which samples the second batch has depends on the steps
-        that are trained until then. In other threads it returns at once.
-        """
+        """Return whether the framework's loader may form one more batch; False after a discard."""
+        # Then it waits until `take` or `discard` is called, because which samples the second batch
+        # has depends on the steps that are trained until then.
         if threading.current_thread() is self._thread:
             self._come.set()
             self._taken.wait()

@@ -30,17 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def tell(trained_file: str, imports_file: str) -> None:
-    """Tell the launcher that this worker has trained a step, and which modules it has imported.
-
-    Both files are written before the return. If one cannot be written, a warning is logged, and
-    the call returns.
-
-    Args:
-        trained_file: the path of the file to write, which says that a step is trained. An empty
-            text: no launcher looks for such a file.
-        imports_file: the path of the file for the list of modules; a file that exists stays as it
-            is. An empty text: no launcher needs the list.
-    """
+    """Tell the launcher that this worker has trained a step, and which modules it has imported."""
     try:
         if trained_file:
             Path(trained_file).write_text(f"{time.monotonic():.3f}")
@@ -51,22 +41,9 @@ def tell(trained_file: str, imports_file: str) -> None:
 
 
 def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Write the names of the imported modules to a file, completely or not at all.
-
-    A file that exists is replaced. The file is a JSON object, readable by this user only, with the
-    keys ``modules`` (a list of the installed modules), ``own`` (the script's own modules, from name
-    to path) and ``environment`` (the changed variables by name; null: removed).
-
-    Args:
-        path: the file to write.
-        started_with: the environment variables that this process was started with.
-        now: the environment variables at the time of the call. Their changes are written because a
-            script sets variables that libraries read when they are imported, so the process that
-            imports the modules for the next workers must set them as well.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
+    """Write the names of the imported modules to a file, completely or not at all."""
+    # Their changes are written because a script sets variables that libraries read when they are
+    # imported, so the process that imports the modules for the next workers must set them as well.
     names = sorted(started_with.keys() | now.keys())
     changed = {name: now.get(name) for name in names if started_with.get(name) != now.get(name)}
     installed, own = divided(sys.modules)
@@ -82,17 +59,8 @@ def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str,
 
 
 def divided(modules: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Divide the imported modules into installed ones and the script's own, in import order.
-
-    Args:
-        modules: the modules by name, as in :data:`sys.modules`.
-
-    Returns:
-        A pair: the names of the modules that come from Python or from installed packages; and a
-        dict of the script's own modules, from name to absolute path. These are listed apart because
-        their files may have changed when the next worker starts. The script itself, modules without
-        a file, and second names of a module are in neither.
-    """
+    """Divide the imported modules into installed ones and the script's own, in import order."""
+    # These are listed apart because their files may have changed when the next worker starts.
     roots = tuple(f"{root}{os.sep}" for root in _roots())
     installed: list[str] = []
     own: dict[str, str] = {}

@@ -25,41 +25,25 @@ _held = threading.local()  # the signal masks from before the forks that this th
 
 
 def free_all_forks() -> None:
-    """Make every future fork of this process close its internet sockets, and let SIGTERM end it.
-
-    A fork is a child process that Python makes by ``os.fork()``. Only the first call has an effect.
-    """
+    """Make every future fork of this process close its internet sockets, and let SIGTERM end it."""
     end_forks_by_sigterm()
     _free_from_the_network()
 
 
 @functools.cache
 def end_forks_by_sigterm() -> None:
-    """Let SIGTERM end every future fork of this process, even right after the fork was made.
-
-    Each fork gets the default handler of SIGTERM; this process keeps its own. The signal is blocked
-    in the forking thread until then, so one that comes earlier waits. Only the first call has an
-    effect.
-    """
+    """Let SIGTERM end every future fork of this process, even right after the fork was made."""
     os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_let_sigterm_end)
 
 
 @functools.cache
 def _free_from_the_network() -> None:
-    """Make every future fork of this process close its internet sockets, right after it was made.
-
-    The sockets of this process stay open. Only the first call has an effect.
-    """
     os.register_at_fork(after_in_child=let_go_of_the_network)
 
 
 @contextmanager
 def holding_sigterm() -> Iterator[None]:
-    """Block SIGTERM in this thread during the ``with`` block; one that comes meanwhile waits.
-
-    A process that is forked within the block starts with SIGTERM blocked. At the end of the block
-    the thread's signal mask is again what it was before.
-    """
+    """Block SIGTERM in this thread during the `with` block; one that comes meanwhile waits."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -90,11 +74,7 @@ def is_ours(handler: object) -> bool:
 
 
 def let_go_of_the_network() -> None:
-    """Replace every internet socket of this process, a fork, by the null device ``/dev/null``.
-
-    Unix sockets and the sockets of the parent stay as they are. The descriptor numbers stay in use.
-    So code that still knows one of them cannot close, by that number, a file that was opened later.
-    """
+    """Replace every internet socket of this process, a fork, by the null device `/dev/null`."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
         try:

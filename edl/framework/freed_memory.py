@@ -19,17 +19,7 @@ KEPT_AT_THE_END = 512 << 20  # bytes: free memory at the end of the heap beyond 
 
 
 def keep_freed_memory(environment: Mapping[str, str]) -> bool:
-    """Make the C library keep freed blocks of up to 256 MiB for later allocations of this process.
-
-    Nothing is changed where the user has set what glibc gives back (``MALLOC_TRIM_THRESHOLD_`` and
-    the like, ``GLIBC_TUNABLES`` with ``glibc.malloc``), and in C libraries other than glibc.
-
-    Args:
-        environment: the environment variables of this process.
-
-    Returns:
-        Whether the C library was told so.
-    """
+    """Make the C library keep freed blocks of up to 256 MiB for later allocations."""
     if any(name in environment for name in _OWN) or (
         "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
     ):

@@ -25,27 +25,9 @@ def gather_arrays(
     empty_fits: bool = False,
     exchange: Callable[[bytes], list[bytes]] | None = None,
 ) -> list[dict[str, Array]]:
-    """Return the arrays of all workers: one dict by name for each worker, in rank order.
-
-    All workers must call this at the same point between two steps, with the same names and types;
-    each waits for all. Shapes may differ. In a newcomer's warm-up the only dict is its own.
-
-    Args:
-        arrays: this worker's arrays, by name.
-        empty_fits: whether an array without elements may be of any type. It is then converted to
-            the type of the first worker whose array has elements.
-        exchange: a function that sends a message and returns those of all workers in rank order;
-            None: that of this worker, which works between two steps.
-
-    Returns:
-        New arrays, which may be changed.
-
-    Raises:
-        UsageError: if names or types differ, or if this is called inside a step or outside of the
-            training.
-        RingBroken: if a worker is gone, in a script with an elastic state.
-        WorkerEvicted, JobFailed: if this worker or the job cannot go on.
-    """
+    """Return the arrays of all workers: one dict by name for each worker, in rank order."""
+    # All workers must call this at the same point between two steps, with the same names and types;
+    # each waits for all.
     forms = [[name, str(array.dtype), [*array.shape]] for name, array in sorted(arrays.items())]
     header = json.dumps(forms).encode()
     parts = [np.ascontiguousarray(array).tobytes() for _, array in sorted(arrays.items())]
@@ -65,16 +47,7 @@ def gather_arrays(
 
 
 def check_rows(name: str, parts: list[Array]) -> None:
-    """Check that the arrays of all workers can be concatenated along the first dimension.
-
-    Args:
-        name: the name of the array in the script's dict, for the error message; empty: the script
-            gave one array without a name.
-        parts: the array of each worker, in rank order.
-
-    Raises:
-        UsageError: if the shapes differ in number of dimensions, or in any but the first.
-    """
+    """Check that the arrays of all workers can be concatenated along the first dimension."""
     shapes = [part.shape for part in parts]
     if len({shape[1:] for shape in shapes}) > 1 or len({len(shape) for shape in shapes}) > 1:
         raise UsageError(
@@ -84,16 +57,7 @@ def check_rows(name: str, parts: list[Array]) -> None:
 
 
 def check_same_shape(name: str, parts: list[Array]) -> None:
-    """Check that the arrays of all workers can be added up: their shapes must be equal.
-
-    Args:
-        name: the name of the array in the script's dict, for the error message; empty: the script
-            gave one array without a name.
-        parts: the array of each worker, in rank order.
-
-    Raises:
-        UsageError: if the shapes differ.
-    """
+    """Check that the arrays of all workers can be added up: their shapes must be equal."""
     shapes = [part.shape for part in parts]
     if len({*shapes}) > 1:
         raise UsageError(
@@ -103,12 +67,7 @@ def check_same_shape(name: str, parts: list[Array]) -> None:
 
 
 def _read(payload: bytes) -> dict[str, Array]:
-    """Return the arrays of one worker by name, from its message ``payload``.
-
-    The message has the length of a header in 8 bytes, the header (JSON: name, type and shape of
-    each array), and the bytes of the arrays; :func:`gather_arrays` sends it. The result has copies,
-    which may be changed.
-    """
+    """Return the arrays of one worker by name, from its message `payload`."""
     begin = LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")
     arrays = {}
     for name, kind, shape in json.loads(payload[LENGTH_BYTES:begin]):
@@ -119,14 +78,7 @@ def _read(payload: bytes) -> dict[str, Array]:
 
 
 def _with_fitting_types(found: list[dict[str, Array]]) -> list[dict[str, Array]]:
-    """Return the arrays of all workers, with empty ones converted to the type of the others.
-
-    The type is that of the first worker whose array of this name has elements. If no worker has
-    elements, the types stay.
-
-    Args:
-        found: the arrays by name, one dict for each worker in rank order; not changed.
-    """
+    """Return the arrays of all workers, with empty ones converted to the type of the others."""
     types: dict[str, Any] = {}
     for each in found:
         for name, array in each.items():

@@ -11,22 +11,14 @@ _hidden: EdlError | None = None
 
 
 def hide(error: EdlError) -> None:
-    """Remember ``error``, which a framework may replace by an error of its own.
-
-    :func:`unhiding` then raises the remembered error in place of the framework's. Only the error of
-    the last call is remembered, for all threads.
-    """
+    """Remember `error`, which a framework may replace by an error of its own."""
     global _hidden
     _hidden = error
 
 
 @contextmanager
 def unhiding() -> Iterator[None]:
-    """Raise the error that :func:`hide` has remembered, in place of a framework's error for it.
-
-    An error that leaves the ``with`` block is replaced if its text contains the text of the
-    remembered error. Errors of edl (EdlError) and all others pass as they are.
-    """
+    """Raise the error that `hide` has remembered, in place of a framework's error for it."""
     try:
         yield
     except Exception as error:
@@ -36,10 +28,6 @@ def unhiding() -> Iterator[None]:
 
 
 def hidden_in(error: BaseException) -> EdlError | None:
-    """Return the error of edl that a framework has replaced by ``error``; None if it has not.
-
-    It is the error that :func:`hide` has remembered last. A framework has replaced it if the text
-    of ``error`` contains its text, and ``error`` is no EdlError itself.
-    """
+    """Return the error of edl that a framework has replaced by `error`; None if it has not."""
     stands = _hidden is not None and not isinstance(error, EdlError) and str(_hidden) in str(error)
     return _hidden if stands else None

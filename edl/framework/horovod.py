@@ -11,14 +11,7 @@ from edl.horovod_build import EDL_CALLS
 
 
 def call_init(init: Callable[[], Any]) -> None:
-    """Call ``init``, marked as a call by edl; its exceptions pass through, its result is dropped.
-
-    The mark is a class attribute of HorovodBasics, which is True during the call. edl's build of
-    Horovod raises an error for a call without this mark.
-
-    Args:
-        init: the function ``init()`` of one of Horovod's bindings, such as ``horovod.torch.init``.
-    """
+    """Call `init`, marked as a call by edl; its exceptions pass through, its result is dropped."""
     setattr(HorovodBasics, EDL_CALLS, True)
     try:
         init()

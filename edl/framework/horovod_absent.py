@@ -62,15 +62,9 @@ INTERNAL = frozenset({
 
 
 def absent(module: str) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a module of edl that replaces one of Horovod's modules.
-
-    Python calls it for ``module.NAME`` and ``from module import NAME`` when the module lacks NAME.
-    It raises a UsageError with advice for a name in ABSENT or INTERNAL, and an AttributeError for
-    any other name; it never returns.
-
-    Args:
-        module: the name of edl's module, for the error messages.
-    """
+    """Return a `__getattr__` for a module of edl that replaces one of Horovod's modules."""
+    # It raises a UsageError with advice for a name in ABSENT or INTERNAL, and an AttributeError for
+    # any other name; it never returns.
 
     def find(name: str) -> Any:
         if name in ABSENT:

@@ -21,19 +21,7 @@ _NCCL = re.compile(r"ncclCommInitRank failed: invalid (usage|argument)")
 
 
 def refusal(message: str, hint: str) -> UsageError | None:
-    """Return a UsageError to raise if Horovod refused a call that it would refuse in any ring.
-
-    NCCL refuses a ring in which two workers have one GPU. A worker with a trained state does not
-    end for that reason: without the newcomer the ring can be built.
-
-    Args:
-        message: the text of the exception that Horovod has raised.
-        hint: what every worker must do, for the error message, such as ``build the same model``.
-
-    Returns:
-        The error, with Horovod's message and the hint (for Adasum and NCCL, with advice of edl's
-        instead); None if the ring is to be built anew.
-    """
+    """Return a UsageError to raise if Horovod refused a call that it would refuse in any ring."""
     if _NO_ADASUM in message:
         return UsageError(f"op=Adasum is not there: {ADASUM}")
     if _NCCL.search(message) is not None and not process.has_trained():
@@ -48,13 +36,7 @@ def refusal(message: str, hint: str) -> UsageError | None:
 
 
 def classify_error(message: str) -> CollectiveFailed | UsageError:
-    """Return the error that the caller raises for a collective of a model that has failed.
-
-    Args:
-        message: the text of the exception that Horovod has raised.
-
-    Returns:
-        A UsageError if Horovod would refuse the call in any ring, with the advice to build the same
-        model on every worker; else a CollectiveFailed: the ring is taken as broken.
-    """
+    """Return the error that the caller raises for a collective of a model that has failed."""
+    # A UsageError if Horovod would refuse the call in any ring, with the advice to build the same
+    # model on every worker; else a CollectiveFailed: the ring is taken as broken.
     return refusal(message, "build the same model") or CollectiveFailed(message)

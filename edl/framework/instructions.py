@@ -21,10 +21,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @functools.cache
 def processor() -> str:
-    """Return the maker and the newest instruction set of this host's processor.
-
-    An example is "AuthenticAMD AVX512"; where Linux does not tell, it is the machine's type.
-    """
+    """Return the maker and the newest instruction set of this host's processor."""
     try:
         return described(_CPU_INFO.read_text())
     except OSError:
@@ -32,7 +29,7 @@ def processor() -> str:
 
 
 def described(cpu_info: str) -> str:
-    """Return what :func:`processor` returns, from the text of Linux's ``/proc/cpuinfo``."""
+    """Return what `processor` returns, from the text of Linux's `/proc/cpuinfo`."""
     known = dict[str, str]()
     for line in cpu_info.splitlines():
         name, _, value = line.partition(":")
@@ -43,17 +40,11 @@ def described(cpu_info: str) -> str:
 
 
 def of_onednn(environ: Mapping[str, str]) -> str:
-    """Return the instruction set to which oneDNN is limited, else what the processor has.
-
-    ``environ`` has the variables of the process.
-    """
+    """Return the instruction set to which oneDNN is limited, else what the processor has."""
     limits = [environ[name].upper() for name in _ONEDNN if environ.get(name)]
     return f"oneDNN {limits[0] if limits else processor()}"
 
 
 def of_mkl(environ: Mapping[str, str]) -> str:
-    """Return the branch of MKL's code that the user has chosen, else what the processor has.
-
-    ``environ`` has the variables of the process.
-    """
+    """Return the branch of MKL's code that the user has chosen, else what the processor has."""
     return f"MKL {environ.get('MKL_CBWR', '').upper() or processor()}"

@@ -82,11 +82,7 @@ def log(
 
 
 def _checked_step(step: SupportsIndex) -> int:
-    """Return the step of a point that the script gives.
-
-    Raises:
-        UsageError: it is no whole number, or is below 0.
-    """
+    """Return the step of a point that the script gives."""
     try:
         at = operator.index(step)
     except TypeError:
@@ -100,20 +96,11 @@ def _checked_step(step: SupportsIndex) -> int:
 
 
 def _code(name: str) -> int:
-    """Return a number by which workers tell whether they log the same ``name``."""
     return zlib.crc32(name.encode())
 
 
 def _check_alike(steps: list[int], codes: list[int]) -> None:
-    """Raise an error, the same on all workers, unless all log the same names at the same step.
-
-    Args:
-        steps: the step that each worker gave, in rank order.
-        codes: the :func:`_code` of the names that each worker gave.
-
-    Raises:
-        UsageError: the steps or the names differ.
-    """
+    """Raise an error, the same on all workers, unless all log the same names at the same step."""
     what = "steps " + ", ".join(map(str, steps)) if len({*steps}) > 1 else "different names"
     if len({*steps}) > 1 or len({*codes}) > 1:
         raise UsageError(
@@ -122,10 +109,7 @@ def _check_alike(steps: list[int], codes: list[int]) -> None:
 
 
 def _known(worker: Worker, name: str) -> int:
-    """Return the highest step of which this worker knows that ``name`` was written; -1: of none.
-
-    At first that is what the checkpoint's directory has, which rank 0 reads and tells the others.
-    """
+    """Return the highest step of which this worker knows that `name` was written; -1: of none."""
     of_worker = _written.setdefault(worker, {})
     if name not in of_worker:
         if worker.warming_up or worker.rank != 0:

@@ -39,41 +39,24 @@ Losses = Callable[[Sequence[float]], list[float]]  # at the points e, see edl.co
 
 
 class Probe(Protocol):
-    """The interface to keep a copy of one update of the model: the weights before and after it.
-
-    The copy is kept until the loss is evaluated at points on the line through these weights. A
-    further update replaces it.
-    """
+    """The interface to keep a copy of one update of the model: the weights before and after it."""
 
     @property
     def holds(self) -> bool:
-        """Whether the probe holds a whole update: the weights before and after it.
-
-        So it is after :meth:`begin` and :meth:`end`, until the next :meth:`forget`.
-        """
+        """Whether the probe holds a whole update: the weights before and after it."""
 
     def begin(self) -> None:
         """Copy the weights before an update; call this right before the optimizer makes it."""
 
     def end(self) -> None:
-        """Copy the weights after the update; do nothing if :meth:`begin` was not called for it."""
+        """Copy the weights after the update; do nothing if `begin` was not called for it."""
 
     def forget(self) -> None:
         """Drop the copy of the update, whether it is whole, only begun, or not there."""
 
 
 class Tuner:
-    """A tuner of the job's learning rate: one on each worker, all in equal states.
-
-    Around each update, call :meth:`rate` and :meth:`begin_update` before it and :meth:`end_update`
-    after it. The rules are in :mod:`edl.core.policy.lr_tuner`.
-
-    Args:
-        tuning: the settings that the script gave to ``edl.LRTuner``.
-        rate: the learning rate that the script gave its optimizer; training begins at a tenth of
-            it.
-        probe: the framework's probe, which keeps the updates to measure.
-    """
+    """A tuner of the job's learning rate: one on each worker, all in equal states."""
 
     def __init__(self, tuning: Tuning, rate: float, probe: Probe) -> None:
         self._tuning, self._probe = tuning, probe
@@ -85,51 +68,30 @@ class Tuner:
 
     @property
     def reason(self) -> str:
-        """A text for people: the last decision about the learning rate, and its reason.
-
-        Before the first decision it says that nothing is measured yet.
-        """
+        """A text for people: the last decision about the learning rate, and its reason."""
+        # Before the first decision it says that nothing is measured yet.
         return self._state.reason
 
     @property
     def measures(self) -> bool:
-        """Whether the last update will be measured, by the next call of :meth:`end_update`."""
+        """Whether the last update will be measured, by the next call of `end_update`."""
         return self._state.measures
 
     def rate(self, update: Update) -> float:
-        """Return the learning rate for an update; call this before the optimizer makes it.
-
-        Args:
-            update: the update: its number, and the samples trained before and after it.
-        """
+        """Return the learning rate for an update; call this before the optimizer makes it."""
         return self._tuning.rate_at(self._state, update.after)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the tuner's state as JSON values, for :meth:`restore`; it is equal on all workers.
-
-        The probe's copy of an update is not in it.
-        """
+        """Return the tuner's state as JSON values, for `restore`; it is equal on all workers."""
         return self._state.snapshot()
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Replace this tuner's state, and drop the probe's copy of an update.
-
-        Args:
-            values: the result of :meth:`snapshot`, of another worker or from a checkpoint.
-        """
+        """Replace this tuner's state, and drop the probe's copy of an update."""
         self._state = TunerState.restore(values)
         self._probe.forget()
 
     def begin_update(self, worker: Worker, update: Update) -> None:
-        """Copy the weights before an update if it is to be measured; call this right before it.
-
-        Nothing is copied in a warm-up, or when other workers have made the update already and this
-        worker has received their state.
-
-        Args:
-            worker: the worker that this process is.
-            update: the coming update: its number, and the samples trained before and after it.
-        """
+        """Copy the weights before an update if it is to be measured; call this right before it."""
         missed = worker.loader.engine.completed_by_peers  # the others' update is in the model
         if worker.warming_up or missed or not self._is_due(update):
             return
@@ -139,20 +101,11 @@ class Tuner:
         self._extra_s += self._copied_s
 
     def end_update(self, worker: Worker, losses: Losses) -> None:
-        """Measure the update before the last one if it was chosen; else perhaps choose the last.
-
-        All workers must call this after each update and before the next batch. In a measurement
-        they exchange their losses, so each waits for all, and the rules may change the learning
-        rate. Otherwise, if the rules choose the last update, its copy is completed, and the next
-        call measures it; if they do not, the copy is dropped.
-
-        Args:
-            worker: the worker that this process is.
-            losses: a function that takes points along the *previous* update (see
-                :func:`edl.core.policy.lr_fit.points`), and returns the loss at each of them, in the
-                batch of the last update. Called only if the previous update is measured and this
-                worker has made it.
-        """
+        """Measure the update before the last one if it was chosen; else perhaps choose the last."""
+        # All workers must call this after each update and before the next batch. Otherwise, if the
+        # rules choose the last update, its copy is completed, and the next call measures it; if
+        # they do not, the copy is dropped.
+        # Called only if the previous update is measured and this worker has made it.
         began_s = now_s()
         if self._left_s is not None:
             self._steps_s.append(began_s - self._left_s - self._copied_s)
@@ -171,17 +124,7 @@ class Tuner:
         return self._tuning.is_due(self._state, update.after, update.batches[-1][1])
 
     def _measure(self, worker: Worker, update: Update, losses: Losses) -> None:
-        """Exchange the losses along the previous update, and let the rules decide by their mean.
-
-        The rules change the learning rate, keep it, or ask for another measurement. All workers
-        call this, and wait for each other. The probe's copy is dropped.
-
-        Args:
-            worker: the worker that this process is.
-            update: the present update, in whose batch the losses are evaluated.
-            losses: a function of points along the previous update that returns the loss at each;
-                called only if this worker has made that update.
-        """
+        """Exchange the losses along the previous update, and let the rules decide by their mean."""
         at = points(self._state.reach)
         weight, found = 0.0, [0.0] * len(at)
         began_s = now_s()
@@ -199,21 +142,7 @@ class Tuner:
 def tuning_of(
     rate: float, total: float, explore: float, share: float, max_lr: float | None
 ) -> Tuning:
-    """Return the settings of a tuner, after checking the values that a script gave.
-
-    Args:
-        rate: the optimizer's own learning rate; above 0.
-        total: the samples that the job will train, over all epochs.
-        explore: for how many samples at the beginning the tuner tries higher learning rates; 0 to
-            ``total``.
-        share: the largest fraction of the training time that measurements may take; above 0, up to
-            1.
-        max_lr: the highest learning rate; None: 1000 (:data:`RANGE`) times ``rate``. The lowest is
-            a thousandth of ``rate``.
-
-    Raises:
-        UsageError: if a value is out of range.
-    """
+    """Return the settings of a tuner, after checking the values that a script gave."""
     if not rate > 0:
         refuse(f"the optimizer's learning rate is {rate:g}; give it one to begin with")
     most = rate * RANGE if max_lr is None else max_lr
@@ -224,14 +153,7 @@ def tuning_of(
 
 
 def mean_loss(loss: Any) -> float:
-    """Return as a float the result of ``loss_of``, the script's function for a batch's mean loss.
-
-    Args:
-        loss: the result: a number, or a tensor with one element.
-
-    Raises:
-        UsageError: if ``loss`` is neither of these.
-    """
+    """Return as a float the result of `loss_of`, the script's function for a batch's mean loss."""
     item = getattr(loss, "item", None)
     try:
         return float(loss if item is None else item())
@@ -243,52 +165,27 @@ def mean_loss(loss: Any) -> float:
 
 
 def refuse(why: str) -> NoReturn:
-    """Raise a UsageError: ``edl.LRTuner`` cannot be used as the script asks.
-
-    Args:
-        why: the reason, which the message gives after "edl.LRTuner: ".
-    """
+    """Raise a UsageError: `edl.LRTuner` cannot be used as the script asks."""
     raise UsageError(f"edl.LRTuner: {why}")
 
 
 def refuse_several() -> NoReturn:
-    """Raise a UsageError, always: ``edl.LRTuner`` cannot tune a script with several optimizers."""
+    """Raise a UsageError, always: `edl.LRTuner` cannot tune a script with several optimizers."""
     refuse("this script has several optimizers; it tunes the only one")
 
 
 def refuse_beside(other: str) -> NoReturn:
-    """Raise a UsageError: something else sets the learning rate that ``edl.LRTuner`` shall set.
-
-    Args:
-        other: what sets it, for the message, such as the name of a scheduler's class.
-    """
+    """Raise a UsageError: something else sets the learning rate that `edl.LRTuner` shall set."""
     refuse(f"{other} sets the same learning rate; leave one of them out")
 
 
 def refuse_unscaled(kind: str) -> NoReturn:
-    """Raise a UsageError: ``edl.LRTuner`` cannot tune an optimizer of this class.
-
-    The learning rate of such an optimizer is no factor of its updates.
-
-    Args:
-        kind: the name of the optimizer's class, for the message.
-    """
+    """Raise a UsageError: `edl.LRTuner` cannot tune an optimizer of this class."""
     refuse(f"the learning rate of {kind} is no factor of its updates, so it has no tuner")
 
 
 def _told(rows: Sequence[Sequence[float]], update: Update) -> MeasuredUpdate:
-    """Combine the measurements that the workers made of one update into one measurement.
-
-    Args:
-        rows: one row from each worker: the weight of its losses, the seconds that measuring took,
-            the seconds of a step (0: unknown), and the losses.
-        update: the update in whose batch the losses were evaluated.
-
-    Returns:
-        The measurement, with the weighted means of the losses (None if all weights are 0), the time
-        of the slowest worker for measuring, the mean time of a step (0: unknown), the size of the
-        batch of ``update``, and the samples that the job has trained with it.
-    """
+    """Combine the measurements that the workers made of one update into one measurement."""
     means = weighted_means([[row[0], *row[3:]] for row in rows])
     known = any(row[0] > 0 for row in rows)
     steps_s = [row[2] for row in rows if row[2] > 0]

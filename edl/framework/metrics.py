@@ -70,15 +70,7 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
 
 
 def weight_of(weight: Any, call: str) -> float:
-    """Return ``weight`` as a number of samples; None: :func:`batch_weight`.
-
-    Args:
-        weight: the weight that the script gives, a number or a tensor with one element, or None.
-        call: the name of the function that got it, for the error message.
-
-    Raises:
-        UsageError: if it is no number, or is negative; or see :func:`batch_weight`.
-    """
+    """Return `weight` as a number of samples; None: `batch_weight`."""
     samples = batch_weight() if weight is None else number_of(weight, call)
     if not samples >= 0:
         raise UsageError(f"{call}: the weight is {weight}; it is a number of samples")
@@ -86,15 +78,7 @@ def weight_of(weight: Any, call: str) -> float:
 
 
 def number_of(value: Any, call: str) -> float:
-    """Return a number, or the one element of a tensor, as a float.
-
-    Args:
-        value: the number or the tensor.
-        call: the name of the function that got it, for the error message.
-
-    Raises:
-        UsageError: if ``value`` is neither a number nor a tensor with one element.
-    """
+    """Return a number, or the one element of a tensor, as a float."""
     item = getattr(value, "item", None)  # of a tensor whose gradient float() would warn of
     try:
         return float(item() if item is not None else value)

@@ -21,11 +21,8 @@ _own: dict[signal.Signals, Handler | None] = {}  # the script's
 
 
 def leave_on_notices(worker: Worker) -> None:
-    """Let ``worker`` leave at these signals, and call the script's own handler of SIGTERM then.
-
-    Who handles SIGUSR1 or SIGUSR2 uses it for something else, so such a handler stays as it is. A
-    later call takes up what the script has set since. Forks of this process have none of this.
-    """
+    """Let `worker` leave at these signals, and call the script's own handler of SIGTERM then."""
+    # A later call takes up what the script has set since.
     end_forks_by_sigterm()
     if threading.current_thread() is not threading.main_thread():  # Python allows it there only
         return

@@ -29,10 +29,7 @@ class PassOptions:
         self._first: Mapping[str, Any] = {}
 
     def check(self, step: int, options: Mapping[str, Any], made: int) -> None:
-        """Raise UsageError if ``options``, of a pass of ``step``, differ from those of the first.
-
-        ``made``: the updates that the job has made before.
-        """
+        """Raise UsageError if `options`, of a pass of `step`, differ from those of the first."""
         if self.step != step:
             self.step, self._first = step, options
         for name, now in options.items():

@@ -51,29 +51,10 @@ _elastic_state: str | None = None  # the class of the state that follows the job
 
 
 def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
-    """Make this process a worker of its job and let it take part: the core of ``edl.init()``.
-
-    In a job that begins, the call waits until the job's first ring is built, with this worker in
-    it. In a job that trains already, it returns with this worker in its warm-up. Without a launcher
-    the worker is the only one of a job of its own. A process that elastic horovodrun has started
-    directly is replaced by `edl-worker`, which starts the script again.
-
-    A second call has no effect, except at a Python prompt or in a notebook without a launcher:
-    there each call ends the job of one worker and begins another, because cells of a notebook are
-    run again.
-
-    Args:
-        binding: returns the binding of the framework to Horovod; called once, if a worker is made.
-        settings: the arguments that the script gave to ``edl.init()``, by name. Those that the job
-            decides are ignored with a warning if there is a launcher.
-
-    Raises:
-        ConfigError: if a setting has no usable value.
-        ZooKeeperUnreachable: if ZooKeeper cannot be reached.
-        UnknownJob: if ZooKeeper has no job of this name.
-        JobFailed: if the job did not start in time, or has ended.
-        UsageError: if multiprocessing has started this process, or a launcher without elasticity.
-    """
+    """Make this process a worker of its job and let it take part: the core of `edl.init()`."""
+    # A second call has no effect, except at a Python prompt or in a notebook without a launcher:
+    # there each call ends the job of one worker and begins another, because cells of a notebook are
+    # run again.
     global _worker
     settings_now = config.load(**settings)
     if settings_now.job is not None:
@@ -124,15 +105,7 @@ def _was_stopped(worker: Worker) -> bool:
 
 
 def _end_at_prompt(worker: Worker) -> bool:
-    """End the job of ``worker`` if it was begun at a Python prompt without a launcher.
-
-    Then this process has no worker, no tracked objects and no model any more, also if this raises
-    the error with which the job ends.
-
-    Returns:
-        True if the job was ended; False, with nothing changed, if it has a launcher, or if Python
-        runs a script.
-    """
+    """End the job of `worker` if it was begun at a Python prompt without a launcher."""
     global _worker, _replica, _elastic_state
     if worker.is_shared or not hasattr(sys, "ps1"):
         return False
@@ -149,22 +122,12 @@ def _end_at_prompt(worker: Worker) -> bool:
 
 
 def is_over(worker: Worker) -> bool:
-    """Return whether ``edl.init()``, called again at a Python prompt, has ended a worker's job.
-
-    Args:
-        worker: a worker that an earlier ``edl.init()`` of this process has made.
-    """
+    """Return whether `edl.init()`, called again at a Python prompt, has ended a worker's job."""
     return worker in _over
 
 
 def _worker_of(settings: config.Config, binding: Binding) -> Worker:
-    """Return a new worker, which is not started yet: it is in no job and no ring.
-
-    Args:
-        settings: the settings of the process. If they name no job, there is no launcher, and the
-            worker is the only one of its job.
-        binding: the binding of the framework to Horovod.
-    """
+    """Return a new worker, which is not started yet: it is in no job and no ring."""
     ring = gloo_ring(binding, settings.own_address, settings.connect_timeout_s)
     if settings.job is None:
         return Worker(settings, ring, SharedState(keeps_events=False), JobOfOne(settings))
@@ -199,10 +162,7 @@ def current_worker() -> Worker:
 
 
 def has_trained() -> bool:
-    """Return whether this process has the state of a job that has made a step.
-
-    It is False before ``edl.init()``, in a newcomer's warm-up, and before the job's first step.
-    """
+    """Return whether this process has the state of a job that has made a step."""
     return _worker is not None and not _worker.warming_up and _worker.step > 0
 
 
@@ -255,7 +215,7 @@ def num_processes() -> int:
 
 @cache
 def _warn_of_logical_size(logical: int) -> None:
-    """Log a warning, once, of a call of :func:`size` within the training."""
+    """Log a warning, once, of a call of `size` within the training."""
     logger.warning(
         "edl.size() is %d, the number of logical workers, also while fewer processes share them: "
         "to divide data among these, by edl.rank(), use edl.num_processes()",
@@ -344,18 +304,7 @@ def is_warming_up() -> bool:
 
 
 def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> None:
-    """Let newcomers and checkpoints get the states of the script's ``objects``, from now on.
-
-    The objects are added to those of earlier calls; all or none of them are added.
-
-    Args:
-        check: a function that raises UsageError for objects that cannot be tracked.
-        objects: the objects, by the name that each has in the job.
-
-    Raises:
-        UsageError: if ``check`` does, if another object has one of the names, if ``edl.init()`` was
-            not called, or if the script has an elastic state, to which the objects must be given.
-    """
+    """Let newcomers and checkpoints get the states of the script's `objects`, from now on."""
     current_worker()
     check(objects)
     _refuse_beside_state(objects)
@@ -366,26 +315,14 @@ def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> N
 
 
 def let_state_follow(state_name: str) -> None:
-    """Declare that the script has an elastic state; from now on ``edl.track`` raises a UsageError.
-
-    Args:
-        state_name: the name of the state's class, for error messages; it replaces an earlier one.
-
-    Raises:
-        UsageError: if an object was given to ``edl.track`` before.
-    """
+    """Declare that the script has an elastic state; from now on `edl.track` raises a UsageError."""
     global _elastic_state
     _elastic_state = state_name
     _refuse_beside_state(_tracked_early)
 
 
 def _refuse_beside_state(objects: dict[str, Any]) -> None:
-    """Raise a UsageError if a script has both tracked objects and an elastic state.
-
-    Args:
-        objects: the objects given to ``edl.track``, by name; nothing happens if there are none, or
-            if no elastic state was declared. The error names the first of them.
-    """
+    """Raise a UsageError if a script has both tracked objects and an elastic state."""
     for name in objects if _elastic_state is not None else ():
         raise UsageError(
             f"edl.track({name}=...) does nothing beside an elastic state; give it to the state: "
@@ -435,17 +372,7 @@ def on_resize(callback: Callable[[int, int], None]) -> None:
 def attach_replica(
     replica: FrameworkReplica, before_join: Callable[[], None] = lambda: None
 ) -> None:
-    """Let this worker send, receive and save the state in ``replica`` from now on.
-
-    The objects that ``edl.track`` has collected before are added to it.
-
-    Args:
-        replica: the framework's access to the model and the optimizer of this process.
-        before_join: as in :meth:`edl.worker.worker.Worker.attach_replica`.
-
-    Raises:
-        UsageError: if this worker has a replica already, or a tracked object does not fit it.
-    """
+    """Let this worker send, receive and save the state in `replica` from now on."""
     global _replica
     current_worker().attach_replica(replica, before_join)
     if current_worker().is_shared:
@@ -456,13 +383,8 @@ def attach_replica(
 
 
 def _refuse_child() -> None:
-    """Raise a UsageError if :mod:`multiprocessing` has started this process; else do nothing.
-
-    Such a child of a worker would take part in the job under its parent's id. Processes that are
-    spawned or come from a fork server run the script's top level again before they know their
-    parent; multiprocessing itself recognises them then by the attribute ``_inheriting``, which is
-    read here.
-    """
+    """Raise a UsageError if `multiprocessing` has started this process; else do nothing."""
+    # Such a child of a worker would take part in the job under its parent's id.
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     if inheriting or multiprocessing.parent_process() is not None:
         raise UsageError(
@@ -472,30 +394,15 @@ def _refuse_child() -> None:
 
 
 def _let_others_repair(registers_at_s: float | None) -> None:
-    """Wait before this worker registers, so that the other workers can repair their ring.
-
-    To register is to write this worker's record into ZooKeeper. The launcher sets the time when it
-    starts a worker in place of one that has died. The call returns at that time, or after 1 s
-    (:data:`REGISTERS_WITHIN_S`) if that is earlier.
-
-    Args:
-        registers_at_s: the time until which to wait, in seconds of the monotonic clock; None, or a
-            time that has passed: do not wait.
-    """
+    """Wait before this worker registers, so that the other workers can repair their ring."""
     early_s = (registers_at_s or 0.0) - time.monotonic()
     time.sleep(min(max(0.0, early_s), REGISTERS_WITHIN_S))
 
 
 def _begin_again_under_edl_worker() -> NoReturn:
-    """Replace this process by `edl-worker`, which starts the script again as its child process.
-
-    The call does not return. It is for a script that elastic horovodrun has started directly.
-    Horovod's driver would not only see the end of such a process, but exclude its host or end the
-    job (docs/adr/0009).
-
-    Raises:
-        UsageError: if the command that horovodrun started cannot be repeated.
-    """
+    """Replace this process by `edl-worker`, which starts the script again as its child process."""
+    # Horovod's driver would not only see the end of such a process, but exclude its host or end the
+    # job (docs/adr/0009).
     command = sys.orig_argv
     if len(command) < 2 or "-" in command[1:2]:
         raise UsageError("write `edl-worker` before the command that horovodrun starts")
@@ -505,13 +412,9 @@ def _begin_again_under_edl_worker() -> NoReturn:
 
 
 def speak_in_sentences() -> None:
-    """Print an :class:`EdlError` that ends the script as one sentence, without a traceback.
-
-    This sets ``sys.excepthook``, which then also records the exit code for the launcher: 1, or
-    that of the error for a worker that the job has refused. Other errors go to the hook that was
-    set before. The function is called when edl is imported, and again by ``edl.init()``, in case
-    the script has set another hook since; else a second call does nothing.
-    """
+    """Print an `EdlError` that ends the script as one sentence, without a traceback."""
+    # The function is called when edl is imported, and again by `edl.init()`, in case the script has
+    # set another hook since; else a second call does nothing.
     global _hook
     previous = sys.excepthook
     if previous is _hook:
@@ -534,11 +437,7 @@ def speak_in_sentences() -> None:
 
 
 def _own_log() -> OwnLog | None:
-    """Keep writes to standard output and error from failing if they go to the worker's log file.
-
-    Returns:
-        The guarded log file; None, with nothing changed, if no launcher has named one.
-    """
+    """Keep writes to standard output and error from failing if they go to the worker's log file."""
     if not (path := config.log_of_worker()):
         return None
     log = OwnLog(path)
@@ -547,12 +446,7 @@ def _own_log() -> OwnLog | None:
 
 
 def guard_output() -> None:
-    """Keep writes to standard output and error from failing (full disk) if they go to a log file.
-
-    The log is the file that the launcher has named for this worker; without one nothing happens.
-    Output that cannot be written is left out. This is called when edl is imported, and in a worker
-    that the launcher forks from a process that has imported edl.
-    """
+    """Keep writes to standard output and error from failing (full disk) if they go to a log file"""
     global _log
     _log = _own_log()
 

@@ -48,12 +48,7 @@ def seed_python(seed: int) -> None:
 
 
 def seed_alike(worker: Worker, seeders: Mapping[Seeder, bool]) -> None:
-    """Seed generators that the script has not, the same on all workers of this start of the job.
-
-    What it draws before the training, such as a data set of random numbers, belongs to all.
-    ``seeders`` says of a function that seeds a generator, or without an argument by chance, whether
-    the script has.
-    """
+    """Seed generators that the script has not, the same on all workers of this start of the job."""
     if not _alike and worker.is_shared and not worker.same_random:
         _alike.extend(seed for seed, is_seeded in seeders.items() if not is_seeded)
         for seed in _alike:
@@ -61,7 +56,7 @@ def seed_alike(worker: Worker, seeders: Mapping[Seeder, bool]) -> None:
 
 
 def end_alike() -> None:
-    """Let each worker draw other numbers again, where no :class:`RandomNumbers` sees to it."""
+    """Let each worker draw other numbers again, where no `RandomNumbers` sees to it."""
     while _alike:
         _alike.pop()(None)
 
@@ -90,18 +85,16 @@ class Generators(Protocol):
         """Return their state, without those of layers."""
 
     def restore(self, saved: Any) -> None:
-        """Go back to a state that :meth:`save` has returned."""
+        """Go back to a state that `save` has returned."""
 
     def seed_between(self, seed: int) -> None:
         """Seed them for the script's code between two steps; layers draw in steps only."""
 
 
 class RandomNumbers:
-    """Decides by which stream the global generators of this process draw.
+    """Decides by which stream the global generators of this process draw."""
 
-    Nothing is seeded with the setting ``same_random``. A job without a launcher has one worker for
-    ever, and draws what the framework alone would.
-    """
+    # A job without a launcher has one worker for ever, and draws what the framework alone would.
 
     def __init__(self, worker: Worker, generators: Generators) -> None:
         self._worker, self._framework = worker, generators
@@ -117,10 +110,7 @@ class RandomNumbers:
         return self._worker.loader.progress.seed
 
     def warm_up(self) -> None:
-        """Seed a newcomer for its warm-up.
-
-        Its first batch may build a TensorFlow graph, which keeps its seeds for ever.
-        """
+        """Seed a newcomer for its warm-up."""
         self.step()
         self._begin("warm-up", self._worker.id, 0)
 
@@ -151,10 +141,7 @@ class RandomNumbers:
             self._own, self._seen = None, self._framework.read()
 
     def step(self) -> None:
-        """Draw by the worker's stream, from a new seed if the script has set one since.
-
-        With logical workers the script's seed is only noted, for :meth:`begin_piece`.
-        """
+        """Draw by the worker's stream, from a new seed if the script has set one since."""
         aside, self._aside = self._aside, None
         now = self._framework.read()
         if self._worker.logical:
@@ -172,10 +159,7 @@ class RandomNumbers:
             self._seen = self._framework.read()
 
     def between(self, kind: str, number: int) -> None:
-        """Draw by the job's stream, in the script's code outside of a step.
-
-        ``kind`` and ``number`` say where the job is: at the start of an epoch, after a step.
-        """
+        """Draw by the job's stream, in the script's code outside of a step."""
         if self._worker.logical:
             self._seed_logical(kind, number, 0)
         elif self._seen is not None and self._has_streams:
@@ -187,24 +171,18 @@ class RandomNumbers:
             self._seen = self._framework.read()
 
     def end_step(self) -> None:
-        """Go on with the job's stream after a step's reduction, or its end, if not there yet.
-
-        Call it before the step is counted, or not, on all workers alike.
-        """
+        """Go on with the job's stream after a step's reduction, or its end, if not there yet."""
         worker = self._worker
         if self._aside is None or worker.logical:
             # A worker that has missed the step has got the others' state, which counts it already.
             self.between(BETWEEN, worker.step - worker.loader.engine.completed_by_peers)
 
     def begin_piece(self, epoch: int, position: int) -> None:
-        """Seed the generators for the pass of a logical worker, by its place in the data alone.
-
-        ``position`` is the epoch position of its first sample.
-        """
+        """Seed the generators for the pass of a logical worker, by its place in the data alone."""
         self._seed_logical("logical", epoch, position)
 
     def begin_update(self, step: int) -> None:
-        """Seed for an optimizer's update with logical workers; ``step`` were made before it."""
+        """Seed for an optimizer's update with logical workers; `step` were made before it."""
         self._seed_logical("update", step, 0)
 
     def _seed_logical(self, kind: str, number: int, position: int) -> None:
@@ -216,11 +194,7 @@ class RandomNumbers:
 
     @contextmanager
     def loading(self, epoch: int, position: int) -> Iterator[None]:
-        """Seed Python's and NumPy's generators for a block that loads a logical worker's batch.
-
-        It is for a thread that loads it while the training thread waits. Afterwards the generators
-        are as they were. ``position`` is the epoch position of the batch's first sample.
-        """
+        """Seed Python's and NumPy's generators for a block that loads a logical worker's batch."""
         with self._one_at_a_time:
             before = random.getstate(), np.random.get_state()
             seed_python(derived_seed(self.script, "samples", epoch, position))
@@ -232,7 +206,6 @@ class RandomNumbers:
 
     @property
     def _has_streams(self) -> bool:
-        """Whether a step and the time between steps have numbers of their own."""
         worker = self._worker
         return worker.is_shared and not (worker.same_random or worker.logical)
 

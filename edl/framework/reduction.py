@@ -39,12 +39,10 @@ NOTHING = Weights(Averaging.NONE)
 
 
 class Branch(IntEnum):
-    """The branch that a TensorFlow graph takes after it has exchanged gradients, or kept them.
+    """The branch that a TensorFlow graph takes after it has exchanged gradients, or kept them."""
 
-    ``SKIP``: make no update. ``APPLY``: update with the averages. ``AGAIN``: send this worker's own
-    gradients, because they must be weighted, or because the ring broke. ``SHOW``: measure the
-    averages for the gradient noise scale, then update with them.
-    """
+    # `AGAIN`: send this worker's own gradients, because they must be weighted, or because the ring
+    # broke.
 
     SKIP = 0  # nothing is applied
     APPLY = 1
@@ -60,29 +58,15 @@ _BRANCHES = {
 
 
 class StepReduction:
-    """One optimizer's part of each step of a worker: how its gradients are reduced and applied.
-
-    In each step a framework calls :meth:`reduce` or :meth:`complete` (or :meth:`begin` and
-    :meth:`end`), then :meth:`apply`, and at last :meth:`end_step`. The object lives as long as the
-    optimizer. All but :attr:`is_sending` is for the training thread, or a thread for which it
-    waits.
-
-    Args:
-        worker: the worker that this process is.
-        reducer: sends and awaits the gradients of the optimizer; None: the function that is given
-            to :meth:`complete`, or a graph.
-
-    Attributes:
-        part: this optimizer's part of the open step, with the factors of its gradients.
-        number: the number of this optimizer in the script, from 0.
-    """
+    """One optimizer's part of each step of a worker: how its gradients are reduced and applied."""
 
     def __init__(self, worker: Worker, reducer: Reducer | None = None) -> None:
         self._worker = worker
         self._engine = worker.loader.engine
         self._driver = worker.loader.driver
+        # this optimizer's part of the open step, with the factors of its gradients
         self.part = self._engine.add_optimizer()
-        self.number = self.part.number
+        self.number = self.part.number  # the number of this optimizer in the script, from 0
         self._driver.reducers.append(reducer or self)
         worker.loader.progress.optimizers = self.number + 1
         self._average: Callable[[Weights], Any] = lambda _: None
@@ -97,82 +81,49 @@ class StepReduction:
 
     @property
     def done(self) -> bool:
-        """Whether no gradient of this optimizer is left to reduce in the present step.
-
-        So it is after the reduction, in a step that changes nothing, after the update, and after an
-        error that ends this worker. It is False between two steps.
-        """
+        """Whether no gradient of this optimizer is left to reduce in the present step."""
         return self.part.step.done
 
     @property
     def is_sending(self) -> bool:
-        """Whether gradients of this optimizer are on their way, sent and not yet back as averages.
-
-        Any thread may read this.
-        """
+        """Whether this optimizer's gradients are on their way, sent and not yet back as averages"""
         return self.part.step.state is StepState.SENDING
 
     @property
     def share(self) -> Share:
-        """How many samples and batches this worker has for this optimizer in the open step.
-
-        The samples are 0 if the optimizer has made an update with them on another worker.
-        """
+        """How many samples and batches this worker has for this optimizer in the open step."""
         return self._engine.batches.share(self.number)
 
     # --- a framework that calls
 
     def reduce(self) -> None:
-        """Turn this worker's gradients into the mean over the global batch, or drop them.
-
-        All workers call this in each step. The reducer sends the gradients and puts the result in
-        its place. If the ring breaks, it is repaired, what was reduced in the step before is
-        reduced again, and the gradients are sent again, until the averages are there or it is known
-        that none are needed. The state in :attr:`step` tells which: REDUCED, also if this worker is
-        alone, so its own gradients are the mean; DROPPED, since no worker has samples; or
-        SUPERSEDED, since other workers had completed the step.
-
-        Raises:
-            RingError: if the ring broke and this script cannot repair it inside a step, or if the
-                workers are not in the same step.
-            JobFailed, StateDiffers, NewcomerDiffers, WorkerEvicted: if the job or this worker
-                cannot go on.
-        """
+        """Turn this worker's gradients into the mean over the global batch, or drop them."""
+        # The state in `step` tells which: REDUCED, also if this worker is alone, so its own
+        # gradients are the mean; DROPPED, since no worker has samples; or SUPERSEDED, since other
+        # workers had completed the step.
         self._driver.tell(ReductionRequest(self.number))
 
     def complete(self, average: Callable[[Weights], Averages]) -> Averages | None:
-        """Reduce this worker's gradients by a function; see :meth:`reduce` for what it may raise.
-
-        Args:
-            average: a function of the weights of this step. It sends all gradients that are not
-                being sent yet, calls :meth:`sending` with the first one, waits for all of them, and
-                returns the averages. It must not change a local gradient, because it is called
-                again in the next ring when it raises RingBroken.
-
-        Returns:
-            The averages that ``average`` has returned. None if nothing had to be sent.
-        """
+        """Reduce this worker's gradients by a function; see `reduce` for what it may raise."""
+        # It must not change a local gradient, because it is called again in the next ring when it
+        # raises RingBroken.
         self._average, self._averages = average, None
         self.reduce()
         averages: Averages | None = self._averages
         return averages
 
     def allreduce(self, weights: Weights, again: bool) -> None:
-        """Call the function that was given to :meth:`complete`; see :class:`Reducer`."""
+        """Call the function that was given to `complete`; see `Reducer`."""
         self._averages = self._average(weights)
 
     def place_result(self, again: bool) -> None:
-        """Do nothing: :meth:`complete` returns the result; see :class:`Reducer`."""
+        """Do nothing: `complete` returns the result; see `Reducer`."""
 
     def forget(self) -> None:
-        """Do nothing: what was sent in a broken ring is not kept; see :class:`Reducer`."""
+        """Do nothing: what was sent in a broken ring is not kept; see `Reducer`."""
 
     def sending(self) -> None:
-        """Record that gradients of this step are being sent; call this with the first of them.
-
-        The call also starts to send this worker's step record, unless it was sent before. It does
-        not wait, and a second call in the step does nothing.
-        """
+        """Record that gradients of this step are being sent; call this with the first of them."""
         if self.part.step.state is not StepState.SENDING:
             self._driver.tell(OptimizerEvent(self.number, StepEvent.SEND))
             failpoints.reached("gradient")
@@ -181,30 +132,14 @@ class StepReduction:
 
     @property
     def exchanges(self) -> bool:
-        """Whether :meth:`exchange` may be called: all workers are in the passes of one step.
-
-        The passes are forward and backward. False while this worker warms up, is alone in its ring,
-        or is between two steps, and after the gradients were reduced.
-        """
+        """Whether `exchange` may be called: all workers are in the passes of one step."""
         alone = self._worker.warming_up or self._worker.ring.alone
         return self._engine.is_open and not alone and self.part.step.state in EXCHANGING
 
     def exchange(self, payload: bytes, hold: Callable[[], None] = lambda: None) -> list[bytes]:
-        """Send a message to all workers inside the open step; return all messages in rank order.
-
-        All workers must call this at the same point of the same batch, where :attr:`exchanges` is
-        true; each waits for all. If a worker dies meanwhile, the ring is repaired, all survivors
-        get the same answer, and gradients that were being sent are sent again later.
-
-        Args:
-            payload: this worker's message, of any size.
-            hold: called before a repair; it must keep other threads from sending gradients
-                afterwards.
-
-        Raises:
-            RingError: if the ring broke and this script cannot repair it inside a step.
-            JobFailed, WorkerEvicted: if the job or this worker cannot go on after a break.
-        """
+        """Send a message to all workers inside the open step; return all messages in rank order."""
+        # All workers must call this at the same point of the same batch, where `exchanges` is true;
+        # each waits for all.
 
         def repair(error: RingBroken, _since: float) -> None:
             hold()
@@ -216,34 +151,14 @@ class StepReduction:
     # --- a framework that calls back
 
     def begin(self) -> bool:
-        """Return whether TensorFlow's graph shall send its gradients at once, and unchanged.
-
-        That is the case if the batches of all workers are full, there are several workers, and the
-        ring is intact: then the gradients are multiplied by no factor before or after the average.
-        The call waits for the step records of all workers. If the result is True, the caller calls
-        :meth:`sending` next. If it is False, the graph sends nothing, and calls :meth:`end`.
-
-        Raises:
-            RingError: if the workers are not in the same step.
-            JobFailed, StateDiffers, NewcomerDiffers: if the job or this worker cannot go on.
-        """
+        """Return whether TensorFlow's graph shall send its gradients at once, and unchanged."""
         self._driver.tell(WeightsRequest(self.number, repairs=False))
         agreed = self.part.agreed
         return agreed is not None and agreed.averaging is Averaging.PLAIN
 
     def end(self, received: Callable[[], None]) -> Branch:
-        """Return the branch that TensorFlow's graph takes, after it has sent gradients or nothing.
-
-        Args:
-            received: a function that raises RingBroken unless all sent gradients have come back;
-                called only if gradients were sent.
-
-        Returns:
-            APPLY if the gradients are the averages, or those of a lone worker. AGAIN if they must
-            be sent with weights or in a new ring: call :meth:`agree` next, which repairs a broken
-            ring. SKIP if no worker has samples, or other workers had completed the step. Never
-            SHOW.
-        """
+        """The branch that TensorFlow's graph takes, after it has sent gradients or nothing"""
+        # Never SHOW.
         broken: RingBroken | None = None
         if self.is_sending:
             try:
@@ -257,64 +172,36 @@ class StepReduction:
         return _BRANCHES.get(self.step.state, Branch.SKIP)
 
     def agree(self) -> Weights:
-        """Return the weights of the gradients in an intact ring; repair a broken ring before.
-
-        The call waits for the step records of all workers. When a worker dies, the survivors
-        complete the step with the gradients that they hold. If other workers had completed it
-        already, the repair has put their state into the model, and this worker must change nothing:
-        the returned weights then say that it sends no gradients.
-
-        Raises:
-            RingError: if the ring broke and this script cannot repair it inside a step, or if the
-                workers are not in the same step.
-            JobFailed, StateDiffers, NewcomerDiffers, WorkerEvicted: if the job or this worker
-                cannot go on.
-        """
+        """Return the weights of the gradients in an intact ring; repair a broken ring before."""
+        # If other workers had completed it already, the repair has put their state into the model,
+        # and this worker must change nothing: the returned weights then say that it sends no
+        # gradients.
         self._driver.tell(WeightsRequest(self.number, repairs=True))
         return self.part.agreed or NOTHING
 
     def reopen(self) -> None:
-        """Open a reduced or dropped step again, for more gradients or to send the same ones again.
-
-        Nothing happens in any other state of the step. If other workers have completed the step, it
-        is marked as superseded and not opened.
-        """
+        """Open a reduced or dropped step again, for more gradients or to send the same again."""
         self._driver.tell(OptimizerEvent(self.number, StepEvent.REOPEN))
 
     # --- the end of a step
 
     def apply(self) -> bool:
-        """Record that this optimizer comes to its update; return whether it shall make the update.
-
-        Call this once in a step, after the reduction. True if the gradients are the averages. False
-        if the step was dropped because no worker has samples, or if other workers had completed it;
-        the optimizer counts as having come to its update in this case, too.
-        """
+        """Record that this optimizer comes to its update; whether it shall make the update"""
+        # False if the step was dropped because no worker has samples, or if other workers had
+        # completed it; the optimizer counts as having come to its update in this case, too.
         applies = self.step.state is StepState.REDUCED
         self._driver.tell(OptimizerEvent(self.number, StepEvent.APPLY))
         return applies
 
     def end_step(self) -> None:
-        """End the step after its update was made or skipped, and mark its samples as done.
-
-        Call this once for a step, in a script with one optimizer. (With several, the framework ends
-        the worker's step itself.) The ledger has recorded the samples of all workers before the
-        return.
-        """
+        """End the step after its update was made or skipped, and mark its samples as done."""
         self._driver.tell(OptimizerEvent(self.number, StepEvent.END))
         self._worker.loader.end()
 
     def refuse(self) -> None:
-        """Mark the step as refused: nothing more is sent or updated in it.
-
-        Called for an error that the script has made in its use of edl; the caller then raises that
-        error. The script may catch it and go on with its next batch.
-        """
+        """Mark the step as refused: nothing more is sent or updated in it."""
         self._driver.tell(OptimizerEvent(self.number, StepEvent.REFUSE))
 
     def fail(self) -> None:
-        """Mark the step as ended by an error that ends this worker; the caller then raises it.
-
-        No further step can begin.
-        """
+        """Mark the step as ended by an error that ends this worker; the caller then raises it."""
         self._driver.tell(OptimizerEvent(self.number, StepEvent.FAIL))

@@ -27,19 +27,10 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class Reference:
-    """A placeholder for one array in the description of a state.
+    """A placeholder for one array in the description of a state."""
 
-    Attributes:
-        index: the number of the array among all arrays of the state, from 0.
-        shape: the shape of the array.
-        dtype: the type of its elements, as the framework names it.
-        size: the size of the array in bytes.
-        device: the type of the device that it is on, such as "cpu" or "cuda". The received array is
-            on the receiver's own device of that type.
-    """
-
-    index: int
-    shape: tuple[int, ...]
+    index: int  # the number of the array among all arrays of the state, from 0
+    shape: tuple[int, ...]  # the shape of the array
     dtype: str  # in the framework's words
     size: int  # bytes
     device: str = "cpu"  # device type; the receiver has its own device of that type
@@ -47,70 +38,33 @@ class Reference:
 
 @runtime_checkable
 class Trackable(Protocol):
-    """The interface of an object that ``edl.track`` accepts: its state can be read and loaded.
-
-    An example is a learning rate scheduler of PyTorch.
-    """
+    """The interface of an object that `edl.track` accepts: its state can be read and loaded."""
 
     def state_dict(self) -> Any:
         """Return the state of the object: nested containers, arrays, and values to be pickled."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Replace this object's state by ``state``; the result is ignored.
-
-        Args:
-            state: the result of :meth:`state_dict` of the same object, or of the one that another
-                worker tracks under the same name.
-        """
+        """Replace this object's state by `state`; the result is ignored."""
 
 
 def load_into(thing: Trackable, state: Any) -> None:
-    """Load ``state``, which is of the present job, into the tracked object ``thing``.
-
-    An object of edl's own may have a method ``edl_load_state_dict``, which is called in place of
-    ``load_state_dict``: scripts call the latter with states of other jobs.
-    """
+    """Load `state`, which is of the present job, into the tracked object `thing`."""
     getattr(thing, "edl_load_state_dict", thing.load_state_dict)(state)
 
 
 class Arrays(Protocol[Array]):
-    """The interface by which a framework recognises its arrays in a state, and sends them.
-
-    Each framework implements it once, for :func:`exchange_state`.
-    """
+    """The interface by which a framework recognises its arrays in a state, and sends them."""
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        """Return a pair, the array to send for ``value`` and a reference to it; None if no array.
-
-        Args:
-            value: a value of the state: an array of the framework or anything else.
-            index: the number that the reference gets: that of the array in the state, from 0.
-        """
+        """Return a pair, the array to send for `value` and a reference to it; None if no array."""
 
     def empty(self, reference: Reference) -> Array:
-        """Return a new array for the reference to an array without elements, which is not sent.
-
-        Args:
-            reference: says the type, shape and device of the new array.
-        """
+        """Return a new array for the reference to an array without elements, which is not sent."""
 
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
-        """Send arrays from the rank ``root`` to all workers; return the received ones by index.
-
-        All workers of the ring call this, also those that need nothing, and wait for each other.
-
-        Args:
-            sent: the references of all arrays of the state.
-            arrays: on the root, the arrays in the order of their indices; None on all other
-                workers.
-            root: the rank that sends.
-            keep: whether this worker needs what it receives; else the result is an empty dict.
-
-        Raises:
-            CollectiveFailed: if a worker is gone.
-        """
+        """Send arrays from the rank `root` to all workers; return the received ones by index."""
 
 
 def exchange_state(
@@ -121,24 +75,7 @@ def exchange_state(
     keep: bool,
     dumps: Callable[[Any], bytes] = _dumps,
 ) -> Any:
-    """Broadcast the state of the rank ``root``; return it on the workers that need it.
-
-    Args:
-        arrays: the framework's way to send arrays.
-        ring: the ring to broadcast in; all its workers must call this, and wait for each other.
-        root: the rank that sends.
-        state: the state, on the root: containers, arrays and values to be pickled. It is not used
-            on the others.
-        keep: whether this worker needs the state. False on the root.
-        dumps: a function that pickles the description of the state, which has references in place
-            of arrays.
-
-    Returns:
-        The received state; None where ``keep`` is false.
-
-    Raises:
-        RingBroken: if a worker is gone.
-    """
+    """Broadcast the state of the rank `root`; return it on the workers that need it."""
     taken: list[Any] = []
     sending = ring.place.rank == root
     mine = dumps(describe(state, taken, arrays.refer)) if sending else b""
@@ -151,17 +88,7 @@ def exchange_state(
 
 
 def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state") -> Any:
-    """Return a copy of nested containers in which each leaf is replaced by ``leaf(value, place)``.
-
-    Containers are dicts, lists and plain tuples; any other value is a leaf. Leaves are visited in
-    the order of the containers. A dict keeps its kind (:mod:`edl.core.dict_kinds`).
-
-    Args:
-        value: the containers, or a single leaf.
-        leaf: a function of a leaf and its place that returns the leaf's replacement.
-        where: the place of ``value``, written as Python code. The place of a leaf begins with it,
-            such as ``state['model'][0]``.
-    """
+    """Return a copy of nested containers in which each leaf is replaced by `leaf(value, place)`."""
     if isinstance(value, dict):
         items = {key: map_leaves(item, leaf, f"{where}[{key!r}]") for key, item in value.items()}
         return dict_of_kind(kind_of_dict(value), items)
@@ -175,15 +102,7 @@ def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state"
 def describe(
     state: Any, taken: list[Array], refer: Callable[[Any, int], tuple[Array, Reference] | None]
 ) -> Any:
-    """Return a copy of ``state`` in which each array is replaced by a reference.
-
-    Args:
-        state: the state: containers, arrays and other values.
-        taken: a list to which the arrays are appended; the index of a reference is the place of its
-            array in this list.
-        refer: a function of a value and the index of its reference. It returns a pair, the array to
-            send for the value and the reference; None if the value is no array.
-    """
+    """Return a copy of `state` in which each array is replaced by a reference."""
 
     def leaf(value: Any, _where: str) -> Any:
         found = refer(value, len(taken))
@@ -197,23 +116,16 @@ def describe(
 
 
 def _in_one_piece(value: Any) -> Any:
-    """Return ``value``; a copy if it is a NumPy array with gaps, whose pickle has no byte order."""
+    """Return `value`; a copy if it is a NumPy array with gaps, whose pickle has no byte order."""
     if type(value) is not np.ndarray or value.flags.forc:
         return value
     return value.copy()
 
 
 def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Reference], Array]) -> Any:
-    """Return a state from its description, with each reference replaced by its array.
-
-    This is the inverse of :func:`describe`.
-
-    Args:
-        description: a copy of the state in which references stand in place of arrays; not changed.
-        arrays: the received arrays by the index of their references.
-        empty: a function of a reference that makes its array; called for each reference whose array
-            is not in ``arrays``, because it has no elements and was not sent.
-    """
+    """Return a state from its description, with each reference replaced by its array."""
+    # `empty`: a function of a reference that makes its array; called for each reference whose array
+    # is not in `arrays`, because it has no elements and was not sent.
 
     def leaf(value: Any, _where: str) -> Any:
         if not isinstance(value, Reference):
@@ -224,11 +136,7 @@ def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Referen
 
 
 def references(description: Any) -> list[Reference]:
-    """Return all references in a description, sorted by index.
-
-    Args:
-        description: a copy of a state in which references stand in place of arrays.
-    """
+    """Return all references in a description, sorted by index."""
     found: list[Reference] = []
 
     def look(value: Any, _where: str) -> None:
@@ -242,16 +150,7 @@ def references(description: Any) -> list[Reference]:
 def transfers(
     all_references: Iterable[Reference], large_bytes: int = LARGE_BYTES
 ) -> Iterator[list[Reference]]:
-    """Yield groups of references; the arrays of each group are sent in one collective.
-
-    A large array is sent alone. The small arrays of a device are sent together, until a group has
-    ``large_bytes`` or more. Arrays without elements are in no group. The groups depend only on the
-    arguments, so they are the same on all workers.
-
-    Args:
-        all_references: the references of all arrays of a state, in any order.
-        large_bytes: the size in bytes from which an array is large.
-    """
+    """Yield groups of references; the arrays of each group are sent in one collective."""
     small: list[Reference] = []
     size = 0
     for reference in sorted(all_references, key=lambda r: (r.device, r.index)):
@@ -268,9 +167,6 @@ def transfers(
 
 
 def few(texts: list[str]) -> str:
-    """Return the first three of ``texts`` joined by semicolons, and how many more there are.
-
-    An example is "a; b; c and 2 more". The result is empty for an empty list.
-    """
+    """Return the first three of `texts` joined by semicolons, and how many more there are."""
     rest = len(texts) - 3
     return "; ".join(texts[:3]) + (f" and {rest} more" if rest > 0 else "")

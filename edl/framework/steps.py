@@ -25,61 +25,23 @@ logger = logging.getLogger(__name__)
 
 
 class BatchSource(Protocol):
-    """The interface of a queue of batches that are not trained yet.
-
-    The batches are formed from the samples that this worker has leased. Each framework implements
-    the interface for its loader or data set, and :class:`BatchSteps` calls it in the training
-    thread.
-    """
+    """The interface of a queue of batches that are not trained yet."""
 
     def restart(self) -> None:
-        """Drop the batches in the queue, because this worker's leases have changed.
-
-        Later batches are formed from the new leases. The call is made between two steps, and before
-        a newcomer joins.
-        """
+        """Drop the batches in the queue, because this worker's leases have changed."""
 
     def form_lost_again(self) -> None:
-        """Form again the batches that were lost untrained; call this between two steps.
-
-        They are lost if the framework ends the iterator that has formed them, such as at the end of
-        a call of Keras' ``fit``. Nothing happens if none was lost.
-        """
+        """Form again the batches that were lost untrained; call this between two steps."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Take the next batch from the queue, and return it.
-
-        PyTorch's loader waits here until the batch's data are loaded; ``tf.data`` loads them in a
-        thread, and its iterator waits for them later.
-
-        Args:
-            waits: False: if it is known that the data of the next batch are not loaded yet, a
-                padding batch is returned in its place, and a later call returns the batch.
-
-        Returns:
-            A pair: the batch whose data the script gets next, and whether it is a padding batch,
-            whose samples count for nothing. A padding batch is also returned when this worker has
-            no samples left.
-        """
+        """Take the next batch from the queue, and return it."""
 
     def pad(self) -> Batch:
-        """Return a padding batch for the open step; which data the script gets does not matter.
-
-        It is called when this worker has handed out all its pieces of the step and others have not.
-        """
+        """Return a padding batch for the open step; which data the script gets does not matter."""
 
 
 def asked_length(what: str, count: int | None, max_steps: int | None) -> None:
-    """Check that a script's call says how long the job trains.
-
-    Args:
-        what: the script's call, for the error message.
-        count: the number of epochs, which is not checked; None: not given.
-        max_steps: the number of updates; None: not given.
-
-    Raises:
-        UsageError: if neither is given, or ``max_steps`` is not a whole number of at least 1.
-    """
+    """Check that a script's call says how long the job trains."""
     if count is None and max_steps is None:
         raise UsageError(
             f"{what} does not say how long to train: give the number of epochs, or max_steps=n, "
@@ -109,11 +71,7 @@ OTHER_LENGTH = (
 
 
 def end_batch(worker: Worker) -> None:
-    """End the batch that ``worker``'s script has trained, and keep copies of tracked objects.
-
-    A worker that missed the last update loads the copies of another worker instead of its own. In a
-    warm-up no copies are kept. Call this before the next batch, and at an epoch's end.
-    """
+    """End the batch that `worker`'s script has trained, and keep copies of tracked objects."""
     loader = worker.loader
     loader.end_batch()
     if loader.replica is not None and not worker.warming_up:
@@ -121,11 +79,7 @@ def end_batch(worker: Worker) -> None:
 
 
 def average_buffers(worker: Worker) -> None:
-    """Set BatchNorm's averages to the job's; all workers call it between two steps.
-
-    At an epoch's end each then evaluates the same model, as with DDP, and their scripts decide
-    alike.
-    """
+    """Set BatchNorm's averages to the job's; all workers call it between two steps."""
     replica = worker.loader.replica
     # Logical workers average buffers in each step.
     if replica is None or worker.ring.alone or worker.warming_up or worker.logical:
@@ -134,25 +88,7 @@ def average_buffers(worker: Worker) -> None:
 
 
 class BatchSteps:
-    """The training loop of one worker's script: it hands out batches and ends them.
-
-    A framework's loader yields from :meth:`epochs`, and calls :meth:`begin` for each batch of an
-    epoch. Between two steps the worker may switch to another ring.
-
-    Args:
-        worker: the worker that this process is.
-        feed: the queue of batches for the script.
-        unfinished: returns an error message for a script that asks for a batch before it has made
-            the update of the last one.
-        end_batch: called without arguments when the script asks for its next batch, has left its
-            loop over an epoch, or has ended. It completes a step whose update the script has
-            skipped after its gradients were reduced.
-        numbers: the seeder of the training thread's random generators; None: the script's own seeds
-            stay.
-
-    Attributes:
-        max_steps: the number of updates that :meth:`limit` has set; None: no limit.
-    """
+    """The training loop of one worker's script: it hands out batches and ends them."""
 
     def __init__(
         self,
@@ -172,20 +108,14 @@ class BatchSteps:
         self._came_to_end = False  # the script was told that the epoch is over
         self._padding = 0  # batches of the open step that count for nothing
         self._in_epoch = False
+        # the number of updates that `limit` has set; None: no limit
         self.max_steps: int | None = None
         self._has_entered = False
         self._loop = object()  # the newest of the script's loops over batches
         self._is_new = False  # it has come into the ring, and has trained nothing there yet
 
     def check_may_iterate(self, outside: str) -> None:
-        """Check that the script may begin to iterate over its batches; change nothing.
-
-        Args:
-            outside: the message of the error if the script is in no epoch of :meth:`epochs`.
-
-        Raises:
-            UsageError: if the script is in no epoch, or if all samples of the epoch are trained.
-        """
+        """Check that the script may begin to iterate over its batches; change nothing."""
         if not self._in_epoch:
             raise UsageError(outside)
         if self._came_to_end:
@@ -195,26 +125,7 @@ class BatchSteps:
             )
 
     def epochs(self, count: int | None = None, max_steps: int | None = None) -> Iterator[int]:
-        """Yield the numbers of the epochs to train: from the job's current epoch to ``count - 1``.
-
-        A newcomer first gets an epoch with one batch for its warm-up, before it joins the ring.
-        After the last epoch all workers end the job together, and no training can begin again.
-        If the job trains for longer or shorter than this newcomer asks for, it does as the job.
-
-        Args:
-            count: the number of epochs of the job; None: as many as ``max_steps`` updates take.
-            max_steps: how many updates the job makes in all, also inside an epoch; None: no limit.
-
-        Raises:
-            UsageError: if the script has trained to its end before, if its loader belongs to an
-                earlier job of this process, or if it has several optimizers and gives a range as
-                its global batch.
-            SystemExit: with code 0, if the job ends or goes on without this newcomer before it has
-                joined.
-            NewcomerDiffers: if this newcomer's model differs from the job's.
-            JobFailed, WorkerEvicted: if the workers cannot end the job together, or this one is
-                evicted.
-        """
+        """Yield the numbers of the epochs to train: from the job's current epoch to `count - 1`."""
         worker = self._worker
         asked = worker.loader.progress.length = TrainingLength.asked(count, max_steps)
         if worker.warming_up:
@@ -236,11 +147,7 @@ class BatchSteps:
         worker.finishing.finish(early=self.made_all_steps)
 
     def warm_up(self) -> None:
-        """Seed a newcomer's random generators for its warm-up; call this before its first batch.
-
-        By then the script has made its model and optimizer. Nothing happens if this object was made
-        without a seeder.
-        """
+        """Seed a newcomer's random generators for its warm-up; call this before its first batch."""
         if self._numbers is not None:
             self._numbers.describe()
             self._numbers.warm_up()
@@ -250,25 +157,20 @@ class BatchSteps:
         self._warmed_up = self._came_to_end = False
 
     def limit(self, max_steps: int | None) -> None:
-        """Set how many updates the job makes at most; a later call replaces the limit.
-
-        Args:
-            max_steps: the number of updates since the job began, at least 1; None: only the epochs
-                end the training.
-        """
+        """Set how many updates the job makes at most; a later call replaces the limit."""
+        # `max_steps`: the number of updates since the job began, at least 1; None: only the epochs
+        # end the training.
         self.max_steps = max_steps
 
     @property
     def made_all_steps(self) -> bool:
-        """Whether the job has made as many updates as :meth:`limit` allows; False without limit."""
+        """Whether the job has made as many updates as `limit` allows; False without limit."""
         return self.max_steps is not None and self._worker.step >= self.max_steps
 
     @property
     def is_over(self) -> bool:
-        """Whether the epoch has no batch left, as known after an update; the same on all workers.
-
-        Then :meth:`begin` would return False. It is False while a batch is not trained yet.
-        """
+        """Whether the epoch has no batch left, as known after an update; the same on all workers"""
+        # Then `begin` would return False.
         worker = self._worker
         if worker.loader.open:
             return False
@@ -277,22 +179,7 @@ class BatchSteps:
         return worker.loader.ledger.finished or self.made_all_steps
 
     def enter(self) -> None:
-        """Enter the job's training; a newcomer, which has warmed up before, joins the ring here.
-
-        The call waits until this worker has the job's state, which a newcomer receives and a
-        resumed job loads. The script has made its model and optimizer by then. From this call on
-        the epoch and the step are the job's, and the random generators are seeded.
-
-        Raises:
-            UsageError: if the script has trained to its end before, if its loader belongs to an
-                earlier job of this process, or if it has several optimizers and gives a range as
-                its global batch.
-            FitIsDone: if the job is in a later call of Keras' ``fit`` than the script, which then
-                skips the present one.
-            NewcomerDiffers: if this newcomer's model differs from the job's.
-            SystemExit: with code 0, if the job ends or goes on without this newcomer before it has
-                joined.
-        """
+        """Enter the job's training; a newcomer, which has warmed up before, joins the ring here."""
         if is_over(self._worker):
             raise UsageError(
                 "this loader is of the job before the last edl.init(); make a new one after it"
@@ -312,14 +199,8 @@ class BatchSteps:
         self._has_entered = True
 
     def _check_batching(self) -> None:
-        """Check that a script with several optimizers does not let the job choose the batch size.
-
-        The script lets it choose if it gives a range as its global batch. The job chooses by the
-        noise of its gradients, which is measured with one optimizer only.
-
-        Raises:
-            UsageError: if the script has several optimizers and gives a range.
-        """
+        """Check that a script with several optimizers does not let the job choose the batch size"""
+        # The job chooses by the noise of its gradients, which is measured with one optimizer only.
         progress = self._worker.loader.progress
         if progress.optimizers > 1 and progress.source.batching.is_chosen:
             raise UsageError(
@@ -329,18 +210,9 @@ class BatchSteps:
             )
 
     def begin(self) -> bool:
-        """Begin a step on the next batch; return True, or False when the epoch is over.
-
-        After True the loader gives the data of the batch to the script. Within a step of
-        accumulated gradients, the batch is added to the step. Otherwise, first the batch before is
-        ended, and the worker switches to another ring if all workers have agreed on one. The epoch
-        is over, too, when the job has made all its updates, and after the one batch of a warm-up.
-
-        Raises:
-            UsageError: if the script has not trained the batch that it got last.
-            SystemExit: with code 0, if this worker leaves the job with the switch.
-            StateDiffers, JobFailed, WorkerEvicted: if the job or this worker cannot go on.
-        """
+        """Begin a step on the next batch; return True, or False when the epoch is over."""
+        # Otherwise, first the batch before is ended, and the worker switches to another ring if all
+        # workers have agreed on one.
         worker, feed = self._worker, self._feed
         self._end_batch()
         if worker.loader.open:
@@ -393,11 +265,6 @@ class BatchSteps:
             self._numbers.step()
 
     def _next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the next batch of the queue; see :meth:`BatchSource.next`.
-
-        If its data cannot be read, the script may begin its loop again: then the batches that no
-        step has trained are formed and read again.
-        """
         try:
             return self._feed.next(waits)
         except (Exception, KeyboardInterrupt):
@@ -417,11 +284,7 @@ class BatchSteps:
             self._feed.restart()
 
     def _others_train(self) -> bool:
-        """Return whether this newcomer may train a padding batch, because others train samples.
-
-        It may if the worker that sent the job's state (and so is no newcomer) has leased samples
-        for a whole batch, and if the kind of the training data allows it.
-        """
+        """Return whether this newcomer may train a padding batch, because others train samples."""
         root, loader = self._worker.steps.state_source, self._worker.loader
         source = loader.progress.source
         if not source.lets_newcomers_pad:
@@ -430,14 +293,7 @@ class BatchSteps:
         return root != self._worker.id and loader.ledger.held_samples(root) >= enough
 
     def _add(self) -> None:
-        """Hand out one more batch, or piece of a batch, for the open step, which adds up gradients.
-
-        A padding batch is handed out if this worker has no samples left.
-
-        Raises:
-            UsageError: if more than 1000 (:data:`MOST_PADDING`) batches of the step count for
-                nothing, so the script seems to make no update.
-        """
+        """Hand out one more batch."""
         worker = self._worker
         self._draw_for_step()  # the script may have seeded
         self._restart_feed()  # a repair inside the step may have changed the leases
@@ -453,14 +309,7 @@ class BatchSteps:
         worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:
-        """Yield ``epoch`` once, for the script to train it; then end the epoch's last batch.
-
-        Batches that were formed before are dropped first. There are some if the script has left an
-        earlier loop by an exception, and begins again.
-
-        Args:
-            epoch: the number of the epoch, from 0.
-        """
+        """Yield `epoch` once, for the script to train it; then end the epoch's last batch."""
         self._in_epoch, self._came_to_end = True, False
         self._form_again()
         self.begin_epoch()

@@ -28,16 +28,7 @@ _GROUP = "opentelemetry_traces_exporter"  # of entry points: that of OpenTelemet
 
 
 def trace_worker(worker: Worker, job: str | None, run: str) -> None:
-    """Send a span of each switch of ``worker``, and of each checkpoint that it writes, from now on.
-
-    Nothing happens if the environment asks for no traces. If OpenTelemetry's SDK or an exporter is
-    not installed, a warning in the log says so.
-
-    Args:
-        worker: the worker of this process.
-        job: the name of the job; None without a launcher.
-        run: the token of the job's run.
-    """
+    """Send a span of each switch of `worker`, and of each checkpoint that it writes, from now on"""
     if not (exporters := config.trace_exporters()):
         return
     try:  # now, and not in the first switch, in which all would wait for it
@@ -52,14 +43,7 @@ def trace_worker(worker: Worker, job: str | None, run: str) -> None:
 
 
 class Tracing:
-    """The spans of one worker. The training thread and that of a checkpoint may call the methods.
-
-    Args:
-        worker: the worker.
-        job: the name of the job; empty without a launcher.
-        run: the token of the job's run.
-        exporters: functions that make the exporters for a script without a provider of its own.
-    """
+    """The spans of one worker. The training thread and that of a checkpoint may call the methods"""
 
     def __init__(
         self, worker: Worker, job: str, run: str, exporters: Sequence[Callable[[], Any]]
@@ -87,7 +71,7 @@ class Tracing:
             self._send(spans, {"edl.generation": event.generation, **facts}, "")
 
     def _send(self, spans: Iterable[TimedSpan], facts: dict[str, Any], trace: str) -> None:
-        """Send spans with attributes; those of the same ``trace`` (not empty) are in one trace."""
+        """Send spans with attributes; those of the same `trace` (not empty) are in one trace."""
         common = {**self._attributes, "edl.worker": f"w{self._worker.id}", **facts}
         common["edl.step"] = self._worker.step
         with self._lock:
@@ -129,7 +113,7 @@ class Tracing:
 
 
 def _parent_of(key: str) -> Any:
-    """Return the context of the trace that all workers derive from ``key``; empty: a new trace."""
+    """Return the context of the trace that all workers derive from `key`; empty: a new trace."""
     from opentelemetry import trace
     from opentelemetry.context import Context
 
@@ -146,11 +130,7 @@ def _parent_of(key: str) -> Any:
 
 
 def _exporter(names: tuple[str, ...]) -> Any:
-    """Return the class of the first of the exporters ``names`` that a package has registered.
-
-    Raises:
-        ImportError: no such package is installed.
-    """
+    """Return the class of the first of the exporters `names` that a package has registered."""
     for name in names:
         for found in entry_points(group=_GROUP, name=name):
             return found.load()

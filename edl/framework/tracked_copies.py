@@ -25,15 +25,10 @@ Place = tuple[int, int]  # step, epoch
 
 
 class TrackedCopies:
-    """Copies of a worker's small tracked objects, made each time the script asks for a batch.
+    """Copies of a worker's small tracked objects, made each time the script asks for a batch."""
 
-    :class:`edl.framework.replica.FrameworkReplica` has one: it calls :meth:`end_batch` for each
-    batch, and sends the copies with the state when a ring is repaired.
-
-    A copy belongs to a place, a pair of step and epoch; the copies of the last two places are kept.
-    An object whose state was once large, such as an average of all weights, is never copied,
-    because the script computes it from the weights, which all workers share.
-    """
+    # An object whose state was once large, such as an average of all weights, is never copied,
+    # because the script computes it from the weights, which all workers share.
 
     def __init__(self) -> None:
         self._kept: dict[Place, dict[str, Any]] = {}
@@ -41,40 +36,19 @@ class TrackedCopies:
         self._large: set[str] = set()
 
     def sent(self) -> dict[Place, dict[str, Any]]:
-        """Return the copies for a worker that missed the last update: a dict by place of dicts.
-
-        Each inner dict has the states of the objects by name. Copies that this worker has received
-        itself, and not loaded yet, are among them.
-        """
+        """Return the copies for a worker that missed the last update: a dict by place of dicts."""
         return {**self._received, **self._kept}
 
     def receive(self, kept: Mapping[Place, dict[str, Any]]) -> None:
-        """Store copies of another worker's objects, for the next :meth:`end_batch` to load.
-
-        They replace those of an earlier call.
-
-        Args:
-            kept: the other worker's copies, as its :meth:`sent` returned them; empty on a worker
-                that has not missed the last update.
-        """
+        """Store copies of another worker's objects, for the next `end_batch` to load."""
         self._received = kept
 
     def forget(self) -> None:
-        """Drop this worker's own copies, but not those it has received.
-
-        Call this when the worker's state differed from that of the job.
-        """
+        """Drop this worker's own copies, but not those it has received."""
         self._kept.clear()
 
     def end_batch(self, place: Place, things: Mapping[str, Trackable]) -> None:
-        """Load the copies that were received for ``place``; then keep copies of ``things`` there.
-
-        Received copies for other places are dropped.
-
-        Args:
-            place: the step and the epoch at which the script asks for its next batch.
-            things: the tracked objects by name, into which copies are loaded.
-        """
+        """Load the copies that were received for `place`; then keep copies of `things` there."""
         received, self._received = self._received, {}
         for name, state in received.get(place, {}).items():
             if name in things:
@@ -90,11 +64,7 @@ class TrackedCopies:
 
 
 def _is_small(state: Any) -> bool:
-    """Return whether a tracked object's state has few values, all of types that can be copied.
-
-    The limits are 1000 (:data:`MOST_VALUES`) values and 1 MiB (:data:`LARGEST_BYTES`) of arrays.
-    The types are arrays, numbers, texts, bytes and None, in dicts, lists and tuples.
-    """
+    """Return whether a tracked object's state has few values, all of types that can be copied."""
     size = 0
     for count, (_, container, key) in enumerate(places([state])):
         leaf = container[key]
@@ -106,11 +76,7 @@ def _is_small(state: Any) -> bool:
 
 
 def _copied(leaf: Any) -> Any:
-    """Return a copy of an array, which later steps do not change; return any other value itself.
-
-    Args:
-        leaf: a value of a tracked object's state, such as an array or a number.
-    """
+    """Return a copy of an array, which later steps do not change; return any other value itself."""
     if hasattr(leaf, "detach"):
         return leaf.detach().clone()
     return leaf.copy() if hasattr(leaf, "copy") else leaf
