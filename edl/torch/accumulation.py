@@ -26,22 +26,9 @@ from edl.worker.worker import Worker
 
 @dataclass(slots=True, eq=False)
 class Contribution:
-    """The record of one parameter for the hook that weights what is added to its gradient.
+    """The record of one parameter for the hook that weights what is added to its gradient."""
 
-    :meth:`Accumulation.watch` makes it.
-
-    Attributes:
-        parameter: the parameter whose gradient is accumulated.
-        begin: a function without arguments that is called before each addition to the gradient.
-        weighted_in: ``Accumulation.passes`` during the last backward pass whose addition the hook
-            has seen; -1: none yet.
-        is_padding: whether that addition came from a padding batch (weight 0) and the gradient was
-            None before.
-        node: the autograd node that adds to the gradient; the reference keeps its hooks alive. None
-            before the hook is set.
-    """
-
-    parameter: torch.nn.Parameter
+    parameter: torch.nn.Parameter  # the parameter whose gradient is accumulated
     begin: Callable[[], None]  # called before something is added
     weighted_in: int = -1  # the number of the backward pass in which it was weighted
     is_padding: bool = False  # from a padding batch, and not added to anything
@@ -49,25 +36,10 @@ class Contribution:
 
 
 class Accumulation:
-    """The gradient accumulation of one optimizer: it counts and weights backward passes.
-
-    Args:
-        worker: the worker that this process is.
-        reduction: the reduction of the optimizer's gradients, which has the weight of each batch.
-        passes_per_step: how many backward passes make a step; with logical workers, how many there
-            are for the batch of each of them. A step that ends after fewer passes sends the
-            gradients accumulated until then.
-
-    Attributes:
-        passes: how many backward passes have ended, or failed, in all steps so far.
-        expected: whether the script accumulates gradients of several batches itself, by
-            ``no_sync()`` or ``backward_passes_per_step``; False before the first of them.
-        is_watched: whether the hooks that weight each addition to a gradient are set.
-        counts_passes: whether the script has given the optimizer ``backward_passes_per_step`` > 1.
-    """
+    """The gradient accumulation of one optimizer: it counts and weights backward passes."""
 
     def __init__(self, worker: Worker, reduction: StepReduction, passes_per_step: int) -> None:
-        self.passes = 0
+        self.passes = 0  # how many backward passes have ended, or failed, in all steps so far
         self._worker = worker
         self._reduction = reduction
         self._no_sync = False
@@ -76,7 +48,11 @@ class Accumulation:
         self._parts: list[Contribution] = []
         self._zeros: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         self._has_put_zeros = False
+        # whether the script has given the optimizer `backward_passes_per_step` > 1
         self.counts_passes = passes_per_step > 1
+        # `is_watched`: whether the hooks that weight each addition to a gradient are set;
+        # `expected`: whether the script accumulates gradients of several batches itself, by
+        # `no_sync()` or `backward_passes_per_step`; False before the first of them
         self.is_watched = self.expected = self._per_step > 1
         if self.expected:
             worker.loader.engine.late = True
@@ -85,31 +61,17 @@ class Accumulation:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the current or next backward pass only adds to the gradients, and sends none.
-
-        That is so within :meth:`no_sync`, before the last pass of ``passes_per_step``, and before
-        the last microbatch.
-        """
+        """Whether the current or next backward pass only adds to the gradients, and sends none."""
         return self._no_sync or self._left > 1 or self.is_between_microbatches
 
     @property
     def is_between_microbatches(self) -> bool:
-        """Whether more microbatches of the current batch follow, so that no update is made yet.
-
-        False if no batch is handed out, or if the loader does not split batches.
-        """
+        """Whether more microbatches of the current batch follow, so that no update is made yet."""
         return self._worker.loader.open and self._worker.loader.engine.batches.pieces_left > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes in the ``with`` block add to the local gradients, and send none.
-
-        The hooks that weight gradients are set, and stay after the block.
-
-        Raises:
-            UsageError: the loader splits batches into microbatches (see
-                :meth:`expect_microbatches`).
-        """
+        """Let backward passes in the `with` block add to the local gradients, and send none."""
         self.expected = True
         self.expect_microbatches()
         self.watch_all()
@@ -120,17 +82,8 @@ class Accumulation:
             self._no_sync = before
 
     def expect_microbatches(self, several: bool = False) -> None:
-        """Set the hooks that weight gradients, if the loader splits batches into microbatches.
-
-        Otherwise nothing happens.
-
-        Args:
-            several: whether the script has several optimizers.
-
-        Raises:
-            UsageError: the loader splits batches, and the script accumulates gradients itself or
-                has several optimizers.
-        """
+        """Set the hooks that weight gradients, if the loader splits batches into microbatches."""
+        # Otherwise nothing happens.
         if not in_microbatches(self._worker):
             return
         setting = "--logical" if self._worker.loader.engine.logical else "micro_batch"
@@ -145,15 +98,10 @@ class Accumulation:
         self.watch_all()
 
     def leave_out(self) -> bool:
-        """Handle a batch or microbatch without a backward pass: it adds nothing to the gradients.
-
-        If the step goes on, the batch stays one of the step's, and so is the next batch that the
-        script takes. Otherwise nothing is changed, and the caller ends the batch.
-
-        Returns:
-            Whether the step goes on with another batch or microbatch, because the call is inside of
-            :meth:`no_sync` or before the last microbatch.
-        """
+        """Handle a batch or microbatch without a backward pass: it adds nothing to the gradients"""
+        # Otherwise nothing is changed, and the caller ends the batch.
+        # Whether the step goes on with another batch or microbatch, because the call is inside of
+        # `no_sync` or before the last microbatch.
         if self._no_sync or (
             self.is_between_microbatches and not self._worker.loader.engine.batches.may_grow
         ):
@@ -161,31 +109,19 @@ class Accumulation:
         return self._no_sync or self.is_between_microbatches
 
     def end_pass(self) -> bool:
-        """Count a backward pass that has ended, as one of the step's.
-
-        Returns:
-            True if it only added to the gradients; False if the gradients are to be sent.
-        """
+        """Count a backward pass that has ended, as one of the step's."""
         added_up = self.adds_up
         self.passes += 1
         self._left -= 1
         return added_up
 
     def break_off(self) -> None:
-        """Count a backward pass that has failed, in :attr:`passes` only.
-
-        The step still expects as many passes as before.
-        """
+        """Count a backward pass that has failed, in `passes` only."""
         self.passes += 1
 
     def begin_step(self) -> bool:
-        """Begin to count the backward passes of a step anew.
-
-        Returns:
-            Whether the step before has had a backward pass since the last call. Between two
-            batches, True means that the script has left that step unfinished: its sums are still in
-            the gradients.
-        """
+        """Begin to count the backward passes of a step anew."""
+        # Whether the step before has had a backward pass since the last call.
         left, self._left = self._left, self._per_step
         return left < self._per_step
 
@@ -194,10 +130,7 @@ class Accumulation:
     def put_zeros(
         self, parameters: Iterable[torch.nn.Parameter], also: Collection[torch.nn.Parameter]
     ) -> None:
-        """Set gradients to zeros if microbatches follow, since scripts clip and read them in each.
-
-        ``also``: those of ``parameters`` that get them though they require no gradient.
-        """
+        """Set gradients to zeros if microbatches follow: scripts clip and read them in each."""
         if not self.is_between_microbatches:
             return
         self._has_put_zeros = True
@@ -212,7 +145,7 @@ class Accumulation:
                 parameter.grad = self._zeros[kind][:size].view(parameter.shape)
 
     def drop_zeros(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Drop what :meth:`put_zeros` has set, and what the script has made of it."""
+        """Drop what `put_zeros` has set, and what the script has made of it."""
         if self._has_put_zeros:
             self._has_put_zeros = False
             for parameter in parameters:
@@ -221,18 +154,8 @@ class Accumulation:
     # --- what the passes add
 
     def watch(self, parameter: torch.nn.Parameter, begin: Callable[[], None]) -> Contribution:
-        """Register ``parameter``, so that each addition to its gradient can be weighted.
-
-        The hook that weights is set at once if :attr:`is_watched`, otherwise by :meth:`watch_all`.
-
-        Args:
-            parameter: a parameter of the optimizer.
-            begin: a function without arguments that the hook calls before each addition to the
-                gradient.
-
-        Returns:
-            The hook's record of the parameter, an argument of :meth:`is_padding`.
-        """
+        """Register `parameter`, so that each addition to its gradient can be weighted."""
+        # The hook that weights is set at once if `is_watched`, otherwise by `watch_all`.
         part = Contribution(parameter, begin)
         self._parts.append(part)
         if self.is_watched:
@@ -240,29 +163,16 @@ class Accumulation:
         return part
 
     def watch_all(self) -> None:
-        """Set the hooks that weight additions to the gradients of all registered parameters.
-
-        Parameters that are registered later get theirs at once. A second call does nothing.
-        """
+        """Set the hooks that weight additions to the gradients of all registered parameters."""
         if not self.is_watched:
             self.is_watched = True
             for part in self._parts:
                 self._hook(part)
 
     def is_padding(self, part: Contribution, name: str) -> bool:
-        """Return whether all that was added to a gradient so far comes from padding batches.
-
-        It is called after a backward pass has added to the gradient, and before :meth:`end_pass`.
-        The result is False if the gradient was not None before the pass.
-
-        Args:
-            part: the record that :meth:`watch` has returned for the parameter.
-            name: the name of the parameter, for the error.
-
-        Raises:
-            UsageError: the addition was not weighted, because the parameter has another dtype or
-                device than when its hook was set.
-        """
+        """Return whether all that was added to a gradient so far comes from padding batches."""
+        # UsageError: the addition was not weighted, because the parameter has another dtype or
+        # device than when its hook was set.
         if part.weighted_in == self.passes:
             return part.is_padding
         if self._weight() != 1.0:
@@ -283,18 +193,7 @@ class Accumulation:
     def _weigh(
         self, part: Contribution, computed: torch.Tensor | None
     ) -> tuple[torch.Tensor] | None:
-        """Weight a gradient that autograd is about to add; autograd calls this as a hook.
-
-        The record's ``begin`` is called first, and what the record says about the pass is set.
-
-        Args:
-            part: the record of the parameter.
-            computed: the gradient of the current pass; None if the pass has computed none.
-
-        Returns:
-            A tuple of one tensor, which is added in place of ``computed``; None if ``computed`` is
-            added as it is.
-        """
+        """Weight a gradient that autograd is about to add; autograd calls this as a hook."""
         part.begin()
         part.weighted_in, part.is_padding = self.passes, False
         weight = self._weight()
@@ -306,13 +205,7 @@ class Accumulation:
         return (computed * weight,)
 
     def _weight(self) -> float:
-        """Return the factor that the hooks multiply gradients of the current batch by.
-
-        With accumulation it is the number of the batch's samples over the nominal batch size (see
-        the module), 0 for a padding batch. It is 1.0 without a batch, after the step's gradients
-        were reduced, and in a step without accumulation, whose gradients are weighted when they are
-        sent; and with logical workers, whose gradients are weighted when they are added up.
-        """
+        """Return the factor that the hooks multiply gradients of the current batch by."""
         loader, reduction = self._worker.loader, self._reduction
         if not loader.open or reduction.step.done:
             return 1.0
@@ -328,29 +221,19 @@ ONE_UPDATE = "a script that makes one update with each batch"
 
 
 def in_microbatches(worker: Worker) -> bool:
-    """Return whether the loader of ``worker`` splits batches into microbatches.
-
-    False if the script has declared no loader yet.
-    """
+    """Return whether the loader of `worker` splits batches into microbatches."""
     progress = worker.loader.progress
     return progress.attached and progress.source.batching.micro_batch > 0
 
 
 def can_have_gradient(parameter: torch.nn.Parameter) -> bool:
-    """Return whether PyTorch can compute a gradient of ``parameter``, by its dtype.
-
-    It cannot for integers, as of a frozen model whose weights are quantized.
-    """
+    """Return whether PyTorch can compute a gradient of `parameter`, by its dtype."""
     return parameter.is_floating_point() or parameter.is_complex()
 
 
 @contextlib.contextmanager
 def requiring_gradient(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Parameter]:
-    """Set ``requires_grad`` of ``parameter`` inside the ``with`` block, and yield the parameter.
-
-    At the end the former value is restored. PyTorch accepts a hook only on a parameter that
-    requires a gradient.
-    """
+    """Set `requires_grad` of `parameter` inside the `with` block, and yield the parameter."""
     required = parameter.requires_grad
     parameter.requires_grad_(True)
     try:

@@ -163,26 +163,14 @@ def skip_loss_check() -> None:
 
 
 def begin_loop() -> None:
-    """Record the parameter groups and ``requires_grad`` flags with which the epoch loop begins.
-
-    ``DataLoader.epochs`` calls this. What the script changes in them during the loop is then sent
-    to newcomers. What it changes before the loop is not sent, because the newcomer's own script
-    does the same. A later call only records the flags of new parameters. Without an
-    ``edl.Optimizer`` nothing is recorded.
-    """
+    """Record the parameter groups and `requires_grad` flags with which the epoch loop begins."""
+    # What it changes before the loop is not sent, because the newcomer's own script does the same.
     if _replica is not None and _of_this_job() is not None:
         _replica.begin()
 
 
 def end_batch() -> None:
-    """End the current batch in all optimizers, before the script gets its next batch.
-
-    If gradients were reduced and no optimizer has applied them, the batch counts as one whose
-    update was skipped. Without an ``edl.Optimizer`` nothing happens.
-
-    Raises:
-        UsageError: an exception has ended ``backward()`` in this batch on this worker.
-    """
+    """End the current batch in all optimizers, before the script gets its next batch."""
     if (optimizers := _of_this_job()) is not None:
         optimizers.end_batch()
 
@@ -196,39 +184,20 @@ def _is_between_logical() -> bool:
 
 
 def begin_piece(numbers: RandomNumbers) -> None:
-    """Prepare for the pass on a batch, whose samples the script gets now.
-
-    Without an ``edl.Optimizer`` nothing happens.
-
-    Args:
-        numbers: the seeder of the training thread's random generators.
-    """
+    """Prepare for the pass on a batch, whose samples the script gets now."""
     if (optimizers := _of_this_job()) is not None:
         optimizers.begin_piece(numbers)
 
 
 def exchanges() -> bool:
-    """Return whether :func:`exchange` asks other workers: the job trains, and has several."""
+    """Return whether `exchange` asks other workers: the job trains, and has several."""
     worker = current_worker()
     trains = worker.loader.progress.has_state and not (worker.finished or worker.warming_up)
     return trains and _of_this_job() is not None and not worker.ring.alone
 
 
 def exchange(payload: bytes) -> list[bytes]:
-    """Send ``payload`` to all workers, in a step or between two; return all payloads in rank order.
-
-    All workers call it at the same point of the script, and each waits for all. If one dies
-    meanwhile, all survivors get the same answer. Within a step it may be called until the gradients
-    are reduced. In a warm-up, and before and after the training, the answer is ``payload`` alone.
-
-    Args:
-        payload: the message of this worker, of any size.
-
-    Raises:
-        UsageError: the gradients of the open step are reduced already, or the script has several
-            optimizers, and a step is open.
-        WorkerEvicted, JobFailed: this worker or the job cannot go on.
-    """
+    """Send `payload` to all workers, in a step or between two; return all payloads in rank order"""
     worker, optimizers = current_worker(), _of_this_job()
     if optimizers is None or not exchanges():
         return [payload]
@@ -240,28 +209,18 @@ def exchange(payload: bytes) -> list[bytes]:
 
 
 def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-    """Return the model that ``optimizer`` trains; None if it is no optimizer of the current job."""
+    """Return the model that `optimizer` trains; None if it is no optimizer of the current job."""
     return None if _replica is None else _replica.model_of(optimizer)
 
 
 def reduce_as_horovod(never_none: Iterable[torch.nn.Parameter]) -> None:
-    """Let logical workers reduce gradients as Horovod's optimizer does.
-
-    Gradients stay as they are until ``optimizer.step()``. Without logical workers, and without an
-    ``edl.Optimizer``, nothing happens.
-
-    Args:
-        never_none: the parameters that get zeros where no logical worker has computed a gradient.
-    """
+    """Let logical workers reduce gradients as Horovod's optimizer does."""
     if (optimizers := _of_this_job()) is not None and current_worker().logical:
         optimizers.wait_for_step, optimizers.never_none = True, frozenset(never_none)
 
 
 def unfinished() -> str:
-    """Return the text of the error for a batch that the script has taken and not trained.
-
-    Without an ``edl.Optimizer`` the text says to make one.
-    """
+    """Return the text of the error for a batch that the script has taken and not trained."""
     if _of_this_job() is None:
         return NO_OPTIMIZER
     return NO_STEP if current_worker().logical else UNFINISHED
@@ -270,24 +229,7 @@ def unfinished() -> str:
 def attach_optimizer(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, passes_per_step: int
 ) -> GradientReduction:
-    """Reduce the gradients of ``optimizer`` over the ring; add it and its model to the job's state.
-
-    ``Optimizer`` calls this. The job's state is sent to newcomers and kept in checkpoints.
-
-    Args:
-        optimizer: the optimizer that the script wraps.
-        model: the module whose parameters the optimizer trains.
-        passes_per_step: how many backward passes make a step of the optimizer.
-
-    Returns:
-        The object that reduces the optimizer's gradients.
-
-    Raises:
-        UsageError: the training is over; this is a further optimizer, and the first batch was
-            handed out before; another optimizer trains one of the parameters; or there are several
-            optimizers, or one that takes two backward passes for an update (SAM), and one has
-            ``passes_per_step`` > 1.
-    """
+    """Reduce the gradients of `optimizer` over the ring; add it and its model to the job's state"""
     global _optimizers, _replica, _loss_look
     worker, last_step = current_worker(), LastStep()
     worker.check_trains()
@@ -313,20 +255,7 @@ def attach_optimizer(
 def _see_scaler(
     optimizers: Optimizers, replica: TorchReplica, scaler: torch.amp.GradScaler
 ) -> None:
-    """Add a GradScaler that the script is about to use to the job's shared state.
-
-    It is called each time a GradScaler scales a loss; a scaler that was added before stays as it
-    is.
-
-    Args:
-        optimizers: the optimizers of the job, which read the loss scale from this scaler from now
-            on.
-        replica: the state of the job, to which the scaler's state is added.
-        scaler: the GradScaler.
-
-    Raises:
-        UsageError: the loader splits batches into microbatches, which a GradScaler cannot unscale.
-    """
+    """Add a GradScaler that the script is about to use to the job's shared state."""
     if in_microbatches(current_worker()):
         setting = "--logical" if current_worker().logical else "micro_batch"
         raise UsageError(
@@ -339,10 +268,7 @@ def _see_scaler(
 
 
 def _of_this_job() -> Optimizers | None:
-    """Return the optimizers of the current job; None if the script has made none in it.
-
-    In an interactive session the process may still have the optimizers of an earlier job.
-    """
+    """Return the optimizers of the current job; None if the script has made none in it."""
     if _optimizers is None or _optimizers.worker is not current_worker():
         return None
     return _optimizers

@@ -21,26 +21,7 @@ _NONE = object()  # stands for "no batch"; None may be the result of a collate_f
 
 
 class LoaderBatchSource:
-    """A source of this worker's batches: formed from its leases, loaded by PyTorch's loader.
-
-    It implements :class:`edl.framework.steps.BatchSource`.
-
-    Args:
-        worker: the worker of this process.
-        as_sent: a function that turns a batch into the indices and seeds that PyTorch's loader
-            gets.
-        loader: a function that makes PyTorch's loader; the constructor calls it. Its argument is a
-            function that returns the next batch to load, or None if there is none at present.
-        keeps_processes: whether the processes of PyTorch's loader stay from one epoch to the next.
-            If not, they hold the data set as it is when an epoch begins: ``loader`` is called anew
-            for each epoch, and after a newcomer's warm-up.
-
-    Attributes:
-        data: the data of the batch that :meth:`next` or :meth:`pad` has returned last.
-
-    Raises:
-        UsageError: PyTorch's loader refuses an argument.
-    """
+    """A source of this worker's batches: formed from its leases, loaded by PyTorch's loader."""
 
     def __init__(
         self,
@@ -61,15 +42,12 @@ class LoaderBatchSource:
         self._arriving: Iterator[Any] = iter(())
         self._first: FirstBatch | None = None  # a newcomer's, loaded while the others train
         self._padding = PaddingData(self._any_data)
-        self.data: Any = None
+        self.data: Any = None  # the data of the batch that `next` or `pad` has returned last
 
     def restart(self) -> None:
-        """Drop all batches that were formed and not handed out: this worker's leases have changed.
-
-        If a newcomer's first batch is being loaded, the call waits for it. The next :meth:`next`
-        starts PyTorch's loader anew. In a warm-up, loader processes end here that do not stay from
-        epoch to epoch: no worker waits for them to end, as it would after the join.
-        """
+        """Drop all batches formed and not handed out: this worker's leases have changed"""
+        # In a warm-up, loader processes end here that do not stay from epoch to epoch: no worker
+        # waits for them to end, as it would after the join.
         if self._first is not None:
             self._first.discard()
             self._first = None
@@ -79,23 +57,10 @@ class LoaderBatchSource:
             self._end_processes()
 
     def form_lost_again(self) -> None:
-        """Do nothing, because PyTorch's loader never loses a batch that it was given.
-
-        A framework whose reader may end while it has untrained batches forms them again here.
-        """
+        """Do nothing, because PyTorch's loader never loses a batch that it was given."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the next batch, and put its data into :attr:`data`.
-
-        Args:
-            waits: whether to wait for a newcomer's first batch in the ring. If False, padding
-                batches are returned until the loader's processes have loaded it; without loader
-                processes the call waits. For later batches it always waits.
-
-        Returns:
-            The batch; and True if it is a padding batch, which counts for nothing. A worker that
-            has no samples left before the others do gets one, too (:meth:`pad`).
-        """
+        """Return the next batch, and put its data into `data`."""
         fresh = self._take(waits)
         if fresh is _NONE and self._first is None and self._has_more():
             # At the start, and when leases came after the loader had read the last one.
@@ -110,22 +75,12 @@ class LoaderBatchSource:
         return self.pad(), True
 
     def pad(self) -> Batch:
-        """Return a padding batch for the open step, and put its data into :attr:`data`.
-
-        They are those of the batch before, or of the epoch's first samples.
-        """
+        """Return a padding batch for the open step, and put its data into `data`."""
         self.data = self._padding.take()
         return self._worker.loader.sampler.warm_up()
 
     def _take(self, waits: bool) -> Any:
-        """Return the data of the next batch from the loader; ``_NONE`` if the loader is at its end.
-
-        The loader comes to its end when no leased samples are left that are in no batch.
-
-        Args:
-            waits: whether to wait for a newcomer's first batch; if False, and it is not loaded yet,
-                ``_NONE`` is returned. For any other batch the call waits.
-        """
+        """Return the data of the next batch from the loader; `_NONE` if the loader is at its end"""
         if self._first is None:
             return next(self._arriving, _NONE)
         if not (waits or self._first.has_come):
@@ -138,12 +93,10 @@ class LoaderBatchSource:
         return worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
 
     def _open(self) -> Iterator[Any]:
-        """Start PyTorch's loader with its processes, and return its iterator over batches.
-
-        Processes that have started in this epoch are used again, because the loader is started
-        whenever new leases have come. This thread starts them: they end with it (prctl), and a fork
-        may never get a lock that another thread holds.
-        """
+        """Start PyTorch's loader with its processes, and return its iterator over batches."""
+        # Processes that have started in this epoch are used again, because the loader is started
+        # whenever new leases have come. This thread starts them: they end with it (prctl), and a
+        # fork may never get a lock that another thread holds.
         if not self._keeps_processes and self._opened_in != self._worker.loader.epoch:
             self._end_processes()
         self._opened_in = self._worker.loader.epoch
@@ -155,20 +108,12 @@ class LoaderBatchSource:
             return iter(self._loader)
 
     def _end_processes(self) -> None:
-        """End the processes of PyTorch's loader, if they have started; it starts new ones later."""
         if self._opened_in is not None:
             self._loader, self._opened_in = self._make_loader(self._form), None
 
     @staticmethod
     def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the items of ``batches``; shorten the text of a DataError from a loader process.
-
-        Any other error passes as it is.
-
-        Raises:
-            DataError: the data set raised it in a loader process. The text is the data set's own,
-                without the traceback that PyTorch puts before it.
-        """
+        """Yield the items of `batches`; shorten the text of a DataError from a loader process."""
         try:
             yield from batches
         except DataError as error:
@@ -176,14 +121,7 @@ class LoaderBatchSource:
             raise DataError(sentence.strip()) from error
 
     def _form(self) -> Batch | None:
-        """Form the next batch to load, from the leases; for a newcomer, its one batch to warm up.
-
-        PyTorch's loader calls it, by :class:`Leases`, when it wants to load one more batch.
-
-        Returns:
-            The batch; None if all leased samples are in batches already, or if the newcomer's batch
-            is formed.
-        """
+        """Form the next batch to load, from the leases; for a newcomer, its one batch to warm up"""
         if self._first is not None and not self._first.may_form():
             return None
         worker = self._worker
@@ -196,11 +134,9 @@ class LoaderBatchSource:
         return batch
 
     def _any_data(self) -> Any:
-        """Load a batch of the epoch's first samples in this thread, and return its data.
-
-        A worker that has loaded no batch yet, or has changed the tensors of the last one, needs
-        them for a padding batch, which otherwise repeats the data of the batch before.
-        """
+        """Load a batch of the epoch's first samples in this thread, and return its data."""
+        # A worker that has loaded no batch yet, or has changed the tensors of the last one, needs
+        # them for a padding batch, which otherwise repeats the data of the batch before.
         items = self._as_sent(self._worker.loader.sampler.warm_up())
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
@@ -211,14 +147,7 @@ class LoaderBatchSource:
 
 
 class Leases(torch.utils.data.Sampler[list[Any]]):
-    """The batch sampler of PyTorch's loader, which yields batches while the leases have samples.
-
-    It ends when ``form`` returns None; the loader is then iterated anew for samples leased later.
-
-    Args:
-        form: a function that returns the next batch, or None if there is none at present.
-        as_sent: a function that turns a batch into the indices and seeds that the loader gets.
-    """
+    """The batch sampler of PyTorch's loader, which yields batches while the leases have samples."""
 
     def __init__(self, form: Callable[[], Batch | None], as_sent: Callable[[Batch], Items]) -> None:
         self._form = form

@@ -17,10 +17,7 @@ State = Mapping[str, torch.Tensor]
 
 
 def non_persistent(model: torch.nn.Module) -> set[str]:
-    """Return the names of the buffers of ``model`` that are not in its ``state_dict()``.
-
-    Buffers that are None are among them.
-    """
+    """Return the names of the buffers of `model` that are not in its `state_dict()`."""
     return {
         plain_name(f"{prefix}{'.' if prefix else ''}{name}")
         for prefix, module in model.named_modules()
@@ -29,15 +26,7 @@ def non_persistent(model: torch.nn.Module) -> set[str]:
 
 
 def fitting(mine: State, theirs: State, optional: Iterable[str]) -> list[str]:
-    """Return the names of the tensors of this script into which a state can be loaded.
-
-    These are all but the optional ones that the state lacks, or has in another shape.
-
-    Args:
-        mine: parameters and buffers of this script's models, by name.
-        theirs: the same in the state.
-        optional: the names of buffers that the model computes itself, here or in the state.
-    """
+    """Return the names of the tensors of this script into which a state can be loaded."""
     free = set(optional)
     return [
         name
@@ -47,16 +36,12 @@ def fitting(mine: State, theirs: State, optional: Iterable[str]) -> list[str]:
 
 
 def without(tensors: State, optional: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Return ``tensors`` without those whose names are in ``optional``."""
     free = set(optional)
     return {name: tensor for name, tensor in tensors.items() if name not in free}
 
 
 def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy ``value`` into ``tensor``, which has the same shape, also if ``expand()`` has made it.
-
-    The elements of such a tensor share memory, and PyTorch refuses to write to it as a whole.
-    """
+    """Copy `value` into `tensor`, which has the same shape, also if `expand()` has made it."""
     strides = tensor.stride() if tensor.layout is torch.strided else tensor.shape
     shape = zip(tensor.shape, strides, strict=True)
     expanded = [size > 1 and step == 0 for size, step in shape]

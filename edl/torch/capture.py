@@ -20,11 +20,10 @@ KIND = "torch"
 
 
 class Copier:
-    """A copier of model state into host memory that reuses its buffers.
+    """A copier of model state into host memory that reuses its buffers."""
 
-    Each :meth:`copy` overwrites the tensor bytes of the previous copy, so the caller must not need
-    that one any more.
-    """
+    # Each `copy` overwrites the tensor bytes of the previous copy, so the caller must not need that
+    # one any more.
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
@@ -32,20 +31,7 @@ class Copier:
         self._gpus: set[torch.device] = set()  # that copies were started on
 
     def copy(self, state: Any) -> Any:
-        """Copy a state, with each tensor replaced by a :class:`Blob` with a copy of its bytes.
-
-        The copy is complete when the call returns, also that of tensors on a GPU.
-
-        Args:
-            state: nested dicts, lists and tuples with tensors. NumPy arrays in it are copied as
-                arrays; all other values are shared with the copy.
-
-        Returns:
-            The copy, with the same nesting.
-
-        Raises:
-            CheckpointError: a tensor is sparse or quantized, or has no data (a meta tensor).
-        """
+        """Copy a state, with each tensor replaced by a `Blob` with a copy of its bytes."""
         self._used = 0
         self._gpus.clear()
         copied = map_leaves(state, self._leaf)
@@ -78,19 +64,7 @@ class Copier:
 
 
 def to_tensors(state: Any, *, copy: bool = False) -> Any:
-    """Return nested dicts, lists and tuples like ``state``, with tensors in place of Blobs.
-
-    It reverses :meth:`Copier.copy`. A tensor is put on the type of device that it was copied from
-    (for ``cuda`` the current device), or on the CPU if there is no CUDA device here.
-
-    Args:
-        state: nested dicts, lists and tuples with Blobs.
-        copy: whether each tensor gets memory of its own. If not, a tensor on the CPU shares its
-            memory with the :class:`Blob`, which the next :meth:`Copier.copy` may overwrite.
-
-    Raises:
-        CheckpointError: an array is of another framework, or of a dtype that this PyTorch lacks.
-    """
+    """Return nested dicts, lists and tuples like `state`, with tensors in place of Blobs."""
     return map_leaves(state, partial(_tensor, copy=copy))
 
 
@@ -111,17 +85,7 @@ def _tensor(value: Any, where: str, copy: bool) -> Any:
 
 
 def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
-    """Check that the tensors of a checkpoint have the names and shapes of this script's model.
-
-    Their dtypes may differ.
-
-    Args:
-        mine: parameters and buffers of the script's model, by name.
-        theirs: parameters and buffers in the checkpoint, by name.
-
-    Raises:
-        CheckpointError: a name or a shape differs; the text lists up to three of those that do.
-    """
+    """Check that the tensors of a checkpoint have the names and shapes of this script's model."""
     if lacking := sorted(theirs.keys() - mine.keys()):
         raise CheckpointError(
             f"the checkpoint is of another model: only it has {few(lacking)}; a script that adds "

@@ -23,21 +23,9 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 def after_closure(
     arguments: tuple[Any, ...], named: dict[str, Any], then: Callable[[], None]
 ) -> Arguments | None:
-    """Call ``then`` as soon as the gradients of an ``optimizer.step()`` are computed.
-
-    If the script passes no closure, that is at once. Otherwise the script's closure is wrapped: the
-    wrapper calls ``then`` after it, and raises UsageError when the optimizer evaluates it a second
-    time.
-
-    Args:
-        arguments: the positional arguments of ``optimizer.step``, the first being the optimizer.
-        named: the keyword arguments of ``optimizer.step``.
-        then: a function without arguments that uses the gradients.
-
-    Returns:
-        The positional and the keyword arguments to call ``optimizer.step`` with, the closure in
-        them wrapped; None if there is no closure, so that they need no change.
-    """
+    """Call `then` as soon as the gradients of an `optimizer.step()` are computed."""
+    # Otherwise the script's closure is wrapped: the wrapper calls `then` after it, and raises
+    # UsageError when the optimizer evaluates it a second time.
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     if closure is None:
         then()

@@ -42,17 +42,8 @@ _OF_GPUS = "horovod_torch_allreduce_async_torch_cuda_FloatTensor"  # only a buil
 
 
 def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call ``function`` of Horovod's, and return its result or raise edl's error for Horovod's.
-
-    Args:
-        function: a function of Horovod's PyTorch binding.
-        arguments: its positional arguments.
-        named: its keyword arguments.
-
-    Raises:
-        CollectiveFailed: the ring is broken.
-        UsageError: Horovod refuses the call, and would refuse it again in any ring.
-    """
+    """Call `function` of Horovod's, and return its result or raise edl's error for Horovod's."""
+    # UsageError: Horovod refuses the call, and would refuse it again in any ring.
     try:
         return function(*arguments, **named)
     except HorovodInternalError as error:
@@ -64,20 +55,10 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 class TorchCollectives:
-    """The allgather and broadcast of edl's own messages, by Horovod's PyTorch binding.
-
-    It implements :class:`edl.ring.ring.Collectives`. Gradients do not go through it, but through
-    :mod:`edl.torch.reduction`.
-    """
+    """The allgather and broadcast of edl's own messages, by Horovod's PyTorch binding."""
 
     def init(self) -> None:
-        """Call ``hvd.init()``, which builds the ring that the HOROVOD_... variables describe.
-
-        It is called for each new ring, and waits until the ring is built.
-
-        Raises:
-            CollectiveFailed: Horovod could not build the ring.
-        """
+        """Call `hvd.init()`, which builds the ring that the HOROVOD_... variables describe."""
         try:
             call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
@@ -86,31 +67,11 @@ class TorchCollectives:
         atexit.unregister(hvd.shutdown)
 
     def shutdown(self) -> None:
-        """Leave the ring by ``hvd.shutdown()``, which ends the ring for all its workers.
-
-        Horovod's thread in this process ends, too.
-        """
+        """Leave the ring by `hvd.shutdown()`, which ends the ring for all its workers."""
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str, same_shape: bool = False) -> Any:
-        """Start to send the rows ``row`` to all workers, without waiting for theirs.
-
-        Rows of the same shape are summed if all workers share a host: each worker sends a table for
-        the rows of all, with zeros but in its own. edl's Horovod sums in shared memory, while it
-        gathers by Gloo.
-
-        Args:
-            row: this worker's rows, an int64 array of two dimensions. The number of rows may differ
-                between workers, the number of columns may not.
-            name: the name of the allgather, the same on all workers.
-            same_shape: whether the number of rows is the same on all workers; so is this value.
-
-        Returns:
-            A handle for :meth:`allgather_finish`.
-
-        Raises:
-            CollectiveFailed: the ring is broken.
-        """
+        """Start to send the rows `row` to all workers, without waiting for theirs."""
         size, rows = hvd.size(), len(row)
         if not (same_shape and hvd.local_size() == size):
             return guarded(hvd.allgather_async, torch.from_numpy(row), name=name)
@@ -120,23 +81,12 @@ class TorchCollectives:
         return average_start(rows_of_all, rows_of_all, name, "sum")
 
     def allgather_finish(self, handle: Any) -> Table:
-        """Wait for the allgather of ``handle``; return the rows of all workers in rank order.
-
-        Raises:
-            CollectiveFailed: the ring is broken.
-        """
+        """Wait for the allgather of `handle`; return the rows of all workers in rank order."""
         rows: Table = guarded(_synchronize, handle).numpy()
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the ``payload`` of rank ``root``; those of the other workers are ignored.
-
-        All workers call it with the same ``name`` for the collective, and wait until the payload
-        has come. The payloads may differ in size.
-
-        Raises:
-            CollectiveFailed: the ring is broken.
-        """
+        """Return the `payload` of rank `root`; those of the other workers are ignored."""
 
         def broadcast(data: bytearray, piece: str) -> bytearray:
             return self._broadcast(data, root, piece)
@@ -152,16 +102,7 @@ class TorchCollectives:
 
 @waits("exchanging the state with the others")
 def broadcast_start(tensor: torch.Tensor, root: int, name: str) -> int:
-    """Start to overwrite ``tensor``, in place, with the tensor of rank ``root``; return at once.
-
-    All workers call it with the same ``name`` for the collective.
-
-    Returns:
-        A handle for :func:`finish`, which waits until ``tensor`` is overwritten.
-
-    Raises:
-        CollectiveFailed: the ring is broken.
-    """
+    """Start to overwrite `tensor`, in place, with the tensor of rank `root`; return at once."""
     handle: int = guarded(hvd.broadcast_async_, tensor, root, name=name)
     return handle
 
@@ -169,25 +110,8 @@ def broadcast_start(tensor: torch.Tensor, root: int, name: str) -> int:
 def average_start(
     tensor: torch.Tensor, output: torch.Tensor, name: str, kind: str = "average"
 ) -> int:
-    """Start to average ``tensor`` over all workers into ``output``, without a change to ``tensor``.
-
-    Horovod's public calls either overwrite the input or allocate an output for each call. The
-    function that they call takes both an input and an output, so it is called here.
-
-    Args:
-        tensor: this worker's tensor; it must not change until :func:`finish` returns.
-        output: a tensor of the same shape and dtype, which has the average when :func:`finish`
-            returns; it may be ``tensor`` itself, which is overwritten then.
-        name: the name of the collective, the same on all workers.
-        kind: "average", or "sum" or "max" for the sum or the largest value of each element.
-
-    Returns:
-        A handle for :func:`finish`.
-
-    Raises:
-        CollectiveFailed: the ring is broken.
-        UsageError: Horovod cannot average tensors of this dtype or layout.
-    """
+    """Start to average `tensor` over all workers into `output`, without a change to `tensor`."""
+    # `tensor`: this worker's tensor; it must not change until `finish` returns.
     handle: int = guarded(
         mpi_ops._allreduce_async,
         tensor,
@@ -203,30 +127,13 @@ def average_start(
 
 @waits(FOR_GRADIENTS)
 def finish(handle: int) -> torch.Tensor:
-    """Wait for the collective of ``handle``, and return its output tensor.
-
-    The result is None for a handle that was waited for before.
-
-    Raises:
-        CollectiveFailed: the ring is broken.
-    """
+    """Wait for the collective of `handle`, and return its output tensor."""
     output: torch.Tensor = guarded(_synchronize, handle)
     return output
 
 
 def _synchronize(handle: int) -> Any:
-    """Wait for the collective of ``handle`` as ``hvd.synchronize`` does, without a busy processor.
-
-    Without edl's patch Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a
-    pause. That keeps a processor busy which Horovod's own threads and the other workers of the
-    machine need. Then this function polls, and sleeps in between.
-
-    Returns:
-        The output of the collective; None for a handle that was waited for before.
-
-    Raises:
-        HorovodInternalError: the collective failed.
-    """
+    """Wait for the collective of `handle` as `hvd.synchronize` does, without a busy processor."""
     if WAITS_ASLEEP and handle in mpi_ops._handle_map:
         return _wait_and_clear(handle)
     pause_s = FIRST_PAUSE_S
@@ -237,14 +144,7 @@ def _synchronize(handle: int) -> Any:
 
 
 def _wait_and_clear(handle: int) -> Any:
-    """Do what ``hvd.synchronize`` does, whose own frame stands for a wait of the script's.
-
-    Returns:
-        The output of the collective.
-
-    Raises:
-        HorovodInternalError: the collective failed.
-    """
+    """Do what `hvd.synchronize` does, whose own frame stands for a wait of the script's."""
     try:
         mpi_ops.mpi_lib.horovod_torch_wait_and_clear(handle)
     except RuntimeError as error:

@@ -20,11 +20,9 @@ Numbers = list[dict[str, Any]]  # of the options of each group, by name
 
 
 def option_numbers(optimizer: torch.optim.Optimizer) -> Numbers:
-    """Return the numbers among the options of each parameter group, by name, to compare them.
-
-    The learning rates are left out, which schedules set at any time. A tensor is represented by its
-    identity and its count of changes in place, because to read it would wait for its device.
-    """
+    """Return the numbers among the options of each parameter group, by name, to compare them."""
+    # A tensor is represented by its identity and its count of changes in place, because to read it
+    # would wait for its device.
     return [
         {
             name: (id(value), value._version) if isinstance(value, torch.Tensor) else value
@@ -36,17 +34,10 @@ def option_numbers(optimizer: torch.optim.Optimizer) -> Numbers:
 
 
 class ComputedOptions:
-    """The names of the options that the ``step()`` of one optimizer has changed itself.
-
-    Attributes:
-        names: these names; empty before the first step.
-
-    Args:
-        optimizer: the optimizer; it gets hooks before and after its step.
-    """
+    """The names of the options that the `step()` of one optimizer has changed itself."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.names: set[str] = set()
+        self.names: set[str] = set()  # these names; empty before the first step
         self._optimizer = optimizer
         self._before: list[Numbers] = []  # of steps within steps, the outermost first
         for each in dict.fromkeys((optimizer, stepping(optimizer))):

@@ -10,15 +10,10 @@ from edl.framework import process
 
 
 def gpu_of_slot() -> torch.device:
-    """Return the GPU with the number of this worker's slot on its host, for all adapters.
-
-    Each worker has a GPU for itself: NCCL refuses two workers on one GPU, and by Gloo they would
-    share its memory. Where a job is limited to some devices, the agent has numbered the visible
-    GPUs so that the one of this worker has the number of its slot, too.
-
-    Raises:
-        UsageError: the host has fewer GPUs than slots.
-    """
+    """Return the GPU with the number of this worker's slot on its host, for all adapters."""
+    # Each worker has a GPU for itself: NCCL refuses two workers on one GPU, and by Gloo they would
+    # share its memory. Where a job is limited to some devices, the agent has numbered the visible
+    # GPUs so that the one of this worker has the number of its slot, too.
     slot, count = process.local_rank(), torch.cuda.device_count()
     if slot >= count:
         raise UsageError(

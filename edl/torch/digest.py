@@ -19,24 +19,14 @@ PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual ra
 
 
 def size_of(value: Any) -> int | None:
-    """Return the size in bytes of ``value``, a tensor or NumPy array; None for any other value."""
+    """Return the size in bytes of `value`, a tensor or NumPy array; None for any other value."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()  # sparse tensors have no nbytes
     return value.nbytes if isinstance(value, np.ndarray) else None
 
 
 def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return the digest of each byte range in ``parts``, by the name of the range's value.
-
-    A value that cannot be compared is left out: a sparse or quantized tensor, or an object of an
-    unknown type. Two tensors have equal digests if their dtypes, shapes and bits are equal (0.0 and
-    -0.0 differ), and both are on the CPU or both on another device. The results of a device come to
-    the CPU in one transfer for all its tensors.
-
-    Args:
-        parts: values of the state, each with the first byte of the range and the byte after its
-            end.
-    """
+    """Return the digest of each byte range in `parts`, by the name of the range's value."""
     found: dict[str, int] = {}
     sums: dict[torch.device, dict[str, torch.Tensor]] = {}
     kinds: dict[str, str] = {}
@@ -61,17 +51,7 @@ def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
 
 
 def weighted_word_sum(data: torch.Tensor) -> torch.Tensor:
-    """Return the sum of all 32-bit words of ``data``, each multiplied by a weight for its position.
-
-    The sum is taken modulo 2**64. The weights are odd, so a change of any single word changes the
-    sum.
-
-    Args:
-        data: a flat tensor of bytes (uint8); it is padded with zeros to whole words.
-
-    Returns:
-        The sum, as a 0-d tensor of int64 on the device of ``data``.
-    """
+    """Return the sum of all 32-bit words of `data`, each multiplied by a weight for its position"""
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     padded = torch.nn.functional.pad(data, (0, -len(data) % 4))
     if padded.data_ptr() % 4:

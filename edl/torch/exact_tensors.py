@@ -36,16 +36,12 @@ class _Slice(NamedTuple):
         return self.end - self.begin
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return these elements of the row ``flat``."""
+        """Return these elements of the row `flat`."""
         return flat if self.size == flat.numel() else flat[self.begin : self.end]
 
 
 class Tensors:
-    """The tensors of PyTorch as :class:`edl.framework.exact_mean.ArrayKind`.
-
-    An object keeps the memory of its last sums: to allocate it takes as long as to add gradients
-    up.
-    """
+    """The tensors of PyTorch as `ArrayKind`."""
 
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None
@@ -65,10 +61,7 @@ class Tensors:
         return found
 
     def add_up(self, rows: Sequence[Summands], constants: Sequence[float]) -> torch.Tensor:
-        """Return the sums of this worker's summands, in the memory of the last sums if that fits.
-
-        They are on the device of the first target.
-        """
+        """Return the sums of this worker's summands, in the memory of the last sums if that fits"""
         sizes = [_size(row.target) for row in rows]
         sums = self._sums(sum(sizes), rows)
         is_gpu = is_launched(sums.device)
@@ -83,10 +76,7 @@ class Tensors:
         return sums
 
     def means(self, rows: Sequence[Summands], sums: torch.Tensor) -> list[torch.Tensor]:
-        """Return the mean of each row, in the memory of its first summand if that fits.
-
-        A mean has its target's order in memory. Integers are rounded. ``sums`` is changed.
-        """
+        """Return the mean of each row, in the memory of its first summand if that fits."""
         found = [_mean_memory(row) for row in rows]
         flats = [_flat(mean) for mean in found]
         if is_launched(sums.device):
@@ -101,7 +91,7 @@ class Tensors:
         return found
 
     def _sums(self, size: int, rows: Sequence[Summands]) -> torch.Tensor:
-        """Return memory for sums of ``size`` elements."""
+        """Return memory for sums of `size` elements."""
         device = rows[0].target.device if rows else torch.device("cpu")
         sums = self._memory
         if sums is None or sums.numel() != size or sums.device != device:
@@ -115,10 +105,7 @@ def _add_up_together(
     sums: torch.Tensor,
     scratch: torch.Tensor,
 ) -> None:
-    """Set ``sums`` to the sums of all rows, each of whose summands is rounded by its constant.
-
-    So many elements are rounded at once as ``scratch`` has.
-    """
+    """Set `sums` to the sums of all rows, each of whose summands is rounded by its constant."""
     begin = 0
     for batch, summands in _with_summands(rows, max(1, len(scratch))):
         sizes = [each.size for each in batch]
@@ -138,14 +125,7 @@ def _add_batch(
     constants: Sequence[float],
     scratch: Sequence[torch.Tensor],
 ) -> None:
-    """Set each total to the sum of its summands, as :func:`edl.framework.exact_sum.add_rounded`.
-
-    Args:
-        totals: float64 tensors of one dimension; their former values do not matter.
-        summands: for each total, pairs of a tensor of its size and a factor for it.
-        constants: for each total, the constant that rounds its summands.
-        scratch: float64 tensors with the sizes of the totals, which are overwritten.
-    """
+    """Set each total to the sum of its summands, as `add_rounded`."""
     without = [total for total, own in zip(totals, summands, strict=True) if not own]
     if without:
         torch._foreach_zero_(without)
@@ -166,10 +146,7 @@ def _add_batch(
 def _divide_together(
     rows: Sequence[Summands], sums: torch.Tensor, flats: Sequence[torch.Tensor]
 ) -> None:
-    """Set the tensors ``flats`` to ``sums`` divided by the divisors of their rows.
-
-    Quotients for tensors of integers are rounded. ``sums`` is changed.
-    """
+    """Set the tensors `flats` to `sums` divided by the divisors of their rows."""
     begin = 0
     sizes = [flat.numel() for flat in flats]
     for divisor, run in groupby(zip(rows, sizes, strict=True), lambda each: each[0].divisor):
@@ -205,10 +182,7 @@ def by_type(*lists: Sequence[torch.Tensor]) -> list[list[int]]:
 
 
 def _bounds(values: Sequence[torch.Tensor]) -> list[float]:
-    """Return for each real tensor the largest absolute value in it; inf or nan if it has one.
-
-    No tensor is empty. All results of GPUs are read at once.
-    """
+    """Return for each real tensor the largest absolute value in it; inf or nan if it has one."""
     found = [0.0] * len(values)
     order: list[int] = []
     read: list[torch.Tensor] = []
@@ -241,10 +215,7 @@ def _floating(values: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _batches(sizes: Sequence[int], chunk: int) -> Iterator[list[_Slice]]:
-    """Divide rows of so many elements, one after the other, into batches of at most ``chunk``.
-
-    A row that is not larger is in one batch as a whole.
-    """
+    """Divide rows of so many elements, one after the other, into batches of at most `chunk`."""
     batch: list[_Slice] = []
     left = chunk
     for row, size in enumerate(sizes):
@@ -275,10 +246,7 @@ def _with_summands(
 
 
 def _mean_memory(row: Summands) -> torch.Tensor:
-    """Return the first summand of a row; new memory if the mean does not fit, or it is the base.
-
-    The mean fits if the summand has the type of the target and its order in memory.
-    """
+    """Return the first summand of a row; new memory if the mean does not fit, or it is the base."""
     target = row.target
     first: torch.Tensor | None = row.own[0][0] if row.own else None
     if first is row.base or (first is not None and first.dtype != target.dtype):
@@ -290,21 +258,14 @@ def _mean_memory(row: Summands) -> torch.Tensor:
 
 
 def _size(target: torch.Tensor) -> int:
-    """Return the number of elements of a tensor; a complex number counts as two."""
     return target.numel() * (2 if target.is_complex() else 1)
 
 
 def _real(values: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as real numbers."""
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
 def _flat(values: torch.Tensor) -> torch.Tensor:
-    """Return all elements of ``values`` in one dimension, complex ones as pairs of real numbers.
-
-    They are in row-major order. The result shares the memory of ``values`` if that is row-major,
-    and else is a copy.
-    """
     return _real(values).reshape(-1)
 
 

@@ -41,18 +41,7 @@ def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
 def tensors_of_all(
     tensor: torch.Tensor, exchange: Callable[[bytes], list[bytes]] | None = None
 ) -> list[torch.Tensor]:
-    """Return the tensors of all workers in rank order, as :func:`gather_each` does.
-
-    Args:
-        tensor: a tensor on any device and of any shape.
-        exchange: a function that sends a message and returns those of all workers in rank order,
-            such as :func:`edl.torch.api.exchange`, which works inside of a step, too; None: that of
-            this worker, which works between two steps.
-
-    Raises:
-        UsageError: the types differ, or the call is where ``exchange`` does not work.
-        RingBroken: a worker has died, in a script with an elastic state.
-    """
+    """Return the tensors of all workers in rank order, as `gather_each` does."""
     own = np.frombuffer(str(tensor.dtype).encode(), dtype=np.uint8)
     found = gather_arrays({"": _array(tensor), "type": own}, empty_fits=True, exchange=exchange)
     names = [each["type"].tobytes().decode() for each in found if each[""].size]

@@ -27,12 +27,7 @@ Names = list[list[str]]  # of the parameters of each group
 def optimizer_parameters(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield the name and the object of each parameter of ``optimizer``, group by group.
-
-    The name is the one in ``model``, without what ``torch.compile`` adds; a parameter that is not
-    in the model is ``parameter.N``, N being its index among the parameters of all groups, from 0.
-    So names are the same on every worker.
-    """
+    """Yield the name and the object of each parameter of `optimizer`, group by group."""
     names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
@@ -40,12 +35,7 @@ def optimizer_parameters(
 
 
 class ParameterGroups:
-    """The parameter groups of one optimizer; :meth:`follow` makes them equal to the job's.
-
-    Args:
-        optimizer: the optimizer of this script.
-        model: the model that the optimizer trains; it gives the parameters their names.
-    """
+    """The parameter groups of one optimizer; `follow` makes them equal to the job's."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
         self._optimizer, self._model = optimizer, model
@@ -54,10 +44,7 @@ class ParameterGroups:
 
     @property
     def names(self) -> Names:
-        """The names of the parameters in each present group of the optimizer.
-
-        There is one list of names for each group.
-        """
+        """The names of the parameters in each present group of the optimizer."""
         named = optimizer_parameters(self._optimizer, self._model)
         return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
 
@@ -67,33 +54,13 @@ class ParameterGroups:
             self._at_start = self.names
 
     def state(self) -> dict[str, Names]:
-        """Return the parameter names of each group, at present and when the epoch loop began.
-
-        If :meth:`begin` was not called before, the present groups are recorded as those of the
-        beginning.
-
-        Returns:
-            Two lists of groups, by the keys ``now`` and ``at_start``; a group is a list of names.
-        """
+        """Return the parameter names of each group, at present and when the epoch loop began."""
         self.begin()
         assert self._at_start is not None
         return {"now": self.names, "at_start": self._at_start}
 
     def follow(self, theirs: Mapping[str, Names], options: Sequence[Mapping[str, Any]]) -> None:
-        """Make the groups of the optimizer those of the job, in the job's order, where they differ.
-
-        A group that the optimizer has already stays, with its options; one that it lacks is added;
-        one that the job does not have is removed.
-
-        Args:
-            theirs: what :meth:`state` has returned on a worker with the job's groups.
-            options: the options of each of the job's groups, such as ``lr``; a group that is added
-                here gets its options.
-
-        Raises:
-            UsageError: the script began with groups other than the job did, and the job lacks one
-                of its present groups; or its model has no parameter of a name in ``theirs``.
-        """
+        """Make the groups of the optimizer those of the job, in a job's order, where they differ"""
         self.begin()
         assert self._at_start is not None
         wanted, mine = theirs["now"], self.names
@@ -133,21 +100,14 @@ class ParameterGroups:
         logger.info("the optimizer has the job's %d parameter groups now", len(groups))
 
     def _receive(self, parameters: set[torch.Tensor]) -> None:
-        """Record a group that came with the job's state, by the set of its parameters.
-
-        The script may add the same group itself later; that call then does nothing.
-        """
+        """Record a group that came with the job's state, by the set of its parameters."""
         if not self._received:
             vars(self._optimizer)["add_param_group"] = self._add
         self._received.append(parameters)
 
     def _add(self, group: dict[str, Any]) -> None:
-        """Add the parameter group ``group``, unless it came with the job's state already.
-
-        This replaces ``add_param_group`` of the optimizer as long as there are groups that came
-        with the job's state and were not added by the script. A call for one of these does nothing,
-        because the group is there, with the job's options.
-        """
+        """Add the parameter group `group`, unless it came with the job's state already."""
+        # A call for one of these does nothing, because the group is there, with the job's options.
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else [*given]
         tensors = {one[1] if isinstance(one, tuple) else one for one in given}
@@ -161,34 +121,21 @@ class ParameterGroups:
 
 
 class Flags:
-    """A record of the ``requires_grad`` flags with which the script's epoch loop began.
+    """A record of the `requires_grad` flags with which the script's epoch loop began."""
 
-    By it :meth:`changed` tells which flags the loop has changed since, and :meth:`follow` sets this
-    worker's flags to those of the job.
-    """
+    # By it `changed` tells which flags the loop has changed since, and `follow` sets this worker's
+    # flags to those of the job.
 
     def __init__(self) -> None:
         self._at_start: dict[str, bool] = {}
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Record the ``requires_grad`` flags with which the script's epoch loop begins.
-
-        A later call only adds parameters with new names.
-
-        Args:
-            parameters: the parameters of the script's models, by name.
-        """
+        """Record the `requires_grad` flags with which the script's epoch loop begins."""
         for name, parameter in parameters.items():
             self._at_start.setdefault(name, parameter.requires_grad)
 
     def changed(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-        """Return the present ``requires_grad`` flags that the loop has changed, by parameter name.
-
-        A parameter that is new here counts as unchanged.
-
-        Args:
-            parameters: the parameters of the script's models, by name.
-        """
+        """Return the present `requires_grad` flags that the loop has changed, by parameter name."""
         self.begin(parameters)
         return {
             name: parameter.requires_grad
@@ -197,13 +144,7 @@ class Flags:
         }
 
     def follow(self, parameters: Mapping[str, torch.Tensor], changed: Mapping[str, bool]) -> None:
-        """Set the ``requires_grad`` flags of ``parameters`` to those of the job.
-
-        Args:
-            parameters: the parameters of this script's models, by name.
-            changed: the flags that the job's loop has changed, by parameter name. All other flags
-                are set back to what they were when this script's loop began.
-        """
+        """Set the `requires_grad` flags of `parameters` to those of the job."""
         self.begin(parameters)
         for name, parameter in parameters.items():
             wanted = changed.get(name, self._at_start[name])

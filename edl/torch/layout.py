@@ -14,16 +14,6 @@ import torch
 def laid_out_like(
     parameter: torch.Tensor, tensor: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return ``tensor`` with the strides of ``parameter``, and in ``dtype``.
-
-    It is ``tensor`` itself, without a copy, if it has both. The elements of a parameter that does
-    not fill its memory (a slice) are laid out without gaps, in the parameter's order.
-
-    Args:
-        parameter: a tensor with the shape of ``tensor``.
-        tensor: any strided tensor, which stays on its device.
-        dtype: the type of the result.
-    """
     if tensor.stride() == parameter.stride():
         return tensor.to(dtype)
     laid_out = torch.empty_like(parameter, dtype=dtype, device=tensor.device)

@@ -18,15 +18,9 @@ _see: Callable[[Any], None] | None = None
 
 
 def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
-    """Let the meter of the worker see the losses of the script, and the rate of ``optimizer``.
-
-    Nothing is seen in the warm-up, or of batches that count for nothing. The losses of a script
-    with several optimizers are not seen, because they have different meanings.
-
-    Args:
-        optimizers: the optimizers of the job.
-        optimizer: the first of them; its first parameter group has the rate that is shown.
-    """
+    """Let the meter of the worker see the losses of the script, and the rate of `optimizer`."""
+    # The losses of a script with several optimizers are not seen, because they have different
+    # meanings.
     global _see
     worker = optimizers.worker
     meter, loader = worker.learning, worker.loader
@@ -51,18 +45,7 @@ def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> No
 
 
 def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | None:
-    """Return a function that returns a loss as a number once the device has computed it.
-
-    A GradScaler's factor is taken out of it. While the device has not computed the loss, the
-    function returns None.
-
-    Args:
-        loss: what the script has given to ``backward``.
-        optimizers: the optimizers of the job, which know the factor.
-
-    Returns:
-        The function; None if ``loss`` is no tensor with one real number, or cannot be copied now.
-    """
+    """Return a function that returns a loss as a number once the device has computed it."""
     if isinstance(loss, list | tuple) and len(loss) == 1:
         loss = loss[0]
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
@@ -81,7 +64,6 @@ def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | N
 
 
 def _number(rate: Any) -> float | None:
-    """Return a learning rate, which may be a tensor, as a float; None if it is no number."""
     try:
         return float(rate)
     except (TypeError, ValueError):

@@ -228,10 +228,7 @@ class DataLoader:
             yield epoch
 
     def _check_length(self) -> None:
-        """Raise a UsageError if the length of the data set has changed since the loader was made.
-
-        The samples of an epoch are divided by their numbers, which are fixed for the whole job.
-        """
+        """Raise a UsageError if the length of the data set has changed since the loader was made"""
         length = self._length and len(cast(Sized, self.dataset))
         if length != self._length:
             raise UsageError(
@@ -259,38 +256,14 @@ class DataLoader:
             yield from self
 
     def _resized(self, before: int, now: int) -> None:
-        """Log a warning on rank 0 for LR schedulers that count steps, if the global batch changes.
-
-        The job then makes another number of steps than they were set up for.
-
-        Args:
-            before: the number of workers until now.
-            now: the number of workers from now on.
-        """
         batching = self._worker.loader.progress.source.batching
         self._batch_changed(batching.of_all(before), batching.of_all(now))
 
     def _batch_changed(self, before: int, now: int) -> None:
-        """Log a warning on rank 0 for LR schedulers that count steps, if the batch has changed.
-
-        The batch is the global batch, which all workers train together in a step.
-
-        Args:
-            before: the size of the global batch until now, in samples.
-            now: the size of the global batch from now on, in samples.
-        """
         if self._worker.rank == 0 and before != now:
             warn_of_a_changed_batch(before, now, self._worker.loader.epoch + 1)
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the batches of the current epoch, as PyTorch's loader gives them.
-
-        To take a batch begins a step: workers join and leave there.
-
-        Raises:
-            UsageError: the loop is outside of :meth:`epochs`, or all samples of the epoch are
-                trained already. The iterator raises it, too, if the batch before was not trained.
-        """
         self._steps.check_may_iterate(
             "iterate the loader inside `for epoch in loader.epochs(n):`, so that a newcomer can "
             "start in the job's current epoch; to look at one batch before, take PyTorch's loader: "
@@ -336,45 +309,26 @@ class DataLoader:
         return batch_in_epoch(self._worker)
 
     def __len__(self) -> int:
-        """Return how many batches each worker's script gets in an epoch, rounded up.
-
-        Each microbatch counts as one. Before this worker's first step in the job's ring the number
-        is computed for the number of workers with which the job began, so that a schedule over
-        ``epochs * len(loader)`` steps is the same on newcomers. After it the number is computed for
-        the present number of workers and the present global batch.
-
-        Raises:
-            TypeError: the data set is a stream, whose length is unknown before its end.
-        """
+        # Before this worker's first step in the job's ring the number is computed for the number of
+        # workers with which the job began, so that a schedule over `epochs * len(loader)` steps is
+        # the same on newcomers.
         if not self._source.known_total:
             raise TypeError("a DataLoader of a stream has no length: it shows at its end")
         return self._worker.loader.iterations_of_epoch
 
 
 class _Parsed(torch.utils.data.Dataset[Any]):
-    """A data set for PyTorch's loader whose "indices" are samples that the worker has read.
+    """A data set for PyTorch's loader whose "indices" are samples that the worker has read."""
 
-    The worker reads samples from a stream; the loader (and its processes) only parse them. Samples
-    that go to loader processes are pickled here, so that an error for one that cannot be pickled
-    is raised in the worker.
-
-    Args:
-        parse: the function that parses a sample; None: the samples stay as they are.
-        is_packed: whether samples go to loader processes, and are pickled.
-    """
+    # Samples that go to loader processes are pickled here, so that an error for one that cannot be
+    # pickled is raised in the worker.
 
     def __init__(self, parse: Callable[[Any], Any] | None, is_packed: bool) -> None:
         self._parse = parse
         self.is_packed = is_packed
 
     def pack(self, read: list[Any]) -> list[Any]:
-        """Return the samples ``read`` of one batch in the form in which the loader gets them.
-
-        That is a list with one pickle of them if they go to loader processes, else ``read`` itself.
-
-        Raises:
-            UsageError: a sample cannot be pickled.
-        """
+        """Return the samples `read` of one batch in the form in which the loader gets them."""
         if not self.is_packed:
             return read
         try:
@@ -393,16 +347,7 @@ class _Parsed(torch.utils.data.Dataset[Any]):
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Refuse arguments of PyTorch's loader that would change which samples a worker trains.
-
-    ``sampler``, ``batch_sampler`` and ``drop_last`` are removed if they are None or False.
-
-    Args:
-        options: arguments of ``torch.utils.data.DataLoader`` by name; changed in place.
-
-    Raises:
-        UsageError: a sampler, a batch sampler, ``drop_last`` or ``in_order=False`` is given.
-    """
+    """Refuse arguments of PyTorch's loader that would change which samples a worker trains."""
     for name in ("sampler", "batch_sampler"):
         if options.get(name) is not None:
             raise UsageError(

@@ -28,32 +28,18 @@ PASSED_ON = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multipro
 
 
 def is_shuffled(loader: DataLoader[Any]) -> bool:
-    """Return whether ``loader`` was made with ``shuffle=True``, as a loader of training data is."""
+    """Return whether `loader` was made with `shuffle=True`, as a loader of training data is."""
     return isinstance(loader.sampler, RandomSampler)
 
 
 def seed_of_order(seed: int | None, generator: Any, shuffle: bool) -> int:
-    """Return the seed of the order of the samples: ``seed``, that of ``generator``, or 0.
-
-    Args:
-        seed: what the script gives; None: nothing.
-        generator: the generator that it gives to the loader; None: none. What was drawn from it
-            does not matter.
-        shuffle: whether the order follows from the seed; if False, that of the generator is not
-            used, which may have the rank in it.
-    """
     if seed is not None:
         return seed
     return generator.initial_seed() if shuffle and isinstance(generator, torch.Generator) else 0
 
 
 def training_options(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments of ``edl.torch.DataLoader`` for the data and options of ``loader``.
-
-    Raises:
-        UsageError: the loader decides by a sampler of the script's, or leaves samples out, which
-            edl cannot keep: its ledger decides which worker trains which sample.
-    """
+    """Return the arguments of `edl.torch.DataLoader` for the data and options of `loader`."""
     _refuse(loader)
     options: dict[str, Any] = {name: getattr(loader, name) for name in PASSED_ON}
     options |= {
@@ -72,7 +58,7 @@ def training_options(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _refuse(loader: DataLoader[Any]) -> None:
-    """Raise UsageError for options of ``loader`` that would decide who trains which sample."""
+    """Raise UsageError for options of `loader` that would decide who trains which sample."""
     if type(loader.batch_sampler) is not BatchSampler:
         why = "a batch sampler of its own" if loader.batch_sampler else "no batch_size"
         raise UsageError(f"the training loader has {why}; {INSTEAD}")

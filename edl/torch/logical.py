@@ -78,7 +78,7 @@ def arithmetic() -> Arithmetic:
 
 @functools.cache
 def _instructions(on_gpu: bool) -> str:
-    """Return by what this process computes; ``on_gpu``: a GPU, too, which is not started here."""
+    """Return by what this process computes; `on_gpu`: a GPU, too, which is not started here."""
     environ = environment()
     used = [
         f"ATen {torch.backends.cpu.get_cpu_capability()}",
@@ -89,32 +89,17 @@ def _instructions(on_gpu: bool) -> str:
 
 
 class Means(NamedTuple):
-    """The result of a step of all logical workers.
+    """The result of a step of all logical workers."""
 
-    Attributes:
-        gradients: pairs of a gradient's record and the mean gradient over the global batch, for
-            each gradient that some logical worker has, in the dtype of the parameter.
-        buffers: pairs of a buffer and its new value, for each buffer that some forward pass has
-            changed.
-    """
-
+    # pairs of a gradient's record and the mean gradient over the global batch, for each gradient
+    # that some logical worker has, in the dtype of the parameter
     gradients: list[tuple[Gradient, torch.Tensor]]
+    # pairs of a buffer and its new value, for each buffer that some forward pass has changed
     buffers: list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class LogicalSums:
-    """The gradients and buffers that this worker's logical workers have computed in the open step.
-
-    Args:
-        worker: the worker of this process.
-        model: the model, whose buffers are those of the step.
-        suffix: the end of the names of the collectives, different for each optimizer.
-        passes: how many backward passes the script may make for the batch of a logical worker.
-
-    Attributes:
-        unstepped: the number of the step in which a logical worker has gradients for which the
-            script has not called ``optimizer.step()`` yet; -1: none has.
-    """
+    """The gradients and buffers that this worker's logical workers computed in the open step."""
 
     def __init__(
         self, worker: Worker, model: torch.nn.Module, suffix: str, passes: int = 1
@@ -129,21 +114,15 @@ class LogicalSums:
         self._in_piece = False
         self._passed = 0  # backward passes of the present logical worker
         self._versions: dict[Gradient, tuple[torch.Tensor, int]] = {}  # as backward() left them
+        # the number of the step in which a logical worker has gradients for which the script has
+        # not called `optimizer.step()` yet; -1: none has
         self.unstepped = -1
         self._options = PassOptions()
         self._buffers = LogicalBuffers(model)
         self._audit = ExactAudit(worker)
 
     def begin_piece(self, step: int, seed: int) -> None:
-        """Prepare for the pass of one logical worker.
-
-        Args:
-            step: the number of the open step.
-            seed: the seed that the script has given to PyTorch last.
-
-        Raises:
-            UsageError: the script has not called ``optimizer.step()`` for the last logical worker.
-        """
+        """Prepare for the pass of one logical worker."""
         if self.unstepped == step:
             raise UsageError(NO_STEP)
         self._passed = 0
@@ -156,17 +135,7 @@ class LogicalSums:
         self._in_piece = True
 
     def end_backward(self, gradients: Sequence[Gradient]) -> bool:
-        """Note the end of a backward pass; without logical workers, do nothing.
-
-        Args:
-            gradients: the records of the optimizer's gradients.
-
-        Returns:
-            Whether the script may make another pass for the batch of the present logical worker.
-
-        Raises:
-            UsageError: the present logical worker has had all its passes before.
-        """
+        """Note the end of a backward pass; without logical workers, do nothing."""
         if not self._worker.loader.engine.logical:
             return False
         self._passed += 1
@@ -179,31 +148,14 @@ class LogicalSums:
         return self._passed < self._passes
 
     def end_batch(self, gradients: Sequence[Gradient]) -> None:
-        """Note that the script has called ``optimizer.step()``, or what stands for it.
-
-        Without logical workers nothing happens.
-
-        Args:
-            gradients: the records of the optimizer's gradients.
-
-        Raises:
-            UsageError: as :meth:`end_piece` does.
-        """
+        """Note that the script has called `optimizer.step()`, or what stands for it."""
         self.unstepped = -1
         self.end_piece(gradients)
 
     def end_piece(self, gradients: Sequence[Gradient]) -> None:
-        """Keep the gradients that a backward pass has computed, and set those of the model to None.
-
-        A second call after the same :meth:`begin_piece` does nothing.
-
-        Args:
-            gradients: the records of the optimizer's gradients.
-
-        Raises:
-            UsageError: the script has set a gradient that no backward pass has computed, or changed
-                one since.
-        """
+        """Keep the gradients that a backward pass computed, and set those of the model to None"""
+        # UsageError: the script has set a gradient that no backward pass has computed, or changed
+        # one since.
         if not self._in_piece:
             return
         self._in_piece = False
@@ -235,10 +187,7 @@ class LogicalSums:
         self._audit.end_pass(lambda: self._digests(found, after))
 
     def check_options(self, optimizer: torch.optim.Optimizer, step: int, is_last: bool) -> None:
-        """Raise UsageError if the options, such as rates, differ from those of the first pass.
-
-        It is the first pass of the open ``step``; ``is_last``: this one makes the update.
-        """
+        """Raise UsageError if the options, such as rates, differ from those of the first pass."""
         loader = self._worker.loader
         if not (loader.engine.logical and loader.open) or (is_last and self._options.step != step):
             return
@@ -255,22 +204,7 @@ class LogicalSums:
     def means(
         self, gradients: Sequence[Gradient], weights: Weights, sending: Callable[[], None]
     ) -> Means:
-        """Return the mean of each gradient and buffer over all logical workers of the step.
-
-        All workers call it with the same ``gradients``, in the same order. If the ring breaks, what
-        is kept is as before, so it can be called again in the next ring. Afterwards the memory of
-        what was kept has the means.
-
-        Args:
-            gradients: the records of the optimizer's gradients.
-            weights: the factors of the step; with ``weights.sends`` the other workers are asked.
-            sending: called with the first collective.
-
-        Raises:
-            RingBroken: the ring is broken.
-            UsageError: the workers have seeded PyTorch differently, or have other numbers of
-                threads.
-        """
+        """Return the mean of each gradient and buffer over all logical workers of the step."""
         loader = self._worker.loader
         source, engine = loader.progress.source, loader.engine
         total = weights.total or engine.batches.samples  # of a warm-up, which has no records
@@ -313,13 +247,7 @@ class LogicalSums:
         return digests(ByteRange(name, one, 0, size_of(one) or 0, True) for name, one in values)
 
     def _together(self, summed: Any, kind: str) -> Any:
-        """Return the element-wise sum or largest of all workers' ``summed``, which is overwritten.
-
-        It is a tensor, or a list of floats. ``kind`` is "sum" or "max".
-
-        Raises:
-            RingBroken: the ring is broken.
-        """
+        """Return the element-wise sum or largest of all workers' `summed`, which is overwritten."""
         tensor = torch.tensor(summed, dtype=torch.float64) if isinstance(summed, list) else summed
         try:
             name = f"edl.logical.{kind}{self._suffix}"

@@ -22,10 +22,7 @@ SMALL = 1 << 20  # elements; a larger buffer seldom changes, and to keep it take
 
 
 class _Buffer(NamedTuple):
-    """A buffer of a module, and a copy of its values at the beginning of the step.
-
-    Its ``path`` is its name in the model, and ``name`` that in the module.
-    """
+    """A buffer of a module, and a copy of its values at the beginning of the step."""
 
     path: str
     module: torch.nn.Module
@@ -50,14 +47,7 @@ class _Buffer(NamedTuple):
 
 
 class _GpuBuffers:
-    """Small buffers of one type on one GPU, each operation on which takes all of them.
-
-    Args:
-        buffers: the buffers, at the beginning of the step.
-
-    Attributes:
-        copies: copies of them.
-    """
+    """Small buffers of one type on one GPU, each operation on which takes all of them."""
 
     def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
         self._buffers = buffers
@@ -66,10 +56,7 @@ class _GpuBuffers:
         self.copies = self._divide(self._before)
 
     def end_piece(self, counts: bool) -> list[torch.Tensor]:
-        """Set the buffers to the copies, and return the values that they had.
-
-        ``counts`` says whether the pass was of a logical worker; else they are not kept.
-        """
+        """Set the buffers to the copies, and return the values that they had."""
         values = self._values()
         with torch.no_grad():
             torch._foreach_copy_([*self._buffers], self.copies)
@@ -78,31 +65,22 @@ class _GpuBuffers:
         return self._divide(values)
 
     def changes(self) -> list[torch.Tensor]:
-        """Return for each buffer 1.0 where some pass has changed it, else 0.0.
-
-        The list is empty if no pass was of a logical worker.
-        """
+        """Return for each buffer 1.0 where some pass has changed it, else 0.0."""
         if not self._after:
             return []
         changed = (torch.stack(self._after) != self._before).any(dim=0)
         return self._divide(changed.float())
 
     def _values(self) -> torch.Tensor:
-        """Return the values of all buffers in one dimension."""
         return torch.cat([buffer.detach().reshape(-1) for buffer in self._buffers])
 
     def _divide(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """Return for each buffer its part of ``values``, in its shape."""
         parts = values.split_with_sizes([buffer.numel() for buffer in self._buffers])
         return [part.view(buffer.shape) for part, buffer in zip(parts, self._buffers, strict=True)]
 
 
 class LogicalBuffers:
-    """The buffers of a model in a step of logical workers.
-
-    Args:
-        model: the model.
-    """
+    """The buffers of a model in a step of logical workers."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -140,13 +118,7 @@ class LogicalBuffers:
         return [f"the buffer {each.path}" for each in self._before]
 
     def end_piece(self, counts: bool) -> list[torch.Tensor]:
-        """Keep what the pass of a logical worker has made of the buffers, and put the copies back.
-
-        ``counts`` says whether the pass was of a logical worker; False: of a padding batch.
-
-        Returns:
-            The values of the buffers after the pass, in the order of :attr:`names`.
-        """
+        """Keep what the pass of a logical worker made of the buffers, and put the copies back"""
         after: list[torch.Tensor | None] = [None] * len(self._before)
         looked_at = set(range(len(self._before)))
         for indices, together in self._gpu:
@@ -166,10 +138,7 @@ class LogicalBuffers:
         return [each.copy if one is None else one for each, one in pairs]
 
     def summands(self, pieces: int) -> Iterator[Summands]:
-        """Yield for each buffer what this worker adds to its mean; it counts if a pass changed it.
-
-        ``pieces`` is the number of logical workers that train in the step, on all workers.
-        """
+        """Yield for each buffer what this worker adds to its mean."""
         changed = self._changed | self._compared()
         for index, (_, _, _, buffer, copy) in enumerate(self._before):
             after = [one[index] for one in self._after]
@@ -188,11 +157,7 @@ class LogicalBuffers:
 
 
 def _is_compared_later(buffer: torch.Tensor) -> bool:
-    """Return whether a buffer is compared at the end of the step, and put back in any case.
-
-    It is one whose elements do not share memory (``expand()``), for such a tensor cannot be written
-    to, neither by a forward pass nor here.
-    """
+    """Return whether a buffer is compared at the end of the step, and put back in any case."""
     shape = zip(buffer.shape, buffer.stride(), strict=True)
     shares = any(size > 1 and step == 0 for size, step in shape)
     return is_launched(buffer.device) and buffer.numel() <= SMALL and not shares

@@ -34,13 +34,7 @@ _SELECTING = {"Index", "MaskedSelect"}
 
 
 class LossLook:
-    """A check whether the script's first losses are means over the samples of their batches.
-
-    :meth:`begin` starts it. If a loss is no mean, rank 0 logs one warning.
-
-    Args:
-        worker: the worker whose script is checked.
-    """
+    """A check whether the script's first losses are means over the samples of their batches."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -49,12 +43,7 @@ class LossLook:
         self._plain: Callable[..., None] = torch.autograd.backward
 
     def begin(self) -> None:
-        """Replace ``torch.autograd.backward`` by a function that checks the losses first.
-
-        PyTorch's own function is put back after 20 checked passes, after a warning, or when the
-        graph of a loss cannot be read. In a job without a launcher, which stays of one worker,
-        nothing is done.
-        """
+        """Replace `torch.autograd.backward` by a function that checks the losses first."""
         if not self._worker.is_shared:
             return
         self._plain = torch.autograd.backward
@@ -86,16 +75,9 @@ class LossLook:
             self._left = 0
 
     def _why_one_is_none(self, losses: list[Any] | tuple[Any, ...], samples: int) -> str | None:
-        """Return a text that says why one of ``losses`` is no mean over its ``samples`` samples.
-
-        ``losses`` are the tensors that the script gave to ``backward``; other objects in it are
-        ignored.
-
-        Returns:
-            The text for the first such loss; None if all may be means, or if their autograd graph
-            cannot be read, which ends the check. An unreadable graph is no error, because the
-            attributes of its nodes are no public interface of PyTorch.
-        """
+        """Return a text that says why one of `losses` is no mean over its `samples` samples."""
+        # An unreadable graph is no error, because the attributes of its nodes are no public
+        # interface of PyTorch.
         try:
             for loss in losses:
                 if isinstance(loss, torch.Tensor) and (why := self.why_no_mean(loss, samples)):
@@ -106,18 +88,7 @@ class LossLook:
         return None
 
     def why_no_mean(self, loss: torch.Tensor, samples: int) -> str | None:
-        """Return a text that says why ``loss`` is no mean over the samples of its batch.
-
-        Each term of the loss is compared with the same term of the first loss given to this method:
-        the divisor of a mean over the samples grows with their number.
-
-        Args:
-            loss: a loss with its autograd graph.
-            samples: how many samples the batch has.
-
-        Returns:
-            The text; None if the loss may be a mean.
-        """
+        """Return a text that says why `loss` is no mean over the samples of its batch."""
         for number, term in enumerate(terms_of(loss, samples)):
             key = f"{number}.{term.name}"
             if (why := why_no_mean(term, self._before.get(key))) is not None:
@@ -127,17 +98,7 @@ class LossLook:
 
 
 def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
-    """Yield those terms of ``loss`` that may be no mean over the ``samples`` of its batch.
-
-    A term is a sum over the batch, with the numbers by which it is divided and multiplied on its
-    way to the loss. A mean over all entries of a tensor is also a mean over the samples, so it is
-    left out. At most 100 nodes of the graph are visited, from the loss down. Losses with equal
-    graphs have their terms in the same order.
-
-    Args:
-        loss: a loss with its autograd graph.
-        samples: how many samples the batch has.
-    """
+    """Yield those terms of `loss` that may be no mean over the `samples` of its batch."""
     # each node, what its result is divided by, and the product of the factors below 1
     waiting: list[tuple[Any, float, float]] = [(loss.grad_fn, 1.0, 1.0)]
     for _ in range(DEEPEST):
@@ -159,19 +120,7 @@ def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
 
 
 def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> LossTerm | None:
-    """Return the term of a loss that ``node`` computes from a batch.
-
-    Args:
-        node: a node of the autograd graph.
-        kind: the name of the node's function, see :func:`_kind`.
-        samples: how many samples the batch has.
-        divisor: the number that the node's result is divided by, on its way to the loss.
-        factor: the product of the factors below 1 that the result is multiplied by on that way.
-
-    Returns:
-        The term; None if the node reduces no batch to a number, or may well compute a mean over the
-        samples.
-    """
+    """Return the term of a loss that `node` computes from a batch."""
     reduction = getattr(node, "_saved_reduction", NOTHING)
     if kind == "Sum":
         reduction = SUM
@@ -195,16 +144,11 @@ def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> 
 
 
 def _kind(node: Any) -> str:
-    """Return the name of the function that the autograd node ``node`` belongs to.
-
-    For PyTorch's node ``NllLossBackward0`` it is ``NllLoss``.
-    """
     name = str(node.name()).rpartition("::")[2]
     return name.partition("Backward")[0]
 
 
 def _sizes(node: Any) -> tuple[int, ...]:
-    """Return the shape of the result of the autograd node ``node``; empty for a 0-d tensor."""
     return tuple(node._input_metadata[0].shape)
 
 
@@ -217,35 +161,16 @@ def _entries(node: Any) -> int:
 
 
 def _total_weight(node: Any) -> float | None:
-    """Return the sum of the target weights of a cross entropy, in which ignored targets count 0.
-
-    Without class weights each other target counts 1.
-
-    Args:
-        node: a node of the autograd graph.
-
-    Returns:
-        The sum; None if the node is no cross entropy.
-    """
     weight = getattr(node, "_saved_total_weight", None)
     return None if weight is None else float(weight)
 
 
 def _below(node: Any) -> list[Any]:
-    """Return the autograd nodes that computed the inputs of ``node``."""
     return [each for each, _ in node.next_functions if each is not None]
 
 
 def _number(node: Any) -> float:
-    """Return the absolute value of the number by which a node multiplies or divides its input.
-
-    Args:
-        node: a node of the autograd graph.
-
-    Returns:
-        The number; 1.0 if the node does neither; infinity if the number requires a gradient (it is
-        learned, or computed by the model), and so says nothing about the size of the batch.
-    """
+    """Return the absolute value of the number by which a node multiplies or divides its input."""
     other = getattr(node, "_saved_other", None)
     if isinstance(other, int | float):  # one of Python, as for ``label_smoothing``
         return abs(float(other))
@@ -255,12 +180,7 @@ def _number(node: Any) -> float:
 
 
 def _is_penalty(node: Any) -> bool:
-    """Return whether the sum or mean in ``node`` is a penalty, not one over a batch's samples.
-
-    A penalty is over parameters, such as ``weight.abs().sum()``, or over values that are means over
-    the batch already, such as the entropy of the mean prediction. False also if the graph below the
-    node has a function that this check does not know.
-    """
+    """Return whether the sum or mean in `node` is a penalty, not one over a batch's samples."""
     waiting, is_of_data = _below(node), False
     for _ in range(DEEPEST):
         if not waiting:

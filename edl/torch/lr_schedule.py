@@ -106,11 +106,7 @@ class LRSchedule(LRScheduler):
         return state
 
     def _set(self, update: Update) -> None:
-        """Set the rate of each parameter group for ``update``, the record of the next update.
-
-        The rate is the schedule's at the number of samples trained when that update is made, times
-        the group's ratio and the factor for the present global batch (1 without ``scaling``).
-        """
+        """Set the rate of each parameter group for `update`, the record of the next update."""
         scaling = self.scaling
         factor = 1.0
         if scaling is not None:
@@ -126,12 +122,7 @@ class LRSchedule(LRScheduler):
         self._last_lr = self.get_lr()
 
     def _see_groups(self) -> None:
-        """Extend the schedule to parameter groups that the script has added since the last update.
-
-        Raises:
-            UsageError: the script gave one schedule for each group, and a new group has none; it
-                has removed a group; or the ratio of a group to the first one cannot be kept.
-        """
+        """Extend the schedule to parameter groups that the script added since the last update"""
         refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRSchedule", may_grow=True)
         new = self.optimizer.param_groups[len(self._ratios) :]
         self._ratios += [
@@ -147,17 +138,7 @@ class LRSchedule(LRScheduler):
         self.schedules += self.schedules[:1] * lacking
 
     def _ratio(self, rate: float, number: int) -> float:
-        """Return the factor of parameter group ``number`` by which its schedule is multiplied.
-
-        It is 1 if no ratios are kept, or if neither this group nor the first one has a rate.
-
-        Args:
-            rate: the learning rate that the script gave the group.
-            number: the index of the group, for the message.
-
-        Raises:
-            UsageError: the first group's rate is 0, and ``rate`` is not.
-        """
+        """Return the factor of parameter group `number` by which its schedule is multiplied."""
         if not self._keeps_ratios or rate == self._first_rate:
             return 1.0
         if self._first_rate == 0:
@@ -172,14 +153,7 @@ class LRSchedule(LRScheduler):
 def refuse_changed_groups(
     optimizer: torch.optim.Optimizer, count: int, scheduler: str, may_grow: bool = False
 ) -> None:
-    """Raise UsageError if ``optimizer`` does not have ``count`` parameter groups any more.
-
-    Args:
-        optimizer: the optimizer whose rates ``scheduler`` sets.
-        count: the number of parameter groups that ``scheduler`` has rates for.
-        scheduler: the name of the scheduler, for the message.
-        may_grow: whether more than ``count`` groups are allowed.
-    """
+    """Raise UsageError if `optimizer` does not have `count` parameter groups any more."""
     now = len(optimizer.param_groups)
     if now < count or (now > count and not may_grow):
         instead = "freeze parameters with requires_grad_(False) in place of removing their group"
@@ -192,17 +166,7 @@ def refuse_changed_groups(
 
 
 def follow_policy(optimizer: torch.optim.Optimizer) -> None:
-    """Attach an LR scheduler to ``optimizer`` if the job's policy file has a ``[learning_rate]``.
-
-    ``edl.Optimizer`` calls it; without such a table it does nothing. The scheduler sets the rate by
-    the schedule and the scaling rule of that table. If the table has no schedule, the scaling rule
-    multiplies the optimizer's present rate. Parameter groups keep the ratios of their rates.
-
-    Raises:
-        UsageError: the policy has a schedule and the script several optimizers, the rate cannot be
-            scaled, the first parameter group's rate is 0 and another group's is not, or the script
-            has made an LR scheduler for ``optimizer``.
-    """
+    """Attach an LR scheduler to `optimizer` if the job's policy file has a `[learning_rate]`."""
     policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
         return
@@ -219,13 +183,7 @@ def follow_policy(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_schedulers() -> None:
-    """Check that the script has no LR scheduler for an optimizer whose rate the job's policy sets.
-
-    It is called at the beginning of each epoch, for schedulers made after the optimizer.
-
-    Raises:
-        UsageError: such an optimizer has an LR scheduler of the script.
-    """
+    """Check that the script has no LR scheduler for an optimizer whose rate a job's policy sets"""
     for mine in _of_policy:
         if others := [one for one in schedulers_of(mine.optimizer) if one is not mine]:
             raise UsageError(BOTH.format(kind=type(others[0]).__name__))
@@ -239,24 +197,7 @@ _of_policy: weakref.WeakSet[LRSchedule] = weakref.WeakSet()  # their optimizers 
 
 
 class InSamples:
-    """A wrapper of an LR scheduler of PyTorch, for which ``batch`` samples count as one step.
-
-    :func:`in_samples` makes it. Right before each update edl calls ``scheduler.step()`` until the
-    scheduler has made one step for each ``batch`` samples that the job has trained before that
-    update. The steps that it had made when it was wrapped, or got by a loaded state, come in
-    addition. If the job was resumed with another ``batch``, :func:`edl.torch.schedulers.go_on` says
-    which of the two counts.
-
-    Args:
-        scheduler: the scheduler that counts steps.
-        batch: the number of samples that count as one step.
-        epoch: the number of samples in an epoch. The samples that are left over at the end of each
-            epoch count as one more step. None: epochs make no difference.
-
-    Raises:
-        UsageError: the scheduler counts no steps, its optimizer is not edl's, or ``batch`` is below
-            1.
-    """
+    """A wrapper of an LR scheduler of PyTorch, for which `batch` samples count as one step."""
 
     def __init__(self, scheduler: LRScheduler, batch: int, epoch: int | None = None) -> None:
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
@@ -282,7 +223,7 @@ class InSamples:
         return interval
 
     def steps_of(self, samples: int) -> int:
-        """Return how many steps the scheduler has made when the job has trained ``samples``."""
+        """Return how many steps the scheduler has made when the job has trained `samples`."""
         return steps_before_samples(self.scheduler) + self._step_interval.steps(samples)
 
     def _advance(self, update: Update) -> None:
@@ -318,10 +259,7 @@ class InSamples:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load ``state``, of this or another scheduler of the kind, into the wrapped scheduler.
-
-        The scheduler then goes on from the step in ``state``, with the samples trained from now on.
-        """
+        """Load `state`, of this or another scheduler of the kind, into the wrapped scheduler."""
         by_samples = step_count(self.scheduler) - steps_before_samples(self.scheduler)
         trained = self._step_interval.samples(by_samples)
         self._load(state)
@@ -330,7 +268,7 @@ class InSamples:
         counts_samples(self.scheduler, before)
 
     def edl_load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load ``state``, whose steps were made by the samples of this job, if it is tracked."""
+        """Load `state`, whose steps were made by the samples of this job, if it is tracked."""
         before = state.get(BEFORE, steps_before_samples(self.scheduler))  # not in old checkpoints
         self._load(state)
         go_on(self.scheduler, before, state.get(INTERVAL))
@@ -362,26 +300,7 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
 def before_each_update(
     optimizer: torch.optim.Optimizer, then: Callable[[Update], None], what: str
 ) -> RemovableHandle:
-    """Let ``then`` be called right before each update of ``optimizer``.
-
-    By then the gradients are the mean over all workers. Each call adds one more function. If the
-    script gives ``step()`` a closure, ``then`` is called after the closure has run; a closure that
-    runs twice in a step gets a UsageError. ``then`` is also called in a step that the other workers
-    have completed without this worker, when this worker comes to its own ``step()``; its argument
-    is then the job's last update.
-
-    Args:
-        optimizer: an optimizer that ``edl.Optimizer`` has returned.
-        then: a function whose argument is the record of the update, with the number of samples
-            trained before it.
-        what: the name of the caller, such as ``edl.LRSchedule``, for the errors.
-
-    Returns:
-        A handle, whose ``remove()`` ends the calls.
-
-    Raises:
-        UsageError: the optimizer is not edl's.
-    """
+    """Let `then` be called right before each update of `optimizer`."""
     if not hasattr(optimizer, "synchronize"):
         raise UsageError(
             f"{what} needs the optimizer of the job: write optimizer = edl.Optimizer(optimizer, "

@@ -149,33 +149,19 @@ class LRTuner(LRScheduler):
         self._tuner.restore(state_dict)
 
     def _initial_step(self) -> None:
-        """Store the present rates, as PyTorch's constructor requires.
-
-        PyTorch's own method would call ``step()``, which needs a batch here.
-        """
+        # PyTorch's own method would call `step()`, which needs a batch here.
         self._last_lr = self.get_lr()
 
     def _begin_update(self, update: Update) -> None:
-        """Set the learning rate right before ``update``, the record of the next update.
-
-        If the tuning measures at this number of trained samples, the parameters are copied, too, so
-        that :meth:`step` can select the update.
-
-        Raises:
-            UsageError: the optimizer has another LR scheduler by now.
-        """
+        """Set the learning rate right before `update`, the record of the next update."""
+        # If the tuning measures at this number of trained samples, the parameters are copied, too,
+        # so that `step` can select the update.
         self._refuse_others(self.optimizer)
         self._set(update)
         self._tuner.begin_update(current_worker(), update)
 
     def _set(self, update: Update) -> None:
-        """Set the rate of each parameter group for ``update``, the record of the next update.
-
-        It is the tuner's rate times the ratio of the group's first rate to that of the first group.
-
-        Raises:
-            UsageError: the optimizer has not as many parameter groups as when this object was made.
-        """
+        """Set the rate of each parameter group for `update`, the record of the next update."""
         refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRTuner")
         rate = self._tuner.rate(update)
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
@@ -186,7 +172,7 @@ class LRTuner(LRScheduler):
         self._last_lr = self.get_lr()
 
     def _refuse_others(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise UsageError if ``optimizer`` has an LR scheduler other than this one."""
+        """Raise UsageError if `optimizer` has an LR scheduler other than this one."""
         others = [each for each in schedulers_of(optimizer) if each is not self]
         for other in others:
             refuse_beside(type(other).__name__)

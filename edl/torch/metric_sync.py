@@ -53,15 +53,12 @@ def sync_metrics(metrics: torch.nn.Module) -> None:
 
 
 def is_metric(module: torch.nn.Module) -> bool:
-    """Return whether ``module`` is a metric of torchmetrics."""
+    """Return whether `module` is a metric of torchmetrics."""
     return hasattr(module, "_sync_dist") and hasattr(module, "_reductions")
 
 
 def _sync(metric: Any, *_: Any, **__: Any) -> None:
-    """Replace the states of ``metric`` by those of all workers; it takes ``_sync_dist``'s place.
-
-    torchmetrics keeps a copy of the worker's own states, and puts it back after ``compute()``.
-    """
+    """Replace the states of `metric` by those of all workers; it takes `_sync_dist`'s place."""
     own = {name: getattr(metric, name) for name in metric._reductions}
     call = f"{type(metric).__name__}.compute()"
     states = exchange_objects(call, _moved(own, "cpu"), "all must call it at the same points")
@@ -71,13 +68,7 @@ def _sync(metric: Any, *_: Any, **__: Any) -> None:
 
 
 def reduced_state(values: Sequence[Any], reduction: Callable[[Any], Any] | None) -> Any:
-    """Return the values of one state on all workers, reduced as torchmetrics reduces them.
-
-    Args:
-        values: the state of each worker, in rank order: tensors, or lists.
-        reduction: torchmetrics' reduction: a function of the stacked tensors, or of one list with
-            the items of all; None: they are not reduced. A list without items stays one.
-    """
+    """Return the values of one state on all workers, reduced as torchmetrics reduces them."""
     if isinstance(values[0], list):
         together = [item for each in values for item in each]
         return reduction(together) if together and reduction is not None else together
@@ -86,7 +77,7 @@ def reduced_state(values: Sequence[Any], reduction: Callable[[Any], Any] | None)
 
 
 def _moved(value: Any, device: Any) -> Any:
-    """Return ``value`` with all tensors in its lists and dicts on ``device``."""
+    """Return `value` with all tensors in its lists and dicts on `device`."""
     if isinstance(value, torch.Tensor):
         return value.detach().to(device)
     if isinstance(value, dict):

@@ -24,16 +24,7 @@ _PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
 
 
 def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
-    """Map the names in a model's ``state_dict()`` to its tensors' own names.
-
-    Args:
-        model: the model whose ``state_dict()`` is looked at; it is not changed.
-
-    Returns:
-        Two dicts. The first maps the name of each tensor in ``state_dict()`` to its name in
-        ``named_parameters()`` or ``named_buffers()``. The second has the values in ``state_dict()``
-        that are neither, by name, without those that a file cannot hold (:func:`can_save`).
-    """
+    """Map the names in a model's `state_dict()` to its tensors' own names."""
     known = {id(tensor): plain_name(name) for name, tensor in model.named_buffers()}
     known |= {id(tensor): plain_name(name) for name, tensor in model.named_parameters()}
     names, besides = {}, {}
@@ -47,11 +38,7 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
 
 
 def extra_states(model: torch.nn.Module) -> dict[str, Any]:
-    """Return what ``get_extra_state()`` of the modules of ``model`` returns, by the module's name.
-
-    Modules that do not define that method are left out, and so are values that cannot be sent to
-    other workers (:func:`is_portable`).
-    """
+    """Return what `get_extra_state()` of the modules of `model` returns, by the module's name."""
     return {
         name: state
         for name, module in _with_extra_state(model)
@@ -60,45 +47,28 @@ def extra_states(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def load_extra_states(model: torch.nn.Module, states: Mapping[str, Any]) -> None:
-    """Call ``set_extra_state()`` of the modules of ``model`` that have a state in ``states``.
-
-    Args:
-        model: the model; the states are set in its modules.
-        states: the states by module name, as :func:`extra_states` has returned them; modules
-            without one are left alone, and names of no module are ignored.
-    """
     for name, module in _with_extra_state(model):
         if name in states:
             module.set_extra_state(states[name])
 
 
 def is_portable(value: Any) -> bool:
-    """Return whether ``value`` has only parts that workers send each other.
-
-    These are numbers, text, bytes, arrays and tensors, in dicts, lists and tuples.
-    """
+    """Return whether `value` has only parts that workers send each other."""
     return _all_leaves(value, lambda leaf: isinstance(leaf, _PORTABLE))
 
 
 def can_save(value: Any) -> bool:
-    """Return whether ``value`` has only parts that a checkpoint file can hold.
-
-    These are tensors and what :func:`edl.checkpoint.state_tree.can_hold` says, in dicts, lists and
-    tuples.
-    """
+    """Return whether `value` has only parts that a checkpoint file can hold."""
     return _all_leaves(value, lambda leaf: isinstance(leaf, torch.Tensor) or can_hold(leaf))
 
 
 def plain_name(name: str) -> str:
-    """Return a tensor's name ``name`` without the prefix that ``torch.compile`` has put into it."""
+    """Return a tensor's name `name` without the prefix that `torch.compile` has put into it."""
     return name.replace(COMPILED, "")
 
 
 def with_plain_names(state: Any) -> Any:
-    """Return nested dicts and lists with plain names in place of all texts, keys and values.
-
-    An earlier edl has written the names of a compiled model into its checkpoints.
-    """
+    """Return nested dicts and lists with plain names in place of all texts, keys and values."""
     if isinstance(state, str):
         return plain_name(state)
     if isinstance(state, dict):
@@ -115,7 +85,7 @@ def _with_extra_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Mo
 
 
 def _all_leaves(value: Any, test: Callable[[Any], bool]) -> bool:
-    """Return whether ``test`` is true for everything in the containers ``value``."""
+    """Return whether `test` is true for everything in the containers `value`."""
     odd: list[Any] = []
 
     def note(leaf: Any, _where: str) -> None:

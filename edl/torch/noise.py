@@ -20,17 +20,11 @@ LEAST_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
 
 
 class TorchNoise(NoiseMeter):
-    """A meter of the squared gradient norms of one optimizer.
+    """A meter of the squared gradient norms of one optimizer."""
 
-    In each measured step it reads all of a gradient with fewer than 4096 numbers, and an eighth of
-    a larger one, see :class:`edl.framework.noise_meter.NoiseMeter`.
-
-    Args:
-        worker: the worker of this process.
-        optimizer: the optimizer whose gradients are measured.
-        scale: a function that returns the factor by which the losses of the current step were
-            multiplied, such as the loss scale of a GradScaler.
-    """
+    # In each measured step it reads all of a gradient with fewer than 4096 numbers, and an eighth
+    # of a larger one, see `NoiseMeter`.
+    # `optimizer`: the optimizer whose gradients are measured.
 
     def __init__(
         self, worker: Worker, optimizer: torch.optim.Optimizer, scale: Callable[[], float]
@@ -40,30 +34,14 @@ class TorchNoise(NoiseMeter):
         self._scale = scale
 
     def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
-        """Record the norms of this worker's gradients and of the means over all workers.
-
-        It is called before the means replace the gradients. The norms become part of this worker's
-        noise estimate (``progress.noise``).
-
-        Args:
-            averaged: for each reduced gradient its record, whose parameter still has this worker's
-                own gradient, and the mean over all workers.
-        """
+        """Record the norms of this worker's gradients and of the means over all workers."""
         denominators = {g.parameter: self._denominator(g.parameter) for g, _ in averaged}
         own = [(gradient.parameter, gradient.parameter.grad) for gradient, _ in averaged]
         mean = [(gradient.parameter, average) for gradient, average in averaged]
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
 
     def show_own(self, gradients: Sequence[Gradient]) -> None:
-        """Measure the gradients in a step of a worker that is alone in its ring.
-
-        Two consecutive steps take the place of two workers: the gradients of the first are kept,
-        and after the second the norms of both and of their mean are recorded in this worker's noise
-        estimate (``progress.noise``).
-
-        Args:
-            gradients: the records of the optimizer's gradients.
-        """
+        """Measure the gradients in a step of a worker that is alone in its ring."""
         own = [(gradient.parameter, gradient.parameter.grad) for gradient in gradients]
         denominators = {parameter: self._denominator(parameter) for parameter, _ in own}
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(own, denominators))
@@ -73,17 +51,7 @@ class TorchNoise(NoiseMeter):
         of: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None]],
         denominators: Mapping[torch.nn.Parameter, torch.Tensor | None],
     ) -> Looked:
-        """Return the sampled numbers of gradients, divided as the optimizer divides them.
-
-        Args:
-            of: parameters, each with its gradient; those whose gradient is None are left out.
-            denominators: for each parameter, what Adam divides the sampled numbers by; None:
-                nothing.
-
-        Returns:
-            For each gradient a flat tensor of the sampled numbers, and how many numbers of the
-            gradient each of them stands for.
-        """
+        """Return the sampled numbers of gradients, divided as the optimizer divides them."""
         seen = []
         for parameter, gradient in of:
             if gradient is None:
@@ -97,13 +65,7 @@ class TorchNoise(NoiseMeter):
         return seen
 
     def _denominator(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """Return what Adam divides the sampled numbers of the gradient of ``parameter`` by.
-
-        Returns:
-            sqrt(v) + eps as a flat tensor, v being Adam's mean of squared gradients after its bias
-            correction; None if the optimizer is not of Adam's kind, has made fewer than 5 steps, or
-            trains complex numbers.
-        """
+        """Return what Adam divides the sampled numbers of the gradient of `parameter` by."""
         state = getattr(self._optimizer, "state", {}).get(parameter, {})
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
         if squares is None or squares.shape != parameter.shape or steps < LEAST_STEPS:

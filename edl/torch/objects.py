@@ -16,18 +16,7 @@ def exchange_objects(
     advice: str,
     send: Callable[[bytes], list[bytes]] | None = None,
 ) -> list[Any]:
-    """Return the values of all workers in rank order.
-
-    Args:
-        what: the call of the script for which values are exchanged; the same on all workers.
-        value: what this worker sends; it is pickled.
-        advice: what a script must do so that all workers make the same calls, for the error.
-        send: sends a message to all workers, and returns those of all in rank order; None:
-            :func:`edl.torch.api.exchange`, which says where it works.
-
-    Raises:
-        UsageError: a worker exchanges values for another call; or as ``send``.
-    """
+    """Return the values of all workers in rank order."""
     answers = [pickle.loads(each) for each in (send or exchange)(pickle.dumps((what, value)))]
     for rank, (theirs, _) in enumerate(answers):
         if theirs != what:

@@ -97,17 +97,14 @@ def Optimizer(
 
 
 def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
-    """Return whether the options of ``lbfgs`` let a step evaluate its closure more than once."""
     return any(g["max_iter"] > 1 or g["line_search_fn"] for g in lbfgs.param_groups)
 
 
 def _refuse_other_exchange(model: torch.nn.Module) -> None:
-    """Raise UsageError if another library than edl may average the gradients of ``model``, too.
-
-    That is a wrapper such as DDP anywhere in the model, or a process group of ``torch.distributed``
-    with several processes, whether the model uses it or not. edl would average the gradients again,
-    with other weights.
-    """
+    """Raise UsageError if another library than edl may average the gradients of `model`, too."""
+    # That is a wrapper such as DDP anywhere in the model, or a process group of `torch.distributed`
+    # with several processes, whether the model uses it or not. edl would average the gradients
+    # again, with other weights.
     others = {type(one).__name__ for one in model.modules()} & _EXCHANGING
     if others:
         raise UsageError(
@@ -124,12 +121,7 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
 
 
 def _refuse_unlike(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """Raise UsageError for what makes a step of logical workers depend on how many train at once.
-
-    That is a SyncBatchNorm in ``model``, whose statistics are over the samples that the workers
-    train at the same time; or an ``optimizer`` that wraps another one, as Lookahead does, which may
-    change weights also in the passes before the update.
-    """
+    """Raise UsageError for what makes a step of logical workers depend on how many train at once"""
     if inner_optimizers(optimizer):
         raise UsageError(
             f"{type(optimizer).__name__} wraps another optimizer, and may change weights at each "
@@ -146,18 +138,7 @@ def _refuse_unlike(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> 
 
 
 def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
-    """Set hooks before and after each ``step()`` of ``optimizer``.
-
-    The hook before it completes the reduction of the gradients, after the script's closure if there
-    is one; the hook after it ends the step of the job. Before the last microbatch of a batch,
-    ``step()`` makes no update, and the hooks do neither. If ``step()`` calls that of a wrapped
-    optimizer, both are one step of the job. A ``step()`` that evaluates its closure twice, or not
-    at all, raises UsageError.
-
-    Args:
-        optimizer: the optimizer that the script calls.
-        reduction: the object that reduces its gradients.
-    """
+    """Set hooks before and after each `step()` of `optimizer`."""
     stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it
     options: Numbers | None = None  # of its groups, before a step() that makes no update
 
@@ -194,11 +175,6 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
 
 
 def _end_step(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
-    """End the step of the job after the ``step()`` of ``optimizer``.
-
-    Raises:
-        UsageError: ``step()`` has not evaluated its closure, so ``reduction`` has reduced nothing.
-    """
     if not reduction.step.done:
         raise UsageError(f"{type(optimizer).__name__}.step() has not evaluated its closure")
     # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
@@ -209,20 +185,11 @@ def _end_step(optimizer: torch.optim.Optimizer, reduction: GradientReduction) ->
 def _numbers_between(
     optimizer: torch.optim.Optimizer, reduction: GradientReduction
 ) -> Numbers | None:
-    """Return the options of ``optimizer`` before a ``step()`` that makes no update, else None."""
     between = reduction.accumulation.is_between_microbatches
     return option_numbers(optimizer) if between else None
 
 
 def _refuse_counting(optimizer: torch.optim.Optimizer, before: Numbers | None) -> None:
-    """Raise UsageError if a ``step()`` without an update has changed an option of ``optimizer``.
-
-    Its next update would depend on how many microbatches came before.
-
-    Args:
-        optimizer: the optimizer that the script calls.
-        before: the result of :func:`_numbers_between` before the ``step()``. None: it was to make
-            the update, and a death has given this worker another microbatch meanwhile.
-    """
+    # Its next update would depend on how many microbatches came before.
     if before is not None and before != option_numbers(optimizer):
         raise UsageError(COUNTS.format(kind=type(optimizer).__name__))

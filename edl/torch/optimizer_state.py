@@ -34,15 +34,12 @@ _HOOKS = (
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return the optimizers that ``optimizer`` wraps, by the names of the attributes with them.
-
-    Optimizers that these wrap themselves are not in it; it is empty for an optimizer of PyTorch.
-    """
+    """Return the optimizers that `optimizer` wraps, by the names of the attributes with them."""
     return {name: one for name, one in vars(optimizer).items() if isinstance(one, Optimizer)}
 
 
 def with_inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
-    """Return ``optimizer`` and all optimizers inside of it: those it wraps, and those in these."""
+    """Return `optimizer` and all optimizers inside of it: those it wraps, and those in these."""
     found = [optimizer]
     for one in found:  # which grows
         known = {id(each) for each in found}
@@ -51,32 +48,20 @@ def with_inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def is_sharpness_aware(optimizer: Optimizer) -> bool:
-    """Return whether ``optimizer`` is of SAM's kind, with two backward passes for an update.
-
-    ``first_step()`` moves the weights by the gradients of the first pass. ``second_step()`` moves
-    them back, and the inner optimizer makes the update with the gradients of the second pass.
-    """
+    """Return whether `optimizer` is of SAM's kind, with two backward passes for an update."""
     return all(callable(getattr(optimizer, name, None)) for name in ("first_step", "second_step"))
 
 
 def stepping(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer whose ``step()`` makes the update of ``optimizer``.
-
-    For an optimizer of SAM's kind that is the first optimizer that it wraps, otherwise
-    ``optimizer`` itself.
-    """
+    """Return the optimizer whose `step()` makes the update of `optimizer`."""
+    # For an optimizer of SAM's kind that is the first optimizer that it wraps, otherwise
+    # `optimizer` itself.
     within = [*inner_optimizers(optimizer).values()] if is_sharpness_aware(optimizer) else []
     return within[0] if within else optimizer
 
 
 def complete(optimizer: Optimizer) -> None:
-    """Add the attributes that PyTorch's ``Optimizer.__init__`` sets, if they are missing.
-
-    A wrapper class may not have called that constructor.
-
-    Args:
-        optimizer: the optimizer to change in place.
-    """
+    """Add the attributes that PyTorch's `Optimizer.__init__` sets, if they are missing."""
     own = vars(optimizer)
     if _HOOKS[0] in own:
         return
@@ -92,15 +77,7 @@ def complete(optimizer: Optimizer) -> None:
 
 
 def state_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the ``state_dict()`` of ``optimizer``; for a wrapper, also of the optimizers in it.
-
-    Tensors are not copied.
-
-    Returns:
-        ``state`` and ``param_groups`` as PyTorch has them. For a wrapper also ``inner``, the same
-        of each optimizer in it by the name of its attribute, and ``attributes``, the wrapper's own
-        numbers and bools by name.
-    """
+    """Return the `state_dict()` of `optimizer`; for a wrapper, also of the optimizers in it."""
     inner = inner_optimizers(optimizer)
     if not inner:
         return _state_dict(optimizer)
@@ -120,21 +97,7 @@ def state_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any], exact: bool = True) -> None:
-    """Load a state into ``optimizer``; it may share the tensors of ``state`` afterwards.
-
-    Tensors with the shape of their parameter get its order in memory.
-
-    Args:
-        optimizer: the optimizer to change in place.
-        state: a state that :func:`state_of` has returned for an optimizer with the same groups.
-        exact: whether each tensor keeps its dtype and type of device, so that the states are equal
-            bit for bit. False: PyTorch converts tensors to the dtype and device of the parameter,
-            as it must be if those of the parameters differ from those at the sender.
-
-    Raises:
-        ValueError: there are more or fewer groups; the optimizer wraps no other and its groups have
-            other sizes; or the wrapped optimizers have other names.
-    """
+    """Load a state into `optimizer`; it may share the tensors of `state` afterwards."""
     inner = inner_optimizers(optimizer)
     if not inner:
         optimizer.load_state_dict(state)
@@ -154,13 +117,7 @@ def load_state(optimizer: Optimizer, state: dict[str, Any], exact: bool = True) 
 
 
 def lay_out_state(optimizer: Optimizer) -> None:
-    """Give each tensor with the shape of its parameter that parameter's order in memory.
-
-    So PyTorch's optimizers make them, and so their fused kernels need them.
-
-    Args:
-        optimizer: the optimizer whose state is changed in place.
-    """
+    """Give each tensor with the shape of its parameter that parameter's order in memory."""
     for parameter, held in getattr(optimizer, "state", {}).items():
         if not isinstance(parameter, torch.Tensor) or not isinstance(held, dict):
             continue
@@ -175,19 +132,7 @@ def lay_out_state(optimizer: Optimizer) -> None:
 def with_own_options(
     optimizer: Optimizer, state: dict[str, Any], computed: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return a state with the options of its groups, such as ``lr``, replaced by the optimizer's.
-
-    Numbers that ``step()`` computes, and counters that a wrapper keeps in its groups, are no
-    options: they keep their values in ``state``. (If ``optimizer`` wraps no other and has other
-    groups than ``state``, it keeps its groups as they are.) ``state`` itself is not changed; the
-    result shares its tensors.
-
-    Args:
-        optimizer: the optimizer whose present options are taken.
-        state: a state that :func:`state_of` has returned for an optimizer with the same groups.
-        computed: the names of what ``step()`` computes, see
-            :class:`edl.torch.computed_options.ComputedOptions`.
-    """
+    """Return a state with the options of its groups, such as `lr`, replaced by the optimizer's."""
     inner = inner_optimizers(optimizer)
     if not inner:
         own, sent = state_of(optimizer)["param_groups"], state["param_groups"]
@@ -214,23 +159,12 @@ def with_own_options(
 
 
 def keeps_tensors(optimizer: Optimizer) -> bool:
-    """Return whether a ``step()`` without gradients changes no weights and no tensors of the state.
-
-    That holds for the optimizers of PyTorch itself: they change numbers at most, such as LBFGS its
-    ``func_evals``. Others may move weights, or decay a momentum.
-    """
+    """Whether a `step()` without gradients changes no weights and no tensors of the state"""
     return type(optimizer).__module__.startswith("torch.optim.")
 
 
 def copied_for_step(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``state`` that a ``step()`` without gradients does not change.
-
-    Tensors that stay the same (:func:`keeps_tensors`) are not copied, to save memory.
-
-    Args:
-        optimizer: the optimizer that is to load ``state``.
-        state: a state that :func:`state_of` has returned.
-    """
+    """Return a copy of `state` that a `step()` without gradients does not change."""
     if not keeps_tensors(optimizer):
         return copy.deepcopy(state)
     shared: dict[str, Any] = map_leaves(state, lambda value, _: value)
@@ -238,16 +172,7 @@ def copied_for_step(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, An
 
 
 def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return an optimizer's state by parameter names, so that workers can compare their states.
-
-    Args:
-        state: a state that :func:`state_of` has returned.
-        names: the name of each parameter, by its number in ``state``.
-
-    Returns:
-        A dict with the state of each parameter by its name, and ``param_groups``. For a wrapper it
-        also has such a dict for each inner optimizer, by name, and the wrapper's ``attributes``.
-    """
+    """Return an optimizer's state by parameter names, so that workers can compare their states."""
     named = {
         names[key] if isinstance(key, int) else str(key): value
         for key, value in state["state"].items()
@@ -262,10 +187,7 @@ def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any
 
 
 def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the ``state_dict()`` of ``optimizer``, without states of parameters in no group.
-
-    PyTorch's own raises a KeyError once a script has removed a group whose parameters had a state.
-    """
+    """Return the `state_dict()` of `optimizer`, without states of parameters in no group."""
     listed = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     held = optimizer.state
     kept = {k: v for k, v in held.items() if not isinstance(k, torch.Tensor) or k in listed}
@@ -279,16 +201,7 @@ def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _put_back_converted(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Put back the tensors of ``state`` whose dtype or type of device has changed in the load.
-
-    ``load_state_dict()`` converts every floating tensor but ``step`` to the dtype of its parameter,
-    and moves it to its device. NAdam's ``mu_product`` and ASGD's ``eta`` and ``mu`` are float32
-    whatever the parameter is, and ``mu_product`` is on the CPU.
-
-    Args:
-        optimizer: an optimizer that has just loaded ``state``; it is changed in place.
-        state: the state, as :func:`state_of` returns it.
-    """
+    """Put back the tensors of `state` whose dtype or type of device has changed in the load."""
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
@@ -307,14 +220,7 @@ def same_kind(own: torch.Tensor, sent: torch.Tensor) -> bool:
 
 
 def _write(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Write ``state`` into ``param_groups`` and ``state`` of an optimizer, in place.
-
-    Parameters that have no state in ``state`` have none afterwards. Tensors are not copied.
-
-    Args:
-        optimizer: the optimizer to change.
-        state: the state of an optimizer with the same groups, as :func:`state_of` returns it.
-    """
+    """Write `state` into `param_groups` and `state` of an optimizer, in place."""
     parameters: list[torch.Tensor] = []
     for mine, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
         mine.update({name: value for name, value in theirs.items() if name != "params"})

@@ -44,16 +44,9 @@ UPDATE_FAILED = (
 
 
 class OptimizerReduction(Protocol):
-    """The interface through which :class:`Optimizers` directs the reduction of one optimizer.
+    """The interface through which `Optimizers` directs the reduction of one optimizer."""
 
-    :class:`edl.torch.reduction.GradientReduction` implements it: it sends or accumulates gradients
-    after a backward pass, waits for their means, and ends a step with or without an update.
-
-    Attributes:
-        accumulation: the gradient accumulation of the optimizer.
-    """
-
-    accumulation: Accumulation
+    accumulation: Accumulation  # the gradient accumulation of the optimizer
 
     @property
     def step(self) -> OptimizerStep:
@@ -61,105 +54,58 @@ class OptimizerReduction(Protocol):
 
     @property
     def exchanges(self) -> bool:
-        """Whether the workers can exchange messages: a step is open, and there are other workers.
-
-        False also when the step's gradients are reduced.
-        """
+        """Whether the workers can exchange messages: a step is open, and there are other workers"""
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether a backward pass of the current step was ended by an exception.
-
-        False again once the gradients of the step are reduced.
-        """
+        """Whether a backward pass of the current step was ended by an exception."""
 
     @property
     def has_sums(self) -> bool:
         """Whether gradients were accumulated in the current step and not sent yet."""
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` to all workers in the current step; return all payloads in rank order.
-
-        All workers call it at the same point of the same batch. If a worker dies meanwhile, the
-        survivors repair the ring, and all get the same payloads.
-        """
+        """Send `payload` to all workers in the current step; return all payloads in rank order."""
 
     def refuse_changed(self) -> None:
-        """Raise UsageError if the script has changed a gradient that is reduced in this step.
-
-        To set a gradient to None or to zeros is no change.
-        """
+        """Raise UsageError if the script has changed a gradient that is reduced in this step."""
 
     def backward_ended(self) -> None:
-        """Reduce the gradients of this optimizer at the end of a backward pass.
-
-        The call waits until each is the mean over the global batch. If the pass only accumulates
-        gradients, they stay on this worker, and it does not wait.
-        """
+        """Reduce the gradients of this optimizer at the end of a backward pass."""
 
     def backward_failed(self) -> None:
-        """Mark gradients as void that were sent in a backward pass that an exception has ended.
-
-        They count for nothing on all workers, which send their gradients once more.
-        """
+        """Mark gradients as void that were sent in a backward pass that an exception has ended."""
 
     def finish(self) -> None:
-        """Wait until each gradient of this optimizer is the mean over the global batch.
-
-        Gradients that are not sent yet are sent first. If all are the mean already, nothing
-        happens.
-        """
+        """Wait until each gradient of this optimizer is the mean over the global batch."""
 
     def skip(self) -> None:
-        """Reduce the current step's gradients with all workers, and end it without an update.
-
-        A worker without a backward pass sends zeros.
-        """
+        """Reduce the current step's gradients with all workers, and end it without an update."""
 
     def note_skipped(self) -> None:
-        """Record at the end of a step, in ``LastStep.skipped``, whether the update was skipped.
-
-        If the optimizer made its update, or has reduced no gradients, nothing is recorded.
-        """
+        """Record at the end of a step, in `LastStep.skipped`, whether the update was skipped."""
 
     def begin_piece(self, seed: int) -> None:
-        """Prepare for the pass of a logical worker; ``seed`` is the script's own random seed."""
+        """Prepare for the pass of a logical worker; `seed` is the script's own random seed."""
 
     def end_batch(self) -> None:
-        """Prepare for the next batch.
-
-        If gradients of the current batch are reduced and not applied, its step ends as one whose
-        update was skipped.
-        """
+        """Prepare for the next batch."""
 
 
 class Optimizers:
-    """All optimizers of the script, by their gradient reductions, in the order of their creation.
-
-    ``edl.Optimizer`` makes one object for the job, and adds each optimizer.
-
-    Args:
-        worker: the worker of this process.
-
-    Attributes:
-        worker: the worker of this process.
-        several: whether there is more than one optimizer, or one that takes two backward passes for
-            an update.
-        wait_for_step: whether gradients stay local until ``optimizer.step()`` or ``synchronize()``,
-            as with Horovod's optimizer; else they are reduced at the end of ``backward()``. With
-            logical workers only.
-        never_none: the parameters whose gradient is zeros, and not None, in an update of logical
-            workers of which none has computed it.
-        scaler: the GradScaler that has scaled a loss last; None: no GradScaler was used.
-        backward_end: the watcher for the end of a backward pass, at which the optimizers whose
-            gradients it has computed reduce them.
-    """
+    """All optimizers of the script, by their gradient reductions, in the order of their creation"""
 
     def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+        self.worker = worker  # the worker of this process
         self.several = False  # no property: it is read once for each parameter
+        # whether gradients stay local until `optimizer.step()` or `synchronize()`, as with
+        # Horovod's optimizer; else they are reduced at the end of `backward()`. With logical
+        # workers only.
         self.wait_for_step = False
+        # the parameters whose gradient is zeros, and not None, in an update of logical workers of
+        # which none has computed it
         self.never_none: frozenset[torch.nn.Parameter] = frozenset()
+        # the GradScaler that has scaled a loss last; None: no GradScaler was used
         self.scaler: torch.amp.GradScaler | None = None
         self._reductions: list[OptimizerReduction] = []
         self._computed: list[OptimizerReduction] = []  # in the current backward pass
@@ -167,21 +113,13 @@ class Optimizers:
         self._updating: dict[OptimizerReduction, int] = {}  # the last step whose update was begun
         self._numbers: RandomNumbers | None = None
         self._owners: dict[torch.nn.Parameter, OptimizerReduction] = {}
+        # the watcher for the end of a backward pass, at which the optimizers whose gradients it has
+        # computed reduce them
         self.backward_end = BackwardEnd(self._backward_ended)
         worker.loader.on_reduced = self._reduced
 
     def add(self, reduction: OptimizerReduction, two_passes: bool = False) -> None:
-        """Add the reduction of one more optimizer.
-
-        Args:
-            reduction: the reduction of the optimizer's gradients.
-            two_passes: whether the optimizer takes two backward passes for an update, as SAM does.
-
-        Raises:
-            UsageError: this is not the first optimizer, and a batch was handed out before; or there
-                are now several optimizers (or ``two_passes``), and one of them has
-                ``backward_passes_per_step`` > 1.
-        """
+        """Add the reduction of one more optimizer."""
         progress = self.worker.loader.progress
         if self._reductions and (progress.has_state or self.worker.loader.begun):
             raise UsageError(
@@ -203,42 +141,20 @@ class Optimizers:
                 each.accumulation.watch_all()
 
     def own(self, parameter: torch.nn.Parameter, name: str, owner: OptimizerReduction) -> None:
-        """Record that one optimizer trains a parameter.
-
-        Args:
-            parameter: the parameter of the model.
-            name: the parameter's name, for the error.
-            owner: the reduction of the optimizer that trains it.
-
-        Raises:
-            UsageError: another optimizer trains the parameter, too.
-        """
+        """Record that one optimizer trains a parameter."""
         if self._owners.setdefault(parameter, owner) is not owner:
             raise UsageError(
                 f"{name} is trained by two optimizers; with edl each parameter has one"
             )
 
     def loss_scale(self) -> float:
-        """Return the factor by which the script's GradScaler multiplies losses at present.
-
-        With several GradScalers it is that of the one used last; 1.0 without a GradScaler.
-        """
+        """Return the factor by which the script's GradScaler multiplies losses at present."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     # --- inside of the forward and backward passes
 
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
-        """Return the function by which SyncBatchNorm exchanges statistics in the current step.
-
-        Returns:
-            A function that sends a message and returns those of all workers in rank order; None if
-            no step is open, or there are no other workers.
-
-        Raises:
-            UsageError: other workers take part in the step, and the script has several optimizers,
-                or one that makes an update from two backward passes, such as SAM. (To accumulate
-                gradients, by ``backward_passes_per_step``, is allowed.)
-        """
+        """Return the function by which SyncBatchNorm exchanges statistics in the current step."""
         first = self._reductions[0]
         if not first.exchanges:
             return None
@@ -253,24 +169,13 @@ class Optimizers:
     # --- backward passes
 
     def computed(self, reduction: OptimizerReduction) -> None:
-        """Record that the current backward pass has computed a gradient of ``reduction``.
-
-        At the end of the pass, :meth:`OptimizerReduction.backward_ended` of each recorded reduction
-        is called.
-        """
+        """Record that the current backward pass has computed a gradient of `reduction`."""
         if reduction not in self._computed:
             self._computed.append(reduction)
         self.backward_end.expect()
 
     def _backward_ended(self) -> None:
-        """Reduce or accumulate gradients at the end of a backward pass, optimizer by optimizer.
-
-        Only the optimizers whose gradients the pass has computed do it, in the order of their
-        creation, which is equal on all workers.
-
-        Raises:
-            UsageError: the script has changed a gradient that was reduced earlier in this step.
-        """
+        """Reduce or accumulate gradients at the end of a backward pass, optimizer by optimizer."""
         computed, self._computed = self._computed, []
         if self.several:
             for reduction in self._reductions:
@@ -281,12 +186,7 @@ class Optimizers:
                     reduction.backward_ended()
 
     def see_failure(self) -> None:
-        """Check whether an exception has ended a backward pass; if so, void its sent gradients.
-
-        Void gradients count for nothing on all workers. The script may have caught the exception,
-        so edl calls this each time before it sends or reduces gradients. For the same exception a
-        second call does nothing.
-        """
+        """Check whether an exception has ended a backward pass; if so, void its sent gradients."""
         if not self.backward_end.failed:
             return
         self.backward_end.failed = False
@@ -297,55 +197,30 @@ class Optimizers:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate the gradients of all optimizers in the ``with`` block, without sending them.
-
-        See :func:`edl.torch.no_sync`.
-
-        Raises:
-            UsageError: the loader splits batches into microbatches.
-        """
+        """Accumulate the gradients of all optimizers in the `with` block, without sending them."""
         with contextlib.ExitStack() as stack:
             for each in self._reductions:
                 stack.enter_context(each.accumulation.no_sync())
             yield
 
     def leave_out(self) -> bool:
-        """Handle a batch without a backward pass: it adds nothing to the accumulated gradients.
-
-        Returns:
-            Whether the step goes on with another batch or microbatch, because the call is inside of
-            :meth:`no_sync` or before the last microbatch. If False, the caller has to end the
-            batch.
-        """
+        """Handle a batch without a backward pass: it adds nothing to the accumulated gradients."""
+        # Whether the step goes on with another batch or microbatch, because the call is inside of
+        # `no_sync` or before the last microbatch.
         self.see_failure()
         return any(each.accumulation.leave_out() for each in self._reductions)
 
     # --- the end of a step
 
     def begin_anew(self) -> None:
-        """End the step and begin the next on the same batch, if an optimizer has made its update.
-
-        It is called when a backward pass computes more gradients, which another optimizer needs. It
-        does nothing unless :attr:`several` is set.
-
-        Raises:
-            UsageError: the step has accumulated the gradients of more than one batch; or an
-                exception has ended an update of the step on this worker alone.
-        """
+        """End the step and begin the next on the same batch, if an optimizer has made its update"""
         if self.several and self.worker.loader.engine.is_between_parts:
             if self.worker.loader.open:
                 self._note_skipped()
             self.worker.loader.next_part()
 
     def begin_update(self, updating: OptimizerReduction) -> None:
-        """Check, before an optimizer makes its update, that no other has unsent gradients.
-
-        Args:
-            updating: the reduction of the optimizer that makes the update.
-
-        Raises:
-            UsageError: another optimizer has accumulated gradients that are not sent yet.
-        """
+        """Check, before an optimizer makes its update, that no other has unsent gradients."""
         if any(each.has_sums and each is not updating for each in self._reductions):
             raise UsageError(
                 "with several optimizers, gradients are accumulated for all of them in the same "
@@ -356,29 +231,14 @@ class Optimizers:
         self._updating[updating] = updating.step.number
 
     def reduce_broken_off(self, updating: OptimizerReduction) -> None:
-        """Before an update, reduce gradients of a backward pass that an exception has ended.
-
-        If no pass of the current step was ended so, nothing happens. The exception was on this
-        worker. With several optimizers the other workers have reduced the gradients of all of them
-        at the end of that pass, and wait for this worker to do the same.
-
-        Args:
-            updating: the reduction of the optimizer that makes the update.
-        """
+        """Before an update, reduce gradients of a backward pass that an exception has ended."""
         if any(each.is_broken_off for each in self._reductions):
             for each in self._reductions:
                 if each is updating or each.is_broken_off:
                     each.finish()
 
     def skip(self) -> None:
-        """End the current step without an update, with or without a backward pass before.
-
-        All workers reduce what gradients there are, and the samples count as trained.
-
-        Raises:
-            UsageError: an exception has ended the step's backward pass or its update on this worker
-                alone.
-        """
+        """End the current step without an update, with or without a backward pass before."""
         self._refuse_broken_off()
         if not self._is_decided:
             for each in self._reductions:
@@ -387,15 +247,7 @@ class Optimizers:
             self._end_step()
 
     def end_batch(self) -> None:
-        """Prepare all optimizers for the next batch.
-
-        If gradients of the current batch are reduced and not applied, they count as a skipped
-        update.
-
-        Raises:
-            UsageError: an exception has ended the step's backward pass or its update on this worker
-                alone.
-        """
+        """Prepare all optimizers for the next batch."""
         if self.worker.loader.open:
             self._refuse_broken_off()
             self._count_skipped()
@@ -405,10 +257,7 @@ class Optimizers:
             each.end_batch()
 
     def begin_piece(self, numbers: RandomNumbers) -> None:
-        """Prepare for the pass on a batch, whose samples the script gets now.
-
-        For a logical worker ``numbers`` seeds the random generators.
-        """
+        """Prepare for the pass on a batch, whose samples the script gets now."""
         loader, self._numbers = self.worker.loader, numbers
         if loader.engine.logical:
             batch = loader.engine.batches.newest
@@ -417,11 +266,7 @@ class Optimizers:
                 each.begin_piece(numbers.script)
 
     def begin_logical_update(self) -> None:
-        """Prepare for an update of logical workers, whose means are there.
-
-        Gradients of :attr:`never_none` that are None become zeros, and the random generators are
-        seeded.
-        """
+        """Prepare for an update of logical workers, whose means are there."""
         for parameter in self.never_none:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -440,11 +285,7 @@ class Optimizers:
             self.end_draws()
 
     def _refuse_broken_off(self) -> None:
-        """Raise UsageError if an exception has ended a backward pass or an update of this step.
-
-        Gradients of that pass that were sent are first marked as void. Nothing is raised for a pass
-        while the step may get further batches (accumulated gradients).
-        """
+        """Raise UsageError if an exception has ended a backward pass or an update of this step."""
         self.see_failure()
         self._refuse_failed_update()
         step = self.worker.loader.engine
@@ -452,10 +293,7 @@ class Optimizers:
             raise UsageError(BROKEN_OFF)
 
     def _refuse_failed_update(self) -> None:
-        """Raise UsageError if an optimizer has begun its update of the current step, and not ended.
-
-        In a step that changes nothing no update is missing.
-        """
+        """Raise UsageError if an optimizer has begun its update of the current step."""
         for each, number in self._updating.items():
             if number == each.step.number and each.step.state is StepState.REDUCED:
                 raise UsageError(UPDATE_FAILED)
@@ -474,10 +312,7 @@ class Optimizers:
 
     @property
     def _is_decided(self) -> bool:
-        """Whether one of several optimizers has made an update or reduced gradients in this step.
-
-        It is False unless :attr:`several` is set.
-        """
+        """Whether one of several optimizers has made an update or reduced gradients in this step"""
         updates = self.worker.loader.engine.updates
         return self.several and bool(
             updates or any(each.step.is_decided for each in self._reductions)

@@ -13,15 +13,7 @@ PLAIN = (torch.Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, 
 
 
 class PaddingData:
-    """The data of padding batches: those of the batch before, as they were loaded.
-
-    A script may take values out of a batch (``batch.pop("labels")``), or add some. It does that to
-    containers of its own: those of a padding batch are made anew. The tensors in them are shared,
-    and if the script has written to one, other data are loaded.
-
-    Args:
-        load: a function that loads the data of a batch, whichever it is.
-    """
+    """The data of padding batches: those of the batch before, as they were loaded."""
 
     def __init__(self, load: Callable[[], Any]) -> None:
         self._load = load
@@ -29,7 +21,7 @@ class PaddingData:
         self._tensors: list[tuple[torch.Tensor, object]] | None = None  # None: no data are kept
 
     def keep(self, data: Any) -> None:
-        """Keep ``data``, a batch that the script is about to get."""
+        """Keep `data`, a batch that the script is about to get."""
         self._tensors = []
         self._kept = self._copied(data, self._tensors)
 
@@ -41,11 +33,7 @@ class PaddingData:
         return self._copied(self._kept, [])
 
     def _copied(self, data: Any, tensors: list[tuple[torch.Tensor, object]]) -> Any:
-        """Return ``data`` with new containers; append its tensors with their states to a list.
-
-        Other objects, such as a batch of a class of its own, are copied as :func:`copy.copy` does,
-        or shared if they cannot be copied.
-        """
+        """Return `data` with new containers; append its tensors with their states to a list."""
         if isinstance(data, torch.Tensor):
             tensors.append((data, _state(data)))
         if isinstance(data, PLAIN):
@@ -61,6 +49,5 @@ class PaddingData:
 
 
 def _state(tensor: torch.Tensor) -> object:
-    """Return what changes when a tensor is written to in place: its count of writes, its shape."""
     writes = 0 if tensor.is_inference() else tensor._version
     return writes, tensor.shape

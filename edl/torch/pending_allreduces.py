@@ -26,32 +26,18 @@ PRESENT = "edl.present"  # the collective that says which parameters have a grad
 
 
 class PendingAllreduces:
-    """The allreduces of one optimizer's gradients that were started and are not complete yet.
-
-    Args:
-        worker: the worker of this process, whose ring is used.
-
-    Attributes:
-        is_void: whether the gradients sent count for nothing on all workers, because they were sent
-            in a backward pass that an exception has ended.
-    """
+    """The allreduces of one optimizer's gradients that were started and are not complete yet."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._gradients: list[Gradient] = []
+        # whether the gradients sent count for nothing on all workers, because they were sent in a
+        # backward pass that an exception has ended
         self.is_void = False
         self._failed: RingBroken | None = None  # from an early send; raised by the wait
 
     def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
-        """Start the allreduce of ``gradient`` while backward runs, without raising RingBroken.
-
-        If the ring is broken, the error is kept, and :meth:`with_gradient` raises it; later calls
-        then send nothing.
-
-        Args:
-            gradient: the record of the gradient.
-            reduction: the optimizer's reduction, which knows the weight of this worker's gradients.
-        """
+        """Start the allreduce of `gradient` while backward runs, without raising RingBroken."""
         if self._failed is None:
             try:
                 self.send(gradient, reduction)
@@ -59,18 +45,7 @@ class PendingAllreduces:
                 self._failed = error
 
     def send(self, gradient: Gradient, reduction: StepReduction) -> None:
-        """Start the allreduce of ``gradient``; this worker sends zeros if it has no gradient.
-
-        The call does not wait. It stores the allreduce in ``gradient.pending``. With the first
-        gradient of a step it also sends this worker's step record, unless that was sent before.
-
-        Args:
-            gradient: the record of the gradient.
-            reduction: the optimizer's reduction, which knows the weight of this worker's gradients.
-
-        Raises:
-            RingBroken: the ring is broken.
-        """
+        """Start the allreduce of `gradient`; this worker sends zeros if it has no gradient."""
         sent = _weighted(gradient, reduction)
         buffer, gradient.buffer = gradient.buffer, None
         if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
@@ -84,34 +59,16 @@ class PendingAllreduces:
         self._gradients.append(gradient)
 
     def void(self) -> None:
-        """Mark all gradients that were sent as void: all workers will send theirs once more.
-
-        The other workers learn of it by :meth:`with_gradient`. If none were sent, nothing is
-        marked.
-        """
+        """Mark all gradients that were sent as void: all workers will send theirs once more."""
         self.is_void = self.is_void or bool(self._gradients)
 
     def with_gradient(
         self, gradients: list[Gradient], reduction: StepReduction, suffix: str
     ) -> tuple[list[Gradient], bool]:
-        """Agree with all workers which parameters have a gradient on at least one worker.
-
-        All workers call it at the end of backward, and it waits for all of them. A gradient of a
-        worker without samples in the step does not count.
-
-        Args:
-            gradients: the records of all parameters, in an order that is equal on all workers.
-            reduction: the optimizer's reduction, with the number of the current step.
-            suffix: the end of the collective's name, which differs between optimizers of a script.
-
-        Returns:
-            The records of the parameters with a gradient, in the order of ``gradients``; and
-            whether all gradients must be sent once more after they were averaged, because some
-            worker has sent void ones.
-
-        Raises:
-            RingBroken: the ring is broken, or was when :meth:`send_early` was called.
-        """
+        """Agree with all workers which parameters have a gradient on at least one worker."""
+        # The records of the parameters with a gradient, in the order of `gradients`; and whether
+        # all gradients must be sent once more after they were averaged, because some worker has
+        # sent void ones.
         if self._failed is not None:
             raise self._failed
         step, samples = reduction.step.number, reduction.share.samples
@@ -124,31 +81,19 @@ class PendingAllreduces:
         return found, is_void
 
     def wait(self, gradient: Gradient) -> torch.Tensor:
-        """Wait for the allreduce of ``gradient``, which was sent, and return the average.
-
-        The average has the dtype in which the gradient was sent: float32 for bfloat16.
-
-        Raises:
-            RingBroken: the ring is broken.
-        """
+        """Wait for the allreduce of `gradient`, which was sent, and return the average."""
         assert gradient.pending is not None
         flight = gradient.pending
         average = self._wait(flight.handle)
         return torch.view_as_complex(average) if flight.sent.is_complex() else average
 
     def all_done(self) -> None:
-        """Clear the list of sent gradients, after the averages of all were received.
-
-        The gradients sent next are not void. The records of the gradients are not changed.
-        """
+        """Clear the list of sent gradients, after the averages of all were received."""
         self._gradients.clear()
         self.is_void = False
 
     def forget(self) -> None:
-        """Drop all allreduces of a ring that is gone, and release the tensors that they hold.
-
-        It waits for Horovod to be done with each of them; their ``gradient.pending`` becomes None.
-        """
+        """Drop all allreduces of a ring that is gone, and release the tensors that they hold."""
         for gradient in self._gradients:
             assert gradient.pending is not None
             with contextlib.suppress(RingBroken):
@@ -169,16 +114,7 @@ class PendingAllreduces:
 
 
 def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
-    """Return the tensor that this worker sends for ``gradient``, in the dtype in which it is sent.
-
-    It is zeros if the worker has no gradient or its weight is 0, the local gradient itself if its
-    weight is 1 and Horovod can send its dtype and layout, else a weighted copy in a form that
-    Horovod can send.
-
-    Args:
-        gradient: the record of the gradient.
-        reduction: the optimizer's reduction, which knows the weight of this worker's gradients.
-    """
+    """Return the tensor that this worker sends for `gradient`, in the dtype in which it is sent."""
     weight, parameter, local = reduction.part.sent, gradient.parameter, None
     if gradient.is_local(reduction.step.number):
         local = parameter.grad
@@ -193,8 +129,5 @@ def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` viewed as real numbers if it is complex, because Horovod has no such type.
-
-    Any other tensor is returned as it is.
-    """
+    """Return `tensor` viewed as real numbers if it is complex, because Horovod has no such type."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

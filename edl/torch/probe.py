@@ -23,14 +23,9 @@ from edl.framework.lr_tuner import mean_loss
 
 
 class Probe:
-    """A probe of the loss along one update, with copies of the parameters before and after it.
+    """A probe of the loss along one update, with copies of the parameters before and after it."""
 
-    :meth:`begin` comes before the update, :meth:`end` after it, then :meth:`losses`.
-
-    Args:
-        optimizer: the optimizer whose update is measured.
-        model: the model whose buffers are restored after an evaluation; None: there are none.
-    """
+    # `optimizer`: the optimizer whose update is measured.
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
         self._optimizer, self._model = optimizer, model
@@ -40,23 +35,17 @@ class Probe:
 
     @property
     def holds(self) -> bool:
-        """Whether the object has the parameters before and after an update, for :meth:`losses`."""
+        """Whether the object has the parameters before and after an update, for `losses`."""
         return bool(self._after)
 
     def begin(self) -> None:
-        """Copy the parameters that require a gradient; call it right before the update.
-
-        Copies of an earlier update are dropped.
-        """
+        """Copy the parameters that require a gradient; call it right before the update."""
         groups = self._optimizer.param_groups
         self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         self._before, self._after = self._copies(), []
 
     def end(self) -> None:
-        """Copy the parameters a second time; call it after the update.
-
-        Without :meth:`begin` it does nothing.
-        """
+        """Copy the parameters a second time; call it after the update."""
         if self._before:
             self._after = self._copies()
 
@@ -65,23 +54,8 @@ class Probe:
         self._parameters, self._before, self._after = [], [], []
 
     def losses(self, at: Sequence[float], loss: Callable[[], Any]) -> list[float]:
-        """Evaluate a loss at several learning rates of the update whose parameters were copied.
-
-        :attr:`holds` must be True. The copies are kept. Parameters, buffers and random generators
-        are afterwards as they were before the call.
-
-        Args:
-            at: for each learning rate its relative difference e from the update's own: (1 + e)
-                times that rate is evaluated (:mod:`edl.core.policy.lr_fit`).
-            loss: a function that computes the mean loss of a batch with the present parameters. It
-                is called once for each learning rate, without gradients.
-
-        Returns:
-            The losses in the order of ``at``.
-
-        Raises:
-            UsageError: ``loss()`` returns no number.
-        """
+        """Evaluate a loss at several learning rates of the update whose parameters were copied."""
+        # `holds` must be True.
         assert self.holds
         now, found = self._copies(), []
         with torch.no_grad(), _same_random_numbers(self._devices()) as begin_again:
@@ -106,17 +80,12 @@ class Probe:
         return [parameter.detach().clone() for parameter in self._parameters]
 
     def _devices(self) -> list[torch.device]:
-        """Return the CUDA devices that have parameters of the optimizer, sorted by name."""
         found = {p.device for p in self._parameters if p.device.type == "cuda"}
         return sorted(found, key=str)
 
 
 class _Buffers:
-    """A copy of the buffers of a model, taken when the object is made.
-
-    Args:
-        model: the model; None: there are no buffers.
-    """
+    """A copy of the buffers of a model, taken when the object is made."""
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         modules = () if model is None else model.modules()
@@ -127,10 +96,7 @@ class _Buffers:
         ]
 
     def put_back(self) -> None:
-        """Restore the values of the buffers.
-
-        If a module has replaced a buffer by another tensor, it gets its own tensor back.
-        """
+        """Restore the values of the buffers."""
         for module, name, buffer, value in self._kept:
             buffer.copy_(value)
             if getattr(module, name) is not buffer:
@@ -139,13 +105,7 @@ class _Buffers:
 
 @contextmanager
 def _same_random_numbers(devices: Sequence[torch.device]) -> Iterator[Callable[[], None]]:
-    """Yield a function that resets PyTorch's generators to their state at the start of the block.
-
-    The function is also called at the end of the ``with`` block.
-
-    Args:
-        devices: the CUDA devices whose generators are reset, besides that of the CPU.
-    """
+    """Yield a function that resets PyTorch's generators to their state at the start of the block"""
     on_cpu = torch.get_rng_state()
     on_devices = [torch.cuda.get_rng_state(device) for device in devices]
 

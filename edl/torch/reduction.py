@@ -58,25 +58,7 @@ TWICE = (
 
 
 class GradientReduction:
-    """The reduction of one optimizer's gradients, step by step, to their mean over all workers.
-
-    The constructor sets hooks on the parameters, by which ``backward()`` sends gradients.
-
-    Args:
-        optimizers: all optimizers of the script; the constructor adds this reduction to them.
-        optimizer: the optimizer whose gradients are reduced.
-        model: the module that it trains; it gives the parameters their names.
-        last_step: the object in which the outcome of each step is recorded.
-        passes_per_step: how many backward passes make a step.
-
-    Attributes:
-        accumulation: the gradient accumulation of the optimizer.
-
-    Raises:
-        UsageError: this is a further optimizer, and a batch was handed out before; a parameter has
-            another optimizer; or there are several optimizers, or one that takes two backward
-            passes for an update (SAM), and one of them has ``passes_per_step`` > 1.
-    """
+    """The reduction of one optimizer's gradients, step by step, to their mean over all workers."""
 
     def __init__(
         self,
@@ -99,6 +81,7 @@ class GradientReduction:
         self._pending = PendingAllreduces(self._worker)
         self._averages: list[tuple[Gradient, torch.Tensor]] | None = None
         self._reduction = StepReduction(self._worker, self)
+        # the gradient accumulation of the optimizer
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
         self._noise = TorchNoise(self._worker, optimizer, optimizers.loss_scale)
         self._suffix = str(self._reduction.number or "")  # the end of the names of collectives
@@ -110,17 +93,9 @@ class GradientReduction:
     # --- the life of a step
 
     def finish(self) -> None:
-        """Wait until every gradient of the step is the mean over its global batch. Idempotent.
-
-        When a worker dies meanwhile, the survivors complete the step with their own gradients. If
-        others had completed it already, this worker has received their weights. Its gradients are
-        then filled with 0, or with inf if the others have skipped the update, so that the script's
-        GradScaler skips it, too; and :meth:`begin_update` sets them to None.
-
-        Raises:
-            UsageError: no batch was handed out for this step; or gradients are left of the step
-                before, or were changed meanwhile.
-        """
+        """Wait until every gradient of the step is the mean over its global batch. Idempotent."""
+        # Its gradients are then filled with 0, or with inf if the others have skipped the update,
+        # so that the script's GradScaler skips it, too; and `begin_update` sets them to None.
         if not self._worker.loader.open:
             raise UsageError(NO_BATCH)
         if self._reduction.done:
@@ -138,17 +113,7 @@ class GradientReduction:
     # --- what the step's engine asks for: see edl.worker.step_driver.Reducer
 
     def allreduce(self, weights: Weights, again: bool) -> None:
-        """Send the gradients that are not sent yet, wait for all, and keep the averages.
-
-        Args:
-            weights: the weights of the step; the averages are multiplied by ``weights.received``.
-            again: whether the gradients were reduced before: the local ones take the places of the
-                means first.
-
-        Raises:
-            RingBroken: the ring is broken.
-            UsageError: gradients were changed meanwhile.
-        """
+        """Send the gradients that are not sent yet, wait for all, and keep the averages."""
         if self._worker.loader.engine.logical:
             self._means = self._logical.means(self._gradients, weights, self._reduction.sending)
             return
@@ -158,16 +123,6 @@ class GradientReduction:
         self._averages = self._average(weights)
 
     def place_result(self, again: bool) -> None:
-        """Set the gradients to the result of the reduction.
-
-        The result is the mean; for a worker alone, the local gradient, scaled if it was
-        accumulated; in a step without an update on this worker, 0, or inf if the other workers have
-        skipped their update.
-
-        Args:
-            again: whether the gradients were reduced before in this step. What the script had set
-                to None or zeros after that is set so again.
-        """
         averages, self._averages = self._averages, None
         step = self._reduction.step
         if self._worker.loader.engine.logical and not step.changes_nothing:
@@ -206,16 +161,12 @@ class GradientReduction:
         self._optimizers.begin_logical_update()
 
     def begin_piece(self, seed: int) -> None:
-        """Prepare for the pass of a logical worker; ``seed`` is the script's own random seed."""
+        """Prepare for the pass of a logical worker; `seed` is the script's own random seed."""
         self._logical.end_piece(self._gradients)  # if the script has left it out
         self._logical.begin_piece(self._reduction.step.number, seed)
 
     def synchronize(self) -> None:
-        """Complete the reduction of the gradients, if ``backward()`` has not done so.
-
-        Horovod's optimizer has a method of this name. It does nothing before the last microbatch of
-        a batch, and if no batch is handed out.
-        """
+        """Complete the reduction of the gradients, if `backward()` has not done so."""
         self._optimizers.see_failure()
         if self.accumulation.is_between_microbatches:
             return
@@ -227,17 +178,10 @@ class GradientReduction:
             self.accumulation.put_zeros(self._listed, self._optimizers.never_none)
 
     def begin_update(self) -> None:
-        """Make each gradient the mean over the global batch, right before the optimizer's step.
-
-        In a step that is to change nothing (all batches are padding, or others have completed it
-        already), all gradients are set to None: momentum or weight decay would change something for
-        a gradient of zero, too.
-
-        Raises:
-            UsageError: no batch was handed out for this step; gradients are left of the step
-                before, or were changed meanwhile; the optimizer has made its update already; or
-                another optimizer has accumulated gradients that are not sent yet.
-        """
+        """Make each gradient the mean over the global batch, right before the optimizer's step."""
+        # In a step that is to change nothing (all batches are padding, or others have completed it
+        # already), all gradients are set to None: momentum or weight decay would change something
+        # for a gradient of zero, too.
         self._optimizers.see_failure()
         self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=True)
         if self._optimizers.several:
@@ -256,12 +200,7 @@ class GradientReduction:
                 parameter.grad = None
 
     def end_step(self, skipped: bool | torch.Tensor) -> None:
-        """End the step for this optimizer, after its update was made or skipped.
-
-        If other workers have completed the step without this one, ``LastStep.missed`` restores
-        their result. With several optimizers, :class:`~edl.torch.optimizers.Optimizers` ends the
-        job's step. ``skipped`` may be a tensor on the optimizer's device: 0.0 if it was made.
-        """
+        """End the step for this optimizer, after its update was made or skipped."""
         if not self._reduction.step.changes_nothing:
             self._last_step.skipped = skipped
         put_back, self._last_step.missed = self._last_step.missed, None
@@ -280,12 +219,7 @@ class GradientReduction:
             average_buffers(self._worker)  # a script may evaluate before it asks for a next batch
 
     def note_skipped(self) -> None:
-        """Record at the end of a step, in ``LastStep.skipped``, whether the update was skipped.
-
-        It is for scripts with several optimizers. If this one has reduced gradients and made no
-        update, the update counts as skipped if a gradient is not finite. If it made its update, or
-        has reduced no gradients, nothing is recorded. ``LastStep.missed`` is dropped.
-        """
+        """Record at the end of a step, in `LastStep.skipped`, whether the update was skipped."""
         if self._reduction.step.state is StepState.REDUCED:
             # A scaler may have skipped the update. Or the script made none with this optimizer,
             # whose gradients were computed along with those of another optimizer.
@@ -296,18 +230,11 @@ class GradientReduction:
 
     @property
     def exchanges(self) -> bool:
-        """Whether the workers can exchange messages: a step is open, and there are other workers.
-
-        False also when the step's gradients are reduced, and while this worker warms up.
-        """
+        """Whether the workers can exchange messages: a step is open, and there are other workers"""
         return self._reduction.exchanges
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` to all workers in the current step; return all payloads in rank order.
-
-        All workers call it at the same point of the same batch, where :attr:`exchanges` is True. If
-        a worker dies meanwhile, the survivors repair the ring, and all get the same payloads.
-        """
+        """Send `payload` to all workers in the current step; return all payloads in rank order."""
         return self._reduction.exchange(payload)
 
     @property
@@ -317,10 +244,7 @@ class GradientReduction:
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether a backward pass of the current step was ended by an exception.
-
-        False again once the gradients of the step are reduced.
-        """
+        """Whether a backward pass of the current step was ended by an exception."""
         step = self._reduction.step
         return self._broken_off_in == step.number and not step.done
 
@@ -331,24 +255,13 @@ class GradientReduction:
         return self._summed_in == step.number and not step.done
 
     def refuse_changed(self) -> None:
-        """Raise UsageError if the script has changed a gradient since its reduction in this step.
-
-        To set a gradient to None or to zeros is no change.
-        """
+        """Raise UsageError if the script has changed a gradient since its reduction in this step"""
         for gradient in self._gradients:
             gradient.refuse_changed(self._reduction.step.number)
 
     def end_batch(self) -> None:
-        """Prepare for the next batch.
-
-        If the current batch's gradients were reduced and not applied, its step ends here as one
-        whose update was skipped. Gradients that a step has left which the script did not finish are
-        set to None. Parameters that the optimizer has got since get their hooks.
-
-        Raises:
-            UsageError: the loader splits batches into microbatches, and the script accumulates
-                gradients or has several optimizers.
-        """
+        """Prepare for the next batch."""
+        # Parameters that the optimizer has got since get their hooks.
         self.accumulation.drop_zeros(self._listed)
         if self._worker.loader.open and self._reduction.step.is_decided:
             self.end_step(skipped=True)
@@ -370,14 +283,7 @@ class GradientReduction:
     # --- while backward runs
 
     def _hook_new(self) -> None:
-        """Set the hooks that send gradients, on parameters new since the last call.
-
-        Parameters that do not require a gradient yet get hooks, too. Gradients of parameters that
-        the optimizer does not have any more are not sent from now on.
-
-        Raises:
-            UsageError: another optimizer trains one of the added parameters, too.
-        """
+        """Set the hooks that send gradients, on parameters new since the last call."""
         listed = [p for group in self._optimizer.param_groups for p in group["params"]]
         if len(listed) == len(self._listed) and all(map(operator.is_, listed, self._listed)):
             return
@@ -403,12 +309,7 @@ class GradientReduction:
             listen(lambda _: self._accumulated(gradient))
 
     def _expect_more(self, gradient: Gradient) -> None:
-        """Prepare ``gradient`` for an addition that autograd is about to make.
-
-        It does nothing unless ``Optimizers.several`` is set: then the addition may be to a gradient
-        that is reduced already. If an optimizer has made its update, the next step begins; else the
-        gradient becomes the local one again, and is reduced once more.
-        """
+        """Prepare `gradient` for an addition that autograd is about to make."""
         if self._optimizers.several and gradient.name:
             self._optimizers.see_failure()
             self._optimizers.begin_anew()
@@ -417,16 +318,7 @@ class GradientReduction:
                 gradient.expect_more(self._reduction.step.number)
 
     def _accumulated(self, gradient: Gradient) -> None:
-        """Send ``gradient`` to all workers, right after autograd has added to it.
-
-        It is not sent here if it is only accumulated in this pass, or if its weight needs the step
-        records of all workers first; then it is sent at the end of a pass. A gradient from padding
-        batches only is set to None. Nothing happens outside of a step, or if the optimizer does not
-        train the parameter any more.
-
-        Raises:
-            UsageError: the gradient was computed twice in a step, or is left of the step before.
-        """
+        """Send `gradient` to all workers, right after autograd has added to it."""
         if not self._worker.loader.open or not gradient.name:
             return
         if self._optimizers.backward_end.failed:
@@ -463,13 +355,7 @@ class GradientReduction:
             self._pending.send_early(gradient, reduction)
 
     def backward_ended(self) -> None:
-        """Reduce the gradients at the end of a backward pass that has computed some of them.
-
-        It waits until each is the mean over the global batch, unless the pass only adds them up.
-
-        Raises:
-            UsageError: there are too many passes for the batch of one logical worker.
-        """
+        """Reduce the gradients at the end of a backward pass that has computed some of them."""
         if self._logical.end_backward(self._gradients):  # of a part of the batch
             self.accumulation.break_off()
         elif self.accumulation.end_pass():
@@ -485,22 +371,13 @@ class GradientReduction:
             self.synchronize()
 
     def backward_failed(self) -> None:
-        """Mark gradients as void that were sent in a backward pass that an exception has ended.
-
-        They count for nothing on all workers. At the end of the step's next backward pass, or
-        before its update, all workers send their gradients once more: this one those that the
-        script leaves or computes anew.
-        """
+        """Mark gradients as void that were sent in a backward pass that an exception has ended."""
         self.accumulation.break_off()
         self._broken_off_in = self._reduction.step.number
         self._pending.void()
 
     def end_microbatch(self) -> None:
-        """Handle an ``optimizer.step()`` before the last microbatch, which makes no update.
-
-        If the microbatch had no backward pass, it adds nothing to the gradients of this worker, and
-        the step goes on with the next one.
-        """
+        """Handle an `optimizer.step()` before the last microbatch, which makes no update."""
         self.accumulation.drop_zeros(self._listed)
         self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=False)
         self._logical.end_batch(self._gradients)
@@ -510,11 +387,7 @@ class GradientReduction:
     # --- what comes back
 
     def _average(self, weights: Weights) -> list[tuple[Gradient, torch.Tensor]]:
-        """Average all gradients over the ring, and return the means; the gradients do not change.
-
-        The result has pairs of a gradient's record and its mean, for each gradient that some worker
-        has, in the order of the optimizer's parameters.
-        """
+        """Average all gradients over the ring, and return the means; the gradients do not change"""
         with_gradient, averages, is_void = self._round_trip()
         if is_void:
             for gradient, average in zip(with_gradient, averages, strict=True):
@@ -528,11 +401,9 @@ class GradientReduction:
         return list(zip(with_gradient, averages, strict=True))
 
     def _round_trip(self) -> tuple[list[Gradient], list[torch.Tensor], bool]:
-        """Send the gradients that were not sent yet, and wait for the averages of all.
-
-        The result has the records of the gradients that some worker has; their averages in the same
-        order, not yet multiplied; and whether some are void, so all must be sent again.
-        """
+        """Send the gradients that were not sent yet, and wait for the averages of all."""
+        # The result has the records of the gradients that some worker has; their averages in the
+        # same order, not yet multiplied; and whether some are void, so all must be sent again.
         flights, reduction = self._pending, self._reduction
         with_gradient, is_void = flights.with_gradient(self._gradients, reduction, self._suffix)
         for gradient in with_gradient:
@@ -542,15 +413,9 @@ class GradientReduction:
         return with_gradient, [flights.wait(gradient) for gradient in with_gradient], is_void
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
-        """Set the gradients to their averages; keep memory of local ones for the next averages.
-
-        A gradient of this worker that is not in ``averaged``, because no worker with samples has
-        it, is set to None. With several optimizers the local gradients stay until the step's end,
-        and the memory of those of the step before is used.
-
-        Args:
-            averaged: pairs of a gradient's record and its average.
-        """
+        """Set the gradients to their averages; keep memory of local ones for the next averages."""
+        # A gradient of this worker that is not in `averaged`, because no worker with samples has
+        # it, is set to None.
         step, several = self._reduction.step.number, self._optimizers.several
         for gradient in self._gradients:
             if gradient.pending is None and gradient.is_local(step):
@@ -571,10 +436,7 @@ class GradientReduction:
         self._pending.all_done()
 
     def _keep(self, weight: float) -> None:
-        """Set the gradients to the local ones times ``weight``, because this worker is alone.
-
-        ``weight`` makes accumulated sums the mean over their samples; 1.0 for one batch.
-        """
+        """Set the gradients to the local ones times `weight`, because this worker is alone."""
         number = self._reduction.step.number
         for gradient in self._gradients:
             local = gradient.parameter.grad
@@ -584,11 +446,7 @@ class GradientReduction:
                 gradient.become_mean(local if weight == 1.0 else local * weight, number)
 
     def _fill(self, number: float) -> None:
-        """Set all elements of all gradients to ``number``, in a step without an update.
-
-        The script may read them. A parameter without a gradient stays so, unless backward has
-        computed one in this step.
-        """
+        """Set all elements of all gradients to `number`, in a step without an update."""
         step = self._reduction.step.number
         for gradient in self._gradients:
             parameter = gradient.parameter

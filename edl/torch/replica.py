@@ -59,22 +59,17 @@ NAMED = ("model", "requires_grad", "extra")  # the keys of a state under which n
 
 @dataclass(frozen=True)
 class _Trained:
-    """One optimizer that the script has made for this job, with the model that it trains.
+    """One optimizer that the script has made for this job, with the model that it trains."""
 
-    Attributes:
-        model: the model whose parameters the optimizer updates.
-        optimizer: the optimizer of PyTorch, as the script made it.
-        last_step: whether the optimizer's last complete step was skipped or made without this
-            worker; it is part of the state that workers send each other.
-        groups: the parameter groups of ``optimizer``, made from the two above; it can make them
-            equal to those of another worker's state.
-        computed: which options of the groups ``optimizer`` computes itself.
-    """
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    model: torch.nn.Module  # the model whose parameters the optimizer updates
+    optimizer: torch.optim.Optimizer  # the optimizer of PyTorch, as the script made it
+    # whether the optimizer's last complete step was skipped or made without this worker; it is part
+    # of the state that workers send each other
     last_step: LastStep
+    # the parameter groups of `optimizer`, made from the two above; it can make them equal to those
+    # of another worker's state
     groups: ParameterGroups = field(init=False)
+    # which options of the groups `optimizer` computes itself
     computed: ComputedOptions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,33 +77,15 @@ class _Trained:
         object.__setattr__(self, "computed", ComputedOptions(self.optimizer))
 
     def state_of_groups(self) -> dict[str, Any]:
-        """Return the state of :attr:`groups`, with the names of the computed options."""
+        """Return the state of `groups`, with the names of the computed options."""
         return {**self.groups.state(), COMPUTED: sorted(self.computed.names)}
 
 
 class TorchReplica(FrameworkReplica):
-    """This worker's copy of the state that all workers of the job share.
-
-    The first ``edl.Optimizer`` makes it, and :meth:`add` adds further ones. It consists of models,
-    optimizers, LR schedulers, gradient scalers and tracked objects. With several models, the names
-    of the tensors of each begin with its number: ``0.``, ``1.``.
-
-    Args:
-        model: the model of the first optimizer.
-        optimizer: the first optimizer.
-        last_step: the object with the outcome of that optimizer's last step; None: a new one.
-        averages_buffers: whether the result of a step has the models' buffers, too: with logical
-            workers they are set to their means.
-
-    Attributes:
-        framework: "torch".
-        arrays: the object that describes, allocates and broadcasts tensors.
-        misfits: the classes of the exceptions that :meth:`load` raises for a state of another
-            script.
-        size_of: a function that returns the bytes of a tensor or array; None for other values.
-    """
+    """This worker's copy of the state that all workers of the job share."""
 
     framework = "torch"
+    # the classes of the exceptions that `load` raises for a state of another script
     misfits = (*FrameworkReplica.misfits, RuntimeError)
 
     def __init__(
@@ -120,6 +97,7 @@ class TorchReplica(FrameworkReplica):
     ) -> None:
         super().__init__(type(optimizer).__name__)
         self._averages_buffers = averages_buffers
+        # the object that describes, allocates and broadcasts tensors
         self.arrays: TorchArrays = TorchArrays()
         self._scalers = Scalers()
         self._schedulers = Schedulers()
@@ -132,30 +110,18 @@ class TorchReplica(FrameworkReplica):
     def add(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
     ) -> None:
-        """Add an optimizer and the model that it trains to the state, after those added before.
-
-        Several optimizers may train parameters of one model.
-
-        Args:
-            model: the model whose parameters the optimizer updates.
-            optimizer: the further optimizer of the script.
-            last_step: the object with the outcome of the optimizer's last step.
-        """
+        """Add an optimizer and the model that it trains to the state, after those added before."""
         self._schedulers.add(optimizer)
         self._trained.append(_Trained(model, optimizer, last_step))
         self.rename([type(each.optimizer).__name__ for each in self._trained])
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-        """Return the model that ``optimizer`` trains; None if the state lacks the optimizer."""
+        """Return the model that `optimizer` trains; None if the state lacks the optimizer."""
         return next((one.model for one in self._trained if one.optimizer is optimizer), None)
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Check that all ``objects``, which are given by their names, can be tracked.
-
-        Raises:
-            UsageError: an object has no ``state_dict()`` and ``load_state_dict()``.
-        """
+        """Check that all `objects`, which are given by their names, can be tracked."""
         for name, thing in objects.items():
             if not isinstance(thing, Trackable):
                 raise UsageError(
@@ -164,43 +130,25 @@ class TorchReplica(FrameworkReplica):
                 )
 
     def objects_from_gradients(self) -> dict[str, Trackable]:
-        """Return, by name, the tracked objects whose state a script may compute from gradients.
-
-        These are all tracked objects but GradScalers and objects whose attribute ``edl_compared``
-        is False. A scaler learns of a missed step by the gradients of that step, and reading its
-        state would wait for the device.
-        """
+        """Return, by name, the tracked objects whose state a script may compute from gradients."""
+        # A scaler learns of a missed step by the gradients of that step, and reading its state
+        # would wait for the device.
         things = self.compared_things().items()
         return {n: thing for n, thing in things if not isinstance(thing, torch.amp.GradScaler)}
 
     def see_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        """Add the state of ``scaler``, which the script is about to use, to the shared state.
-
-        A scaler that is there already, from an earlier call or from ``edl.track``, is left alone.
-        """
+        """Add the state of `scaler`, which the script is about to use, to the shared state."""
         if not any(thing is scaler for thing in self.things().values()):
             self._scalers.see(scaler)
 
     def begin(self) -> None:
-        """Record the parameter groups and ``requires_grad`` flags at the start of the epoch loop.
-
-        What the loop changes in them is sent to newcomers from now on. A later call only records
-        the flags of new parameters.
-        """
+        """Record the parameter groups and `requires_grad` flags at the start of the epoch loop."""
         self._flags.begin(self._parameters())
         for each in self._trained:
             each.groups.begin()
 
     def state(self) -> dict[str, Any]:
-        """Return the shared state, without copies of the tensors.
-
-        Returns:
-            A dict with the keys ``model`` (parameters and buffers by name), ``non_persistent`` (the
-            names of the buffers that a script may lack), ``optimizers``,
-            ``requires_grad`` (flags that the loop has changed), ``extra`` (extra states of
-            modules), ``scalers``, ``schedulers``, ``skipped`` (for each optimizer, whether its last
-            update was skipped) and ``tracked``.
-        """
+        """Return the shared state, without copies of the tensors."""
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
             "non_persistent": sorted(self._non_persistent()),
@@ -217,19 +165,11 @@ class TorchReplica(FrameworkReplica):
         }
 
     def expect_state(self) -> None:
-        """Allocate the memory into which this newcomer will receive the job's state.
-
-        The tensors of the job are taken to have the sizes of this worker's own.
-        """
+        """Allocate the memory into which this newcomer will receive the job's state."""
         self.arrays.reserve(references(describe(self.state(), [], self.arrays.refer)))
 
     def compared(self) -> dict[str, Any]:
-        """Return the subset of the state that must be equal on all workers, in nested dicts.
-
-        It has the parameters of models and tracked modules, and the states of optimizers, scalers
-        and other tracked objects. It has no buffers, which may differ between workers, and no
-        tracked object whose attribute ``edl_compared`` is False.
-        """
+        """Return the subset of the state that must be equal on all workers, in nested dicts."""
         prefixes = self._prefixes()
         models = dict(zip(prefixes, self._models(), strict=True))
         compared = {
@@ -255,24 +195,19 @@ class TorchReplica(FrameworkReplica):
         }
 
     def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
-        """Return the parameters in ``state``, and all that is in the states of optimizers.
-
-        They are the objects in ``state`` themselves. Buffers are not among them.
-        """
+        """Return the parameters in `state`, and all that is in the states of optimizers."""
         equal = [state["model"][name] for name in self._parameters()]
         map_leaves(state["optimizers"], lambda value, _: equal.append(value))
         return equal
 
     def signature(self) -> dict[str, str]:
-        """Return the shape of each parameter and buffer as a text, by the tensor's name.
-
-        A newcomer must have the same shapes to take over the job's state. Buffers that are not
-        persistent are left out, since a forward pass may make or enlarge them. Any thread may call
-        this.
-        """
+        """Return the shape of each parameter and buffer as a text, by the tensor's name."""
+        # A newcomer must have the same shapes to take over the job's state. Buffers that are not
+        # persistent are left out, since a forward pass may make or enlarge them.
         tensors = without(self._model_tensors(), self._non_persistent())
         return {name: str(tuple(one.shape)) for name, one in tensors.items()}
 
+    # a function that returns the bytes of a tensor or array; None for other values
     size_of = staticmethod(size_of)
 
     def buffers(self) -> dict[str, Any]:
@@ -286,15 +221,7 @@ class TorchReplica(FrameworkReplica):
         }
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each byte range in ``parts``, to compare the workers' states.
-
-        Args:
-            parts: values of the state, each with the first byte of the range and the byte after its
-                end.
-
-        Returns:
-            The digests by the names of the values, without those of values that cannot be compared.
-        """
+        """Return a digest of each byte range in `parts`, to compare the workers' states."""
         return digests(parts)
 
     def _averages(self) -> list[torch.Tensor]:
@@ -308,35 +235,17 @@ class TorchReplica(FrameworkReplica):
         return [each.detach().cpu().double().numpy() for each in self._averages()]
 
     def set_averages(self, means: Sequence[Array]) -> None:
-        """Write ``means`` into what :meth:`averages` has read, in the same order."""
+        """Write `means` into what `averages` has read, in the same order."""
         with torch.no_grad():
             for tensor, mean in zip(self._averages(), map(torch.from_numpy, means), strict=True):
                 overwrite(tensor, mean if tensor.is_floating_point() else mean.round())
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates of all parameter groups, for comparing workers.
-
-        Returns:
-            The rates by texts for error messages, such as ``learning rate of parameter group 1``.
-        """
+        """Return the present learning rates of all parameter groups, for comparing workers."""
         return rates_of([each.optimizer for each in self._trained])
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Load the job's ``state`` into this script's objects, as much as ``receive`` says.
-
-        Args:
-            state: a state that :meth:`state` has returned on another worker, or from a checkpoint.
-                It is changed, and its tensors may be shared afterwards.
-            receive: how much to load. ``ALL``: everything. ``STEP``: only the result of a step that
-                this worker missed (tensors that it sets, and the optimizers' states without options
-                that the script sets). ``RESYNC``: everything but ``requires_grad`` flags, extra
-                states of modules, and tracked objects that are not compared.
-
-        Raises:
-            UsageError: the state is of another model, or has another number of optimizers or other
-                tracked objects.
-            ValueError, KeyError, RuntimeError: the state does not fit this script in another way.
-        """
+        """Load the job's `state` into this script's objects, as much as `receive` says."""
         mine, optional = self._model_tensors(), self._optional(state)
         if odd := sorted((mine.keys() ^ state["model"].keys()) - optional):
             raise UsageError(f"this worker's model differs from the job's in {', '.join(odd)}")
@@ -377,7 +286,7 @@ class TorchReplica(FrameworkReplica):
                 )
 
     def load_thing(self, thing: Trackable, state: Any) -> None:
-        """Load ``state``, which is of the present job, into the tracked object ``thing``."""
+        """Load `state`, which is of the present job, into the tracked object `thing`."""
         if isinstance(thing, LRScheduler):
             load_scheduler(thing, state)
         else:
@@ -395,15 +304,7 @@ class TorchReplica(FrameworkReplica):
 
     @staticmethod
     def _load_step(each: _Trained, theirs: dict[str, Any], exact: bool) -> Callable[[], None]:
-        """Load the result of a step that this worker missed into an optimizer.
-
-        It keeps its own groups, and the options that the script sets, such as learning rates: they
-        depend on how far the script is in its loop, and this worker's script and schedulers have
-        yet to make the sender's changes.
-
-        The entry of groups is removed from ``theirs``, and the result writes the same once more.
-        ``exact``: the tensors keep their dtypes and types of device.
-        """
+        """Load the result of a step that this worker missed into an optimizer."""
         groups, own = theirs.pop(GROUPS), each.optimizer
         if groups["now"] != each.groups.names:
             theirs["state"] = _renumbered(theirs["state"], groups["now"], each.groups.names)
@@ -414,13 +315,7 @@ class TorchReplica(FrameworkReplica):
 
     @staticmethod
     def _load_optimizer(each: _Trained, theirs: dict[str, Any], exact: bool) -> None:
-        """Load an optimizer's whole state from another worker, with its groups and options.
-
-        Args:
-            each: this worker's optimizer, with its model and groups.
-            theirs: the optimizer's state on the other worker; its entry of groups is removed.
-            exact: whether the tensors keep their dtypes and types of device.
-        """
+        """Load an optimizer's whole state from another worker, with its groups and options."""
         groups = theirs.pop(GROUPS, None)
         if groups is not None:
             options = [
@@ -431,13 +326,7 @@ class TorchReplica(FrameworkReplica):
         load_state(each.optimizer, theirs, exact)
 
     def durable(self) -> dict[str, Any]:
-        """Return what a checkpoint stores, without copies of the tensors.
-
-        Beside the state of :meth:`state`, it has the kind of the optimizers, and what a later
-        ``load_state_dict()`` needs: the names of the tensors in the models' ``state_dict()``, and
-        the values in it that are no parameters or buffers. It has nothing of extra states and LR
-        schedulers that a file cannot hold; a warning tells once of an extra state.
-        """
+        """Return what a checkpoint stores, without copies of the tensors."""
         names: dict[str, str] = {}
         besides: dict[str, Any] = {}
         for prefix, model in zip(self._prefixes(), self._models(), strict=True):
@@ -450,11 +339,7 @@ class TorchReplica(FrameworkReplica):
         return {**state, "state_dict": {"names": names, "besides": besides}}
 
     def _saved_extra(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those extra states that a checkpoint can hold; warn once of each other one.
-
-        Args:
-            states: the extra states of a model by the names of its modules.
-        """
+        """Return those extra states that a checkpoint can hold; warn once of each other one."""
         saved = {name: state for name, state in states.items() if can_save(state)}
         if unsaved := states.keys() - saved.keys() - self._unsaved:
             self._unsaved |= unsaved
@@ -466,26 +351,13 @@ class TorchReplica(FrameworkReplica):
         return saved
 
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return ``state`` with the bytes of each tensor copied into host memory.
-
-        The next call of this method or of :meth:`capture` overwrites the copied tensors, because
-        the host memory is used again.
-
-        Raises:
-            CheckpointError: a tensor is sparse or quantized, or has no data (a meta tensor).
-        """
+        """Return `state` with the bytes of each tensor copied into host memory."""
+        # The next call of this method or of `capture` overwrites the copied tensors, because the
+        # host memory is used again.
         return self._copier.copy(state)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return ``state``, from a checkpoint, with its arrays as tensors again.
-
-        The tensors share no memory with ``state``: :meth:`load` gives them to the optimizers, and
-        the host memory of a state of this process is used again by the next :meth:`copied`.
-
-        Raises:
-            CheckpointError: the names or shapes are not those of this script's models, or PyTorch
-                lacks the type of an array.
-        """
+        """Return `state`, from a checkpoint, with its arrays as tensors again."""
         loaded: dict[str, Any] = to_tensors(state, copy=True)
         named = [name for name in NAMED if name in loaded]
         loaded |= {name: with_plain_names(loaded[name]) for name in named}
@@ -497,10 +369,7 @@ class TorchReplica(FrameworkReplica):
         return loaded
 
     def _model_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters and buffers of all models, by name.
-
-        They include parameters that an optimizer trains and that are in no model.
-        """
+        """Return the parameters and buffers of all models, by name."""
         tensors: dict[str, torch.Tensor] = {}
         for prefix, model in zip(self._prefixes(), self._models(), strict=True):
             named = (*model.named_parameters(), *model.named_buffers())
@@ -510,15 +379,10 @@ class TorchReplica(FrameworkReplica):
         return tensors
 
     def _non_persistent(self) -> set[str]:
-        """Return the names of the buffers of all models that are not persistent."""
         models = zip(self._prefixes(), self._models(), strict=True)
         return {f"{prefix}{name}" for prefix, model in models for name in non_persistent(model)}
 
     def _optional(self, state: Mapping[str, Any]) -> set[str]:
-        """Return the names of the buffers that this script or ``state`` may lack.
-
-        They are not persistent here or there. A checkpoint of an earlier edl does not name its own.
-        """
         return self._non_persistent() | set(state.get("non_persistent", ()))
 
     def _parameters(self) -> dict[str, torch.Tensor]:
@@ -528,16 +392,6 @@ class TorchReplica(FrameworkReplica):
     def _set_by_a_step(
         self, tensors: Mapping[str, torch.Tensor], names: Iterable[str]
     ) -> list[str]:
-        """Return those of ``names`` whose tensors a step of the job sets.
-
-        These are what an optimizer updates, and with logical workers the buffers. The script
-        changes all others, in its forward pass or between two steps: an average of the weights, a
-        target network, without logical workers a buffer.
-
-        Args:
-            tensors: parameters and buffers by name.
-            names: some of their names.
-        """
         found: set[torch.Tensor] = set()
         for each in self._trained:
             found |= {one for _, one in optimizer_parameters(each.optimizer, each.model)}
@@ -548,40 +402,21 @@ class TorchReplica(FrameworkReplica):
     def _outside(
         self, each: _Trained, trained: Iterable[tuple[str, torch.nn.Parameter]]
     ) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters of one optimizer that belong to no model of the state, by name.
-
-        Args:
-            each: the optimizer and its model; the names begin with this model's prefix.
-            trained: the optimizer's parameters with their names, without the prefix.
-        """
+        """Return the parameters of one optimizer that belong to no model of the state, by name."""
         inside = {parameter for model in self._models() for parameter in model.parameters()}
         prefix = self._prefixes()[self._models().index(each.model)]
         return {f"{prefix}{name}": each for name, each in trained if each not in inside}
 
     def _models(self) -> list[torch.nn.Module]:
-        """Return the models in the order of their first optimizers, each model once."""
         return list(dict.fromkeys(each.model for each in self._trained))
 
     def _prefixes(self) -> list[str]:
-        """Return for each model the prefix of its tensors' names.
-
-        It is ``""`` if there is one model, else ``0.``, ``1.`` and so on.
-        """
         models = self._models()
         return [f"{number}." for number in range(len(models))] if len(models) > 1 else [""]
 
 
 def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, Any]:
-    """Return an optimizer's state with its parameters numbered as they are on this worker.
-
-    A parameter's number is its index among the parameters of all groups, from 0. A parameter that
-    this worker's optimizer does not have is left out.
-
-    Args:
-        state: the state of each parameter, by the parameter's number on the sender.
-        theirs: the names of the parameters in each group of the sender.
-        mine: the names of the parameters in each group of this worker.
-    """
+    """Return an optimizer's state with its parameters numbered as they are on this worker."""
     names = [name for group in theirs for name in group]
     numbers = {name: number for number, name in enumerate(n for group in mine for n in group)}
     return {
@@ -592,12 +427,7 @@ def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, 
 
 
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
-    """Return the present learning rates of ``optimizers``, by texts for error messages.
-
-    A text is ``learning rate``, followed by the index of the parameter group and of the optimizer
-    where there are several: ``learning rate of parameter group 1 of optimizer 0``. A group without
-    a learning rate is left out. The values by which ReduceLROnPlateau has chosen rates come last.
-    """
+    """Return the present learning rates of `optimizers`, by texts for error messages."""
     rates, values = {}, {}
     for number, optimizer in enumerate(optimizers):
         of = f" of optimizer {number}" if len(optimizers) > 1 else ""

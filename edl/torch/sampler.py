@@ -25,12 +25,9 @@ _of_ring: weakref.WeakSet[DistributedSampler[Any]] = weakref.WeakSet()
 
 
 def refuse_partial_samplers() -> None:
-    """Let PyTorch's DistributedSampler refuse the number of logical workers as that of processes.
-
-    A script that divides its evaluation by ``edl.size()`` would evaluate the samples of no process
-    for each logical worker above the number of processes. Call it once in a process; it replaces
-    the constructor.
-    """
+    """Let PyTorch's DistributedSampler refuse the number of logical workers as that of processes"""
+    # A script that divides its evaluation by `edl.size()` would evaluate the samples of no process
+    # for each logical worker above the number of processes.
     make = DistributedSampler.__init__
     signature = inspect.signature(make)
 
@@ -77,16 +74,7 @@ def divide_among_ring() -> None:
 
 
 def _lower_rank(asked: dict[str, Any], logical: int) -> None:
-    """Lower the rank of a sampler for all logical workers to the largest that PyTorch takes.
-
-    The rank that a newcomer expects may be the number of logical workers, where each of them has a
-    process already. The sampler gets another rank before it divides an evaluation; the job's order
-    of the training data depends on no rank.
-
-    Args:
-        asked: the arguments of the sampler by name; changed in place.
-        logical: the number of the job's logical workers.
-    """
+    """Lower the rank of a sampler for all logical workers to the largest that PyTorch takes."""
     rank = asked.get("rank")
     if rank is not None and asked.get("num_replicas") == logical:
         asked["rank"] = min(rank, logical - 1)

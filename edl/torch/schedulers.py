@@ -46,17 +46,9 @@ _intervals: weakref.WeakKeyDictionary[LRScheduler, StepInterval] = weakref.WeakK
 
 
 def watch_schedulers(skips: Callable[[], bool]) -> None:
-    """Keep a list of all LR schedulers that the script makes in this process from now on.
-
-    :func:`schedulers_of` searches this list. Call :func:`watch_schedulers` once. It replaces
-    ``LRScheduler.__new__``, because PyTorch has no hook for that, and not every scheduler calls the
-    constructor of the base class.
-
-    Args:
-        skips: returns whether an update of the model is still to come in a script that goes through
-            its loop several times for one update, as with logical workers. Then ``step()`` of a
-            scheduler does nothing, and so does ``update_parameters()`` of an ``AveragedModel``.
-    """
+    """Keep a list of all LR schedulers that the script makes in this process from now on."""
+    # It replaces `LRScheduler.__new__`, because PyTorch has no hook for that, and not every
+    # scheduler calls the constructor of the base class.
     _skip_if(AveragedModel, "update_parameters", skips)
 
     def new(kind: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
@@ -70,16 +62,7 @@ def watch_schedulers(skips: Callable[[], bool]) -> None:
 
 
 def _skip_if(kind: type, name: str, skips: Callable[[], bool]) -> None:
-    """Replace a method of a class by one that does nothing while ``skips()`` returns True.
-
-    The class is left as it is if it does not define the method itself, or if the method is replaced
-    already.
-
-    Args:
-        kind: the class.
-        name: the name of the method.
-        skips: a function without arguments that each call of the method asks first.
-    """
+    """Replace a method of a class by one that does nothing while `skips()` returns True."""
     method = vars(kind).get(name)
     if method is None or hasattr(method, "_edl_skips"):
         return
@@ -98,31 +81,19 @@ def _skip_if(kind: type, name: str, skips: Callable[[], bool]) -> None:
 
 
 class Schedulers:
-    """The LR schedulers of the optimizers given to :meth:`add`, in the order of their creation.
-
-    A scheduler inside of another one (of a SequentialLR) is sent with that one. A scheduler that
-    the script has deleted is left out, as a script may make one for each stage of its training.
-    """
+    """The LR schedulers of the optimizers given to `add`, in the order of their creation."""
 
     def __init__(self) -> None:
         self._optimizers: list[torch.optim.Optimizer] = []
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Include the schedulers of ``optimizer``, also those that the script makes later."""
+        """Include the schedulers of `optimizer`, also those that the script makes later."""
         self._optimizers.append(optimizer)
 
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
-        """Return a list with a dict for each scheduler, in the order of their creation.
-
-        A dict has ``kind``, the name of the class, ``state``, the scheduler's state,
-        ``steps_before``, see :func:`steps_before_samples`, and ``interval``, a list of the values
-        of :func:`interval_of`, which is empty if there is none. Values in the state that cannot be
-        sent, such as functions, are replaced by a marker.
-
-        Args:
-            but: schedulers to leave out, because they are tracked by name; other objects in it are
-                ignored.
-        """
+        """Return a list with a dict for each scheduler, in the order of their creation."""
+        # `but`: schedulers to leave out, because they are tracked by name; other objects in it are
+        # ignored.
         return [
             {
                 "kind": type(scheduler).__name__,
@@ -134,19 +105,9 @@ class Schedulers:
         ]
 
     def load(self, states: Sequence[dict[str, Any]], but: Collection[Any]) -> list[str]:
-        """Load states of the job's LR schedulers into this script's schedulers of the same classes.
-
-        If there are several of a class, the newest state goes into the newest scheduler, and so on.
-
-        Args:
-            states: what :meth:`states` has returned on another worker. An earlier edl, which has
-                written a checkpoint, gave no ``steps_before`` or no ``interval``.
-            but: schedulers to leave out, because they are tracked by name; other objects in it are
-                ignored.
-
-        Returns:
-            The class names of the states for which this script has no scheduler.
-        """
+        """Load states of a job's LR schedulers into this script's schedulers of the same classes"""
+        # `but`: schedulers to leave out, because they are tracked by name; other objects in it are
+        # ignored.
         mine, unfit = self._mine(but), []
         for theirs in reversed(states):  # the newest first: an earlier one may be of another stage
             fits = [one for one in mine if type(one).__name__ == theirs["kind"]]
@@ -160,15 +121,8 @@ class Schedulers:
         return unfit[::-1]
 
     def _mine(self, but: Collection[Any]) -> list[LRScheduler]:
-        """Return the schedulers of the optimizers, without those inside of other schedulers.
-
-        A scheduler of an optimizer that one of these wraps (SAM, Lookahead) is among them.
-
-        Objects are compared by identity, because an optimizer has no other equality.
-
-        Args:
-            but: schedulers to leave out, too; other objects in it are ignored.
-        """
+        """Return the schedulers of the optimizers, without those inside of other schedulers."""
+        # Objects are compared by identity, because an optimizer has no other equality.
         optimizers = {id(one) for each in self._optimizers for one in with_inner_optimizers(each)}
         others = {id(each) for each in but}
         found = [one for one in _alive() if id(getattr(one, "optimizer", None)) in optimizers]
@@ -177,31 +131,18 @@ class Schedulers:
 
 
 def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
-    """Return the LR schedulers that the script has made for ``optimizer`` and not deleted.
-
-    They are in the order of their creation, with those inside of other schedulers, and those of an
-    optimizer that ``optimizer`` wraps.
-    """
+    """Return the LR schedulers that the script has made for `optimizer` and not deleted."""
     optimizers = {id(one) for one in with_inner_optimizers(optimizer)}
     return [one for one in _alive() if id(getattr(one, "optimizer", None)) in optimizers]
 
 
 def step_values(optimizer: torch.optim.Optimizer) -> list[float]:
-    """Return the values by which ReduceLROnPlateau schedulers of ``optimizer`` decided last."""
+    """Return the values by which ReduceLROnPlateau schedulers of `optimizer` decided last."""
     return [_step_values[one] for one in schedulers_of(optimizer) if one in _step_values]
 
 
 def warn_of_counted_steps(epochs: int) -> None:
-    """Log a warning for each OneCycleLR scheduler of the script that counts steps and not epochs.
-
-    PyTorch's OneCycleLR fails after its number of steps, and a job makes more steps when workers
-    leave. Each scheduler is named in one warning at most, be it this or
-    :func:`warn_of_a_changed_batch`. Schedulers given to :func:`counts_samples` are left out.
-
-    Args:
-        epochs: how many epochs the job trains. A scheduler with a larger ``total_steps`` counts
-            steps.
-    """
+    """Log a warning for each OneCycleLR scheduler of the script that counts steps and not epochs"""
     for scheduler in _alive():
         if not isinstance(scheduler, OneCycleLR) or scheduler.total_steps <= epochs:
             continue
@@ -220,37 +161,22 @@ def warn_of_counted_steps(epochs: int) -> None:
 def counts_samples(
     scheduler: LRScheduler, steps_before: int = 0, interval: StepInterval | None = None
 ) -> None:
-    """Exempt ``scheduler`` from the warnings of this module, because it counts samples.
-
-    Args:
-        scheduler: the scheduler.
-        steps_before: what :func:`steps_before_samples` is to return for it.
-        interval: what :func:`interval_of` is to return for it.
-    """
+    """Exempt `scheduler` from the warnings of this module, because it counts samples."""
     _counting_samples[scheduler] = steps_before
     if interval is not None:
         _intervals[scheduler] = interval
 
 
 def counts_steps(scheduler: LRScheduler) -> None:
-    """Take back :func:`counts_samples` for ``scheduler``."""
+    """Take back `counts_samples` for `scheduler`."""
     del _counting_samples[scheduler]
     _intervals.pop(scheduler, None)
 
 
 def go_on(scheduler: LRScheduler, steps_before: int, interval: Sequence[Any] | None) -> None:
-    """Let a scheduler that counts samples go on with those of the job, whose state it has loaded.
-
-    The job may have been resumed with another global batch, and so with another interval. If the
-    rates come from a function of the script, that function and the interval of the script belong
-    together: the steps that the job has made are converted. Otherwise the number of steps for which
-    the schedule is made is in the loaded state, and the interval of the job belongs to it.
-
-    Args:
-        scheduler: the scheduler.
-        steps_before: what :func:`steps_before_samples` has returned for it in the job.
-        interval: the values of :func:`interval_of` in the job; empty or None: it is not known.
-    """
+    """Let a scheduler that counts samples go on with those of the job, whose state it has loaded"""
+    # Otherwise the number of steps for which the schedule is made is in the loaded state, and the
+    # interval of the job belongs to it.
     mine, theirs = interval_of(scheduler), StepInterval(*interval) if interval else None
     if mine is not None and theirs is not None:
         if has_own_function(scheduler):
@@ -261,40 +187,22 @@ def go_on(scheduler: LRScheduler, steps_before: int, interval: Sequence[Any] | N
 
 
 def interval_of(scheduler: LRScheduler) -> StepInterval | None:
-    """Return after how many samples ``scheduler`` makes a step; None if it has no such number."""
+    """Return after how many samples `scheduler` makes a step; None if it has no such number."""
     return _intervals.get(scheduler)
 
 
 def has_own_function(scheduler: LRScheduler) -> bool:
-    """Return whether the rates come from a function of the script that is not in the state.
-
-    That is a LambdaLR, unless its function is an object with attributes, which the state has. With
-    such a function the learning rate is known for each step, whatever came before it.
-    """
+    """Return whether the rates come from a function of the script that is not in the state."""
     return isinstance(scheduler, LambdaLR) and not any(scheduler.state_dict()["lr_lambdas"])
 
 
 def steps_before_samples(scheduler: LRScheduler) -> int:
-    """Return how many steps ``scheduler`` had made before the job's first sample.
-
-    It is 0 for a scheduler that does not count samples. It is part of the job's state: a script may
-    have loaded another state, with another number of steps, before it joined or was resumed.
-    """
+    """Return how many steps `scheduler` had made before the job's first sample."""
     return _counting_samples.get(scheduler, 0)
 
 
 def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
-    """Log a warning for each LR scheduler that counts steps, after the global batch has changed.
-
-    Each scheduler is named in one warning at most, be it this or :func:`warn_of_counted_steps`.
-    ReduceLROnPlateau and schedulers given to :func:`counts_samples` are left out.
-
-    Args:
-        before: the size of the global batch before the change, in samples.
-        now: the size of the global batch after the change, in samples.
-        epochs: how many epochs the job has begun. A scheduler that has made more steps than that
-            counts steps and not epochs.
-    """
+    """Log a warning for each LR scheduler that counts steps, after the global batch has changed."""
     alive = _alive()
     parts = {id(part) for one in alive for part in getattr(one, "_schedulers", ())}
     for scheduler in alive:
@@ -315,60 +223,36 @@ def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
 
 
 def step_count(scheduler: LRScheduler) -> int:
-    """Return how many steps ``scheduler`` has made, by its ``last_epoch``.
-
-    For a ChainedScheduler they are those of the first scheduler in it.
-    """
+    """Return how many steps `scheduler` has made, by its `last_epoch`."""
     while isinstance(scheduler, ChainedScheduler):
         scheduler = scheduler._schedulers[0]
     return int(scheduler.last_epoch)
 
 
 def _alive() -> list[LRScheduler]:
-    """Return all LR schedulers of this process that still exist, in the order of their creation."""
     _made[:] = [ref for ref in _made if ref() is not None]
     return [one for ref in _made if (one := ref()) is not None]
 
 
 def _portable(state: dict[str, Any]) -> Any:
-    """Return a scheduler's ``state`` in a form that can be sent to other workers.
-
-    Numbers, texts, arrays and tensors are kept. A marker takes the place of any other value, such
-    as a function or an object.
-    """
     values = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
     return map_leaves(state, lambda leaf, _: leaf if isinstance(leaf, values) else STAYS)
 
 
 def savable(states: list[dict[str, Any]]) -> Any:
-    """Return ``states``, from :meth:`Schedulers.states`, in a form that a checkpoint can hold.
-
-    A marker takes the place of each value that no file can hold, such as a structured array.
-    """
+    """Return `states`, from `states`, in a form that a checkpoint can hold."""
     return map_leaves(states, lambda leaf, _: leaf if can_save(leaf) else STAYS)
 
 
 def load_scheduler(scheduler: LRScheduler, state: Any) -> None:
-    """Load ``state``, of a scheduler of the same class in the job, into ``scheduler``.
-
-    Values for which ``state`` has a marker, because they could not be sent, stay as they are here.
-    """
+    """Load `state`, of a scheduler of the same class in the job, into `scheduler`."""
+    # Values for which `state` has a marker, because they could not be sent, stay as they are here.
     scheduler.load_state_dict(_overlaid(scheduler.state_dict(), state))
     _step_values.pop(scheduler, None)  # a newcomer's warm-up had another model
 
 
 def _overlaid(mine: Any, theirs: Any) -> Any:
-    """Return ``theirs``, with values of ``mine`` in the place of markers for values not sent.
-
-    Lists of different lengths are not mixed: the result is that of ``theirs``, or that of ``mine``
-    if ``theirs`` has a marker. An entry of a dict that has a marker, and that ``mine`` lacks, is
-    left out. A plain dict gets the kind of the one in ``mine``: in checkpoints of an earlier edl,
-    a Counter (MultiStepLR has one) is a plain dict.
-
-    Args:
-        mine: the state of this worker's scheduler, in nested dicts and lists.
-        theirs: the state from another worker, in the same form.
-    """
+    """Return `theirs`, with values of `mine` in the place of markers for values not sent."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         values = {
             name: _overlaid(mine.get(name), value)
@@ -383,7 +267,7 @@ def _overlaid(mine: Any, theirs: Any) -> Any:
 
 
 def _has_marker(state: Any) -> bool:
-    """Return whether ``state`` is the marker of a value that was not sent, or has one inside."""
+    """Return whether `state` is the marker of a value that was not sent, or has one inside."""
     if isinstance(state, dict):
         return any(map(_has_marker, state.values()))
     if isinstance(state, list | tuple):

@@ -30,37 +30,22 @@ _aside = np.random.MT19937()  # NumPy's generator while a batch is loaded in the
 
 
 class Items(list[Any]):
-    """A list of the indices of a batch's samples, with the seeds to load them with.
+    """A list of the indices of a batch's samples, with the seeds to load them with."""
 
-    :meth:`of` makes one; a list made by the constructor has no seeds.
-
-    Attributes:
-        epoch_seed: the seed of the epoch; -1: the samples are loaded without seeds.
-        keys: the position of each sample in the epoch; with ``epoch_seed`` it seeds the sample.
-    """
-
-    epoch_seed = -1
+    epoch_seed = -1  # the seed of the epoch; -1: the samples are loaded without seeds
+    # the position of each sample in the epoch; with `epoch_seed` it seeds the sample
     keys: Sequence[int] = ()
 
     @classmethod
     def of(cls, items: list[Any], epoch_seed: int, keys: Sequence[int]) -> Items:
-        """Return a list of indices with seeds.
-
-        Args:
-            items: the indices of the samples of a batch, or the samples themselves, for a stream.
-            epoch_seed: the seed of the epoch, at least 0.
-            keys: the position of each sample in the epoch.
-        """
+        """Return a list of indices with seeds."""
         made = cls(items)
         made.epoch_seed, made.keys = epoch_seed, keys
         return made
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and PyTorch with ``seed``.
-
-    Those of PyTorch are that of the CPU, and in a process that uses GPUs those of the GPUs.
-    """
+    """Seed the global generators of Python, NumPy and PyTorch with `seed`."""
     seed_python(seed)
     for generator in _generators():
         generator.manual_seed(seed)
@@ -68,10 +53,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def generators_aside() -> Iterator[None]:
-    """Save the random generators at the start of the ``with`` block, and restore them at its end.
-
-    These are the generators that :func:`seed_all` seeds.
-    """
+    """Save the random generators at the start of the `with` block, and restore them at its end."""
     python, numpy_ = random.getstate(), _global.get_bit_generator()
     before = [(generator, generator.get_state()) for generator in _generators()]
     _global.set_bit_generator(_aside)
@@ -93,20 +75,19 @@ def seed_torch(seed: int | None) -> None:
 
 
 def read_seeded(dataset: Any, index: int, seed: int) -> Any:
-    """Return the sample of ``index``, read with generators that ``seed`` has seeded."""
+    """Return the sample of `index`, read with generators that `seed` has seeded."""
     with generators_aside():
         seed_all(seed)
         return dataset[index]
 
 
 def _generators() -> tuple[torch.Generator, ...]:
-    """Return PyTorch's global generators: of the CPU, and of each GPU if this process uses GPUs."""
     uses_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return (torch.default_generator, *(torch.cuda.default_generators if uses_gpus else ()))
 
 
 class TorchGenerators:
-    """PyTorch's global generators, as :class:`edl.framework.random_numbers.Generators`."""
+    """PyTorch's global generators, as `Generators`."""
 
     def read(self) -> int:
         """Return the seed of the CPU's."""
@@ -121,7 +102,7 @@ class TorchGenerators:
         return [generator.get_state() for generator in _generators()]
 
     def restore(self, saved: list[torch.Tensor]) -> None:
-        """Set their states; a GPU that has started since :meth:`save` goes on as it is."""
+        """Set their states; a GPU that has started since `save` goes on as it is."""
         for generator, state in zip(_generators(), saved, strict=False):
             generator.set_state(state)
 
@@ -132,12 +113,7 @@ class TorchGenerators:
 
 
 def draws_nothing(dataset: Any) -> bool:
-    """Return whether it is certain that ``dataset`` draws no random numbers when a sample is read.
-
-    That holds for tensors, arrays, lists, tuples, ranges and TensorDatasets, and subsets and
-    concatenations of these. False for all others, derived classes too: they may draw random
-    numbers.
-    """
+    """Return whether it is certain that `dataset` draws no random numbers when a sample is read."""
     if isinstance(dataset, torch.utils.data.Subset):
         return draws_nothing(dataset.dataset)
     if isinstance(dataset, torch.utils.data.ConcatDataset):
@@ -146,11 +122,7 @@ def draws_nothing(dataset: Any) -> bool:
 
 
 def reads_batches(dataset: Any) -> bool:
-    """Return whether ``dataset`` reads all samples of a batch at once, by its ``__getitems__``.
-
-    A ``Subset``, as ``random_split`` makes it, has that method for the data set that it is a part
-    of: then the result is that of the other data set.
-    """
+    """Return whether `dataset` reads all samples of a batch at once, by its `__getitems__`."""
     subset = torch.utils.data.Subset
     if isinstance(dataset, subset) and type(dataset).__getitems__ is subset.__getitems__:
         return reads_batches(dataset.dataset)
@@ -158,17 +130,10 @@ def reads_batches(dataset: Any) -> bool:
 
 
 class Seeded(torch.utils.data.Dataset[Any]):
-    """A data set that seeds the random generators before it reads a sample of another data set.
+    """A data set that seeds the random generators before it reads a sample of another data set."""
 
-    If the other data set reads all samples of a batch at once (:func:`reads_batches`), the
-    generators are seeded once, for the first sample of the batch. If it draws no random numbers
-    (:func:`draws_nothing`), they are not seeded. Any other attribute is that of the other data set.
-
-    Args:
-        dataset: the data set whose samples are read.
-        in_thread: whether batches are loaded in the training thread, whose own random numbers must
-            not change.
-    """
+    # `in_thread`: whether batches are loaded in the training thread, whose own random numbers must
+    # not change.
 
     def __init__(self, dataset: Any, in_thread: bool) -> None:
         vars(self).update(dataset=dataset, in_thread=in_thread)
@@ -185,16 +150,8 @@ class Seeded(torch.utils.data.Dataset[Any]):
         return self.dataset[item]
 
     def __getitems__(self, items: list[Any]) -> list[Any]:
-        """Return the samples of a batch, with the generators seeded before each is read.
-
-        If the data set reads all samples of a batch at once, they are seeded once; if it draws no
-        random numbers, not at all. The seed of the batch is kept for the collate function of this
-        process (:class:`_LastSeed`).
-
-        Args:
-            items: the indices of the samples; if it is an :class:`Items` with seeds, these are
-                used, otherwise no generator is seeded.
-        """
+        # `items`: the indices of the samples; if it is an `Items` with seeds, these are used,
+        # otherwise no generator is seeded.
         if not isinstance(items, Items) or items.epoch_seed < 0:
             return self._read(items)
         if not self.in_thread:
@@ -223,37 +180,21 @@ class Seeded(torch.utils.data.Dataset[Any]):
 
 
 class _LastSeed:
-    """A holder of the seed of the batch that this process has read last, for its collate function.
+    """A holder of the seed of the batch that this process read last, for its collate function"""
 
-    It is used as a class, without objects.
-
-    Attributes:
-        batch: the seed; 0 before the first batch.
-    """
-
-    batch = 0
+    batch = 0  # the seed; 0 before the first batch
 
 
 class SeededCollate:
-    """A wrapper of a collate function that seeds the random generators before each batch.
+    """A wrapper of a collate function that seeds the random generators before each batch."""
 
-    Collate functions may draw random numbers, for mixup or MLM masks.
-
-    Args:
-        collate: the collate function to call.
-        in_thread: whether batches are loaded in the training thread, whose own random numbers must
-            not change.
-    """
+    # `in_thread`: whether batches are loaded in the training thread, whose own random numbers must
+    # not change.
 
     def __init__(self, collate: Callable[[list[Any]], Any], in_thread: bool) -> None:
         self._collate, self._in_thread = collate, in_thread
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Seed the generators, and return the batch that the collate function makes of ``samples``.
-
-        The seed is that of the batch that this process has read last. In the training thread the
-        generators are restored afterwards.
-        """
         if not self._in_thread:
             seed_all(_LastSeed.batch)
             return self._collate(samples)

@@ -21,18 +21,15 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def send_small_tensors_by_value() -> None:
-    """Let this process send tensors of up to :data:`MOST_BYTES` by value through its queues.
-
-    It is for a loader process, which sends nothing but batches. The receiver gets a tensor of the
-    same bits, shape, strides and type, in memory of its own: it shares none with the sender, nor
-    with another tensor of the batch, as it would with PyTorch alone. Larger tensors, and others
-    than contiguous dense ones of the CPU without a gradient, are sent as before.
-    """
+    """Let this process send tensors of up to `MOST_BYTES` by value through its queues."""
+    # The receiver gets a tensor of the same bits, shape, strides and type, in memory of its own: it
+    # shares none with the sender, nor with another tensor of the batch, as it would with PyTorch
+    # alone.
     ForkingPickler.register(torch.Tensor, _reduced)
 
 
 def _reduced(tensor: torch.Tensor) -> Reduced:
-    """Return a function and its arguments that make ``tensor`` again in the receiving process."""
+    """Return a function and its arguments that make `tensor` again in the receiving process."""
     if not (_is_plain(tensor) and 0 < tensor.nbytes <= MOST_BYTES):
         reduced: Reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
         return reduced
@@ -52,18 +49,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _rebuilt(
     data: bytes, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return a new tensor of a type, a shape and strides, whose memory has the bytes ``data``.
-
-    The memory is PyTorch's own, which is aligned as that of any other tensor. The bits of a product
-    of matrices may depend on that, and those of a convolution on the strides of dimensions of one
-    element, though the tensor is contiguous with any.
-    """
     tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
     _memory(tensor)[:] = np.frombuffer(data, np.uint8)
     return tensor
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bytes of a contiguous tensor as an array in the same memory, of shape ``(n,)``."""
     found: np.ndarray[Any, np.dtype[np.uint8]] = tensor.reshape(-1).view(torch.uint8).numpy()
     return found

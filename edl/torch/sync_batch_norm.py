@@ -45,28 +45,13 @@ Exchange = Callable[[bytes], list[bytes]]
 
 
 def synchronise_batch_norm(exchange_of_step: Callable[[], Exchange | None]) -> None:
-    """Make PyTorch's and Horovod's ``SyncBatchNorm`` exchange statistics by the job's ring.
-
-    Call it once in a process; it replaces their forward passes. Until ``edl.init()`` the layers
-    still do what they did before.
-
-    Args:
-        exchange_of_step: a function that returns, inside of a step with other workers, a function
-            to send bytes to all workers and get those of all in rank order; else None, for local
-            statistics.
-    """
+    """Make PyTorch's and Horovod's `SyncBatchNorm` exchange statistics by the job's ring."""
     for kind in (torch.nn.SyncBatchNorm, hvd.SyncBatchNorm):
         _synchronise(kind, exchange_of_step)
 
 
 def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> None:
-    """Replace the forward pass of a layer class by one that uses the job's ring.
-
-    Args:
-        kind: the class of batch norm layers whose ``forward`` is replaced.
-        exchange_of_step: a function that returns the function to exchange bytes with all workers,
-            or None for local statistics (:func:`synchronise_batch_norm`).
-    """
+    """Replace the forward pass of a layer class by one that uses the job's ring."""
     alone = kind.forward
 
     def forward(self: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -88,18 +73,7 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
 
 
 def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange | None, int]:
-    """Return the function that exchanges statistics between workers, and this batch's weight.
-
-    Args:
-        exchange_of_step: a function that returns the function to exchange bytes with all workers,
-            or None for local statistics (:func:`synchronise_batch_norm`).
-
-    Returns:
-        A function that sends bytes to all workers and returns those of all in rank order, None for
-        local statistics; and the weight of this worker's batch: its samples, 0 for padding and for
-        local statistics. In a script with an elastic state all weights are 1, as Horovod's
-        optimizer averages.
-    """
+    """Return the function that exchanges statistics between workers, and this batch's weight."""
     worker = current_worker()
     if (exchange := exchange_of_step()) is not None:
         return exchange, worker.steps.batch_weight
@@ -109,14 +83,7 @@ def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange
 
 
 def _track(layer: Any, moments: Moments) -> None:
-    """Update the running mean and variance of a layer, as PyTorch's own layers do.
-
-    A batch that is padding on all workers changes nothing.
-
-    Args:
-        layer: the batch norm layer, with PyTorch's attributes for the running statistics.
-        moments: the moments of the batches of all workers.
-    """
+    """Update the running mean and variance of a layer, as PyTorch's own layers do."""
     if not layer.track_running_stats or moments.elements == 0:
         return
     layer.num_batches_tracked.add_(1)
@@ -130,10 +97,7 @@ def _track(layer: Any, moments: Moments) -> None:
 
 
 class _Normalise(torch.autograd.Function):
-    """The autograd function that normalises a batch by the mean and variance over all workers.
-
-    The module's docstring has the formula of the backward pass.
-    """
+    """The autograd function that normalises a batch by the mean and variance over all workers."""
 
     @staticmethod
     def forward(
@@ -145,28 +109,7 @@ class _Normalise(torch.autograd.Function):
         weight: int,
         exchange: Exchange,
     ) -> tuple[torch.Tensor, Moments]:
-        """Normalise ``inputs`` over the samples of all workers, then scale and shift them.
-
-        All workers call it at the same point; it exchanges the moments of their batches.
-
-        Args:
-            ctx: autograd's context.
-            inputs: the batch of this worker, with channels in its second dimension.
-            gamma: the scale of each channel; None: 1.
-            beta: the shift of each channel; None: 0.
-            eps: a small number that is added to the variance.
-            weight: how many samples of the batch count; 0 for padding, whose elements then do not
-                enter the moments.
-            exchange: a function that sends bytes to all workers and returns the bytes of all in
-                rank order.
-
-        Returns:
-            The outputs in the dtype of ``inputs``, and the moments (count, mean, squares) of all
-            workers' batches together.
-
-        Raises:
-            ValueError: each channel has only one element in the batches of all workers together.
-        """
+        """Normalise `inputs` over the samples of all workers, then scale and shift them."""
         x = inputs.to(_wide(inputs.dtype))
         own = _moments(x, weight)
         moments = combined([Moments.decode(each) for each in exchange(own.encode())])
@@ -189,19 +132,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _moments_gradient: Any) -> tuple[Any, ...]:
-        """Return the derivatives of the loss by the six arguments of :meth:`forward` after ``ctx``.
-
-        All workers exchange sums of their gradients; the module's docstring has the formula.
-
-        Args:
-            ctx: autograd's context.
-            gradient: the derivative of the loss by the outputs.
-            _moments_gradient: not used; the moments have no gradient.
-
-        Returns:
-            The derivatives by inputs, gamma and beta, each None if it is not needed; then three
-            None.
-        """
+        """Return the derivatives of the loss by the six arguments of `forward` after `ctx`."""
         normal, gamma, beta, scale = ctx.saved_tensors
         g = gradient.to(normal.dtype)
         others = [axis for axis in range(g.dim()) if axis != 1]
@@ -226,13 +157,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _moments(x: torch.Tensor, weight: int) -> Moments:
-    """Return the moments of a batch for each channel: count, mean, sum of squared deviations.
-
-    Args:
-        x: the batch, with channels in its second dimension.
-        weight: how many samples of the batch count; if 0 (padding), all moments are 0. Any other
-            number does not change the result.
-    """
+    """Return the moments of a batch for each channel: count, mean, sum of squared deviations."""
     channels = x.shape[1]
     if weight == 0 or x.numel() == 0:
         return Moments(0.0, np.zeros(channels), np.zeros(channels))
@@ -248,8 +173,4 @@ def _array(values: torch.Tensor) -> Channels:
 
 
 def _wide(kind: torch.dtype) -> torch.dtype:
-    """Return the dtype in which inputs of the dtype ``kind`` are normalised, as PyTorch does.
-
-    It is float32 for float16 and bfloat16, else ``kind`` itself.
-    """
     return torch.float32 if kind in (torch.float16, torch.bfloat16) else kind

@@ -29,21 +29,12 @@ _TYPES = {
 
 
 class TensorRows(torch.utils.data.Dataset[Any]):
-    """A data set for PyTorch's loader that reads the samples of another one a batch at once.
-
-    The loader gets :func:`as_read` as its collate function. If a batch cannot be read at once, for
-    unusual indices, tensors or settings of PyTorch, it is made by PyTorch's default collate
-    function.
-
-    Args:
-        dataset: a data set for which :func:`is_of_tensors` is True.
-    """
+    """A data set for PyTorch's loader that reads the samples of another one a batch at once."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     def __getitems__(self, items: list[int]) -> Any:
-        """Return the batch of the samples ``items``: for each tensor its rows, in a new tensor."""
         dataset: Any = self._dataset
         rows: Sequence[Any] = items
         if isinstance(dataset, Subset):
@@ -56,42 +47,27 @@ class TensorRows(torch.utils.data.Dataset[Any]):
 
 
 def is_of_tensors(dataset: Any) -> bool:
-    """Return whether ``dataset`` is a TensorDataset, or a Subset of one (``random_split``).
-
-    False for derived classes, which may do more to a sample.
-    """
+    """Return whether `dataset` is a TensorDataset, or a Subset of one (`random_split`)."""
     if type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset) is TensorDataset
 
 
 def as_read(batch: Any) -> Any:
-    """Return ``batch``: the collate function of a loader whose data set reads whole batches."""
+    """Return `batch`: the collate function of a loader whose data set reads whole batches."""
     return batch
 
 
 def _is_stacked() -> bool:
-    """Return whether PyTorch's default collate function still stacks the samples' tensors.
-
-    From samples that are tuples of tensors it makes a list: the first tensors of all samples
-    stacked, then the second ones, and so on. False if the script has registered a function of its
-    own for tensors or tuples (``default_collate_fn_map``).
-    """
     own = default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn
     return not own and not any(issubclass(tuple, kind) for kind in default_collate_fn_map)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether ``index_select`` gives rows of ``tensor`` as PyTorch's loader stacks them.
-
-    Their strides are others if the tensor is not contiguous, and some types have no
-    ``index_select``.
-    """
     dense = tensor.layout == torch.strided and not tensor.is_nested and tensor.dtype in _TYPES
     return type(tensor) is torch.Tensor and dense and tensor.is_contiguous()
 
 
 def _are_rows(rows: Sequence[Any], total: int) -> bool:
-    """Return whether all of ``rows`` are whole numbers from 0 to ``total - 1``."""
     whole = all(type(row) is int or isinstance(row, np.integer) for row in rows)
     return whole and 0 <= min(rows) <= max(rows) < total

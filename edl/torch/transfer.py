@@ -19,25 +19,13 @@ COLLECTIVE_BYTES = 2**22  # what a worker receives and does not keep stays in th
 
 
 class TorchArrays:
-    """The PyTorch part of sending a state: describe, allocate and broadcast its tensors.
-
-    It implements :class:`edl.framework.state.Arrays`.
-    """
+    """The PyTorch part of sending a state: describe, allocate and broadcast its tensors."""
 
     def __init__(self) -> None:
         self._reserved: dict[int, list[torch.Tensor]] = {}  # buffers in CPU memory, by their size
 
     def reserve(self, sent: list[Reference]) -> None:
-        """Allocate the memory into which the next :meth:`broadcast` receives a state to be kept.
-
-        The first write to new memory takes longer than a transfer through shared memory, and while
-        a newcomer receives the state, all workers wait. If the broadcast brings tensors of other
-        sizes, it allocates memory for them, and what was reserved is freed. Nothing is reserved for
-        tensors on other devices than the CPU.
-
-        Args:
-            sent: references to tensors of the expected sizes, in the order in which they are sent.
-        """
+        """Allocate the memory into which the next `broadcast` receives a state to be kept."""
         self._reserved.clear()
         for piece in transfers(sent):
             if piece[0].device == "cpu":
@@ -46,16 +34,7 @@ class TorchArrays:
                 self._reserved.setdefault(size, []).append(flat)
 
     def refer(self, value: Any, index: int) -> tuple[torch.Tensor, Reference] | None:
-        """Return the tensor to send for ``value``, and its placeholder in the sent state.
-
-        Args:
-            value: any value in the state.
-            index: the number of the tensor in the state, by which the receiver finds it.
-
-        Returns:
-            The tensor; and the reference, with its index, shape, dtype, size and type of device.
-            None if ``value`` is no tensor.
-        """
+        """Return the tensor to send for `value`, and its placeholder in the sent state."""
         if not isinstance(value, torch.Tensor):
             return None
         tensor = value.detach()
@@ -64,11 +43,7 @@ class TorchArrays:
         return tensor, Reference(index, tuple(tensor.shape), dtype, size, tensor.device.type)
 
     def empty(self, reference: Reference) -> torch.Tensor:
-        """Return a tensor without elements, of the shape, dtype and device type in ``reference``.
-
-        Tensors without elements are not broadcast; the receiver makes them by this call. For
-        ``cuda`` the tensor is on the current device.
-        """
+        """Return a tensor without elements, of the shape, dtype and device type in `reference`."""
         dtype, device = getattr(torch, reference.dtype), _own_device(reference.device)
         return torch.empty(reference.shape, dtype=dtype, device=device)
 
@@ -79,28 +54,9 @@ class TorchArrays:
         root: int,
         keep: bool,
     ) -> dict[int, torch.Tensor]:
-        """Broadcast the tensors of a state from rank ``root``; all workers call it.
-
-        The call returns when all broadcasts are complete; all of them are started at once. A large
-        tensor is sent as it is, without a copy on either side, in broadcasts of at most
-        ``COLLECTIVE_BYTES``; several small ones are put into one buffer. A worker that does not
-        keep the tensors receives all broadcasts in one scratch buffer for each type of device,
-        because touching new memory would cost it more than the transfer.
-
-        Args:
-            sent: references to all tensors of the state.
-            arrays: on the sender, the tensors, which references find by index; None on the others.
-            root: the rank of the sender.
-            keep: whether this worker keeps what it receives; False on the sender, and if it has the
-                state already.
-
-        Returns:
-            The received tensors by index, without those that have no elements; empty unless
-            ``keep``.
-
-        Raises:
-            CollectiveFailed: the ring is broken.
-        """
+        """Broadcast the tensors of a state from rank `root`; all workers call it."""
+        # A worker that does not keep the tensors receives all broadcasts in one scratch buffer for
+        # each type of device, because touching new memory would cost it more than the transfer.
         parts_sent = list(transfers(sent))
         buffers: list[torch.Tensor] = []
         handles: list[int] = []
@@ -141,14 +97,7 @@ class TorchArrays:
         return received
 
     def _kept_buffer(self, size: int, kind: str) -> torch.Tensor:
-        """Return a flat uint8 tensor of any content, into which a part of a state is received.
-
-        It is one that :meth:`reserve` has allocated, if one of exactly this size is left.
-
-        Args:
-            size: the number of bytes.
-            kind: the type of the device, such as "cpu" or "cuda".
-        """
+        """Return a flat uint8 tensor of any content, into which a part of a state is received."""
         if kind == "cpu" and self._reserved.get(size):
             return self._reserved[size].pop()
         return _new_buffer(size, kind)
@@ -158,22 +107,7 @@ exchange = functools.partial(state.exchange_state, TorchArrays())
 
 
 def _start_broadcasts(flat: torch.Tensor, size: int, root: int, name: str) -> list[int]:
-    """Start the broadcasts of one flat buffer, of at most ``COLLECTIVE_BYTES`` each.
-
-    Args:
-        flat: a flat uint8 tensor: on the sender the bytes to send, on the others the memory that
-            receives them. If it is shorter than ``size``, as a scratch buffer of
-            ``COLLECTIVE_BYTES`` is, each broadcast overwrites what the one before has brought.
-        size: the number of bytes that the sender sends, the same on all workers.
-        root: the rank of the sender.
-        name: the beginning of the names of these collectives, the same on all workers.
-
-    Returns:
-        A handle of each broadcast, for :func:`edl.torch.collectives.finish`.
-
-    Raises:
-        CollectiveFailed: the ring is broken.
-    """
+    """Start the broadcasts of one flat buffer, of at most `COLLECTIVE_BYTES` each."""
     handles = []
     for start in range(0, size, COLLECTIVE_BYTES):
         begin = start if size <= len(flat) else 0
@@ -183,7 +117,6 @@ def _start_broadcasts(flat: torch.Tensor, size: int, root: int, name: str) -> li
 
 
 def _new_buffer(size: int, kind: str) -> torch.Tensor:
-    """Return a flat uint8 tensor of any content, of ``size`` bytes on a device of that type."""
     return torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
 
 

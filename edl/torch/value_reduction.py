@@ -12,21 +12,7 @@ from edl.errors import UsageError
 def reduced(
     tensors: Sequence[torch.Tensor], operation: str, weights: Sequence[int] = ()
 ) -> torch.Tensor:
-    """Return one tensor made of the tensors of all workers, element by element.
-
-    Args:
-        tensors: one for each worker, of one shape and dtype.
-        operation: "mean", "sum", "min", "max" or "product".
-        weights: how many samples each stands for, for a mean only; if all are 0 or none are given,
-            all count alike.
-
-    Returns:
-        A tensor of the same dtype; but the mean of integers is of PyTorch's default dtype, and the
-        sum of booleans an int64. Integers are added exactly, other types in double precision.
-
-    Raises:
-        UsageError: shapes differ.
-    """
+    """Return one tensor made of the tensors of all workers, element by element."""
     if len({tuple(each.shape) for each in tensors}) > 1:
         shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
         raise UsageError(f"the workers reduce tensors of the shapes {shapes}; they must be equal")
