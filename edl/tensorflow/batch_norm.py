@@ -54,12 +54,7 @@ WITHOUT_LOGICAL = (
 
 @functools.cache
 def synchronise_batch_norm() -> None:
-    """Patch Keras so that ``synchronized=True`` in a layer means all workers of the job.
-
-    Batch normalisation layers with ``synchronized=True``, also those made before, then take their
-    mean and variance over the batches of all workers. In a job without a launcher they stay as
-    Keras has them. The patch lasts for the rest of the process; a second call does nothing.
-    """
+    """Patch Keras so that `synchronized=True` in a layer means all workers of the job."""
     plain, of_layer = nn._compute_moments_sync, keras.layers.BatchNormalization._moments
 
     @functools.wraps(plain)
@@ -108,10 +103,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def _has_others() -> bool:
-    """Return whether the job may have other workers than this one, at present or later.
-
-    It is False before ``edl.init()``, and in a job without a launcher.
-    """
+    """Return whether the job may have other workers than this one, at present or later."""
     if not (process.is_initialized() and process.current_worker().is_shared):
         return False
     if process.current_worker().logical:
@@ -121,22 +113,9 @@ def _has_others() -> bool:
 
 
 def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """Return the mean and variance of each channel of ``inputs``, over the batches of all workers.
-
-    Both have the shape of the layer's moving averages, (channels,). If the batches of all workers
-    are padding, or no entry counts, they are the moving mean and variance of ``layer``, so that the
-    step does not change these moving averages.
-
-    Args:
-        layer: the Keras batch normalisation layer.
-        inputs: the tensor that the layer normalises, this worker's batch.
-        mask: booleans in the shape of ``inputs`` without the last axis, True for entries that
-            count; None: all count.
-
-    Raises:
-        UsageError: ``mask`` is given and the layer does not normalise the last axis, or XLA is to
-            compile the graph.
-    """
+    """Return the mean and variance of each channel of `inputs`, over the batches of all workers."""
+    # If the batches of all workers are padding, or no entry counts, they are the moving mean and
+    # variance of `layer`, so that the step does not change these moving averages.
     if mask is not None:
         if layer.axis not in (-1, len(inputs.shape) - 1):
             raise UsageError(OTHER_AXIS.format(layer.axis))
@@ -152,24 +131,8 @@ def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
 
 
 def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]:
-    """Return mean, variance and number of elements per channel over the batches of all workers.
-
-    All three are tensors; the number is one float64 for all channels, 0 if no element counts.
-    Gradients flow back through the mean and the variance. All workers must call it equally often in
-    a step. In a warm-up and between steps the results are those of this worker's batch alone.
-
-    Args:
-        x: this worker's batch, a tensor of a floating type, which is also the type of mean and
-            variance.
-        axes: the axes to reduce, the sample axis among them; they have length 1 in mean and
-            variance.
-        mask: booleans that broadcast to ``x``, with length 1 in the axes that are not reduced; only
-            elements where the mask is True count. None: all elements count.
-
-    Raises:
-        UsageError: XLA is to compile the graph; or, in the backward pass, the script asks for a
-            second derivative.
-    """
+    """Return mean, variance and number of elements per channel over the batches of all workers."""
+    # All workers must call it equally often in a step.
     number = next_number()
     # A repair of the ring within the exchange reads the model's variables. It must not happen in a
     # function with a custom gradient, which refuses each variable that it has no gradient for.
@@ -198,17 +161,7 @@ def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]
 
 
 def _own_moments(x: Any, axes: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """Return mean, variance and number of elements per channel of this worker's batch.
-
-    Mean and variance have length 1 in the reduced axes; the number is one integer for all channels.
-    All results are zeros if the batch is empty or no element counts.
-
-    Args:
-        x: the batch, a tensor of a floating type.
-        axes: the axes to reduce, the sample axis among them.
-        mask: booleans that broadcast to ``x``, with length 1 in the axes that are not reduced; only
-            elements where the mask is True count. None: all elements count.
-    """
+    """Return mean, variance and number of elements per channel of this worker's batch."""
     if mask is None:
         mean, variance = tf.nn.moments(x, axes, keepdims=True)
         count = tf.size(x, tf.int64) // tf.maximum(tf.size(mean, tf.int64), 1)
@@ -232,27 +185,7 @@ def _derivative(
     by_mean: Any,
     by_variance: Any,
 ) -> Any:
-    """Return the derivative of the loss by ``x`` through the mean and the variance of the step.
-
-    It is the sum over all workers, divided by n_i / N (N: the samples that count in the step, of
-    all workers; n_i: those of this worker), in the shape of ``x``. With D and V, the sums over all
-    workers j of n_j dm_j and of n_j dv_j, it is (D + 2 (x - mean) V) / (n_i M).
-
-    Args:
-        number: the number of the layer's forward exchange in its graph or step, from 1.
-        x: the input of the layer, this worker's batch.
-        mask: booleans that broadcast to ``x``, True for the elements that count; None: all count.
-            Where it is False, the derivative is 0.
-        mean: the mean of each channel over all workers, as it broadcasts to ``x``.
-        weight: the samples n_i that count in this worker's batch; -1 if the mean and variance are
-            this worker's own, and nothing is exchanged.
-        elements: the number M of elements per channel in the batches of all workers.
-        by_mean: the derivative of this worker's loss by the mean, dm_i.
-        by_variance: the derivative of this worker's loss by the variance, dv_i.
-
-    Raises:
-        UsageError: XLA is to compile the graph; or later, the script derives the result.
-    """
+    """Return the derivative of the loss by `x` through the mean and the variance of the step."""
     channels = by_mean.shape.num_elements()
     row = tf.stop_gradient(tf.concat([[weight], _flat(by_mean), _flat(by_variance)], 0))
     act = functools.partial(_exchange_derivatives, number)
@@ -279,23 +212,7 @@ def _flat(values: Any) -> Any:
 
 
 def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
-    """Combine the moments of all workers' batches: one exchange of the forward pass.
-
-    Args:
-        number: the number of the exchange in the graph or step, which all workers must agree on.
-        row: the number of elements per channel of this worker's batch, then the mean of each
-            channel, then the sum of squared deviations of each channel.
-        exchange: a function that sends bytes to all workers and returns the bytes of all, this
-            one's included; None: no other worker takes part, and this batch's moments are returned.
-        weight: the number of samples that count in this worker's batch; if it is 0, zeros are sent.
-
-    Returns:
-        An array of ``weight`` (-1 if ``exchange`` is None), then elements per channel, means and
-        variances over all workers.
-
-    Raises:
-        UsageError: some workers are at another exchange.
-    """
+    """Combine the moments of all workers' batches: one exchange of the forward pass."""
     own = Moments.decode(row.tobytes())
     if exchange is None:
         found, weight_of = own, _ALONE
@@ -309,25 +226,9 @@ def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weigh
 def _exchange_derivatives(
     number: int, row: Vector, exchange: Exchange | None, _weight: int
 ) -> Vector:
-    """Add up the derivatives of all workers' losses: one exchange of the backward pass.
-
-    Args:
-        number: the number of the layer's exchange in the forward pass; this exchange has its
-            negative.
-        row: n_i of this worker, then its derivatives dm_i by the mean of each channel, then dv_i by
-            the variance of each channel.
-        exchange: a function that sends bytes to all workers and returns the bytes of all, this
-            one's included; None: no other worker takes part.
-        _weight: ignored; n_i is in ``row``.
-
-    Returns:
-        The sums over all workers j of n_j dm_j, then of n_j dv_j, divided by this worker's n_i (by
-        1 if that is 0). If no other worker takes part, or n_i is -1 because none took part in the
-        forward pass, they are dm_i and dv_i.
-
-    Raises:
-        UsageError: some workers are at another exchange.
-    """
+    """Add up the derivatives of all workers' losses: one exchange of the backward pass."""
+    # If no other worker takes part, or n_i is -1 because none took part in the forward pass, they
+    # are dm_i and dv_i.
     if exchange is None or row[0] == _ALONE:
         return row[1:]
     return weighted_sum(numbered(exchange, -number, row)) / (row[0] or 1.0)

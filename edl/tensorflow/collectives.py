@@ -46,17 +46,8 @@ _ADDED = re.compile(  # what TensorFlow adds to a message, before and after it
 
 
 def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Call ``function`` of Horovod eagerly in this thread, and return its result.
-
-    Args:
-        function: the function to call.
-        arguments: its positional arguments.
-        named: its arguments by name.
-
-    Raises:
-        CollectiveFailed: the ring is broken.
-        UsageError: Horovod refuses the call, and would refuse it again in any ring.
-    """
+    """Call `function` of Horovod eagerly in this thread, and return its result."""
+    # UsageError: Horovod refuses the call, and would refuse it again in any ring.
     try:
         with context.eager_mode():
             return function(*arguments, **named)
@@ -66,12 +57,7 @@ def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
 
 
 class TensorFlowCollectives:
-    """The collectives for edl's own messages (step records, states), by Horovod for TensorFlow.
-
-    It implements :class:`edl.ring.gloo.Binding`: a ring initialises it, sends by it and shuts it
-    down, one ring after the other. Gradients do not use this class, but
-    :mod:`edl.tensorflow.reduction`.
-    """
+    """The collectives for edl's own messages (step records, states), by Horovod for TensorFlow."""
 
     def __init__(self) -> None:
         self._rows: SimpleQueue[tuple[Table, Future[Table]]] = SimpleQueue()
@@ -79,13 +65,7 @@ class TensorFlowCollectives:
         self._beside = threading.Thread(target=self._gather, name="edl-records", daemon=True)
 
     def init(self) -> None:
-        """Initialise Horovod, which connects this worker to the other members of the ring.
-
-        The environment variables of Horovod name the ring; the call returns when the ring is built.
-
-        Raises:
-            CollectiveFailed: Horovod could not connect.
-        """
+        """Initialise Horovod, which connects this worker to the other members of the ring."""
         try:
             call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
@@ -94,22 +74,11 @@ class TensorFlowCollectives:
         atexit.unregister(hvd.shutdown)
 
     def shutdown(self) -> None:
-        """Shut Horovod down, which ends the ring for all its members; :meth:`init` may follow."""
+        """Shut Horovod down, which ends the ring for all its members; `init` may follow."""
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str, same_shape: bool = False) -> Future[Table]:
-        """Start to gather the tables of all workers; return a future of one table of all rows.
-
-        The call does not wait. A thread of its own gathers, one allgather after the other in the
-        order of the calls. The future's result has the rows in rank order, or the future raises the
-        error of the allgather.
-
-        Args:
-            row: this worker's table, an int64 array whose first axis counts its rows (one row in a
-                step record).
-            name: not used.
-            same_shape: not used.
-        """
+        """Start to gather the tables of all workers; return a future of one table of all rows."""
         if not self._beside.is_alive():
             self._beside.start()
         rows: Future[Table] = Future()
@@ -117,31 +86,14 @@ class TensorFlowCollectives:
         return rows
 
     def allgather_finish(self, handle: Future[Table]) -> Table:
-        """Wait for an allgather that was started, and return the rows of all workers in rank order.
-
-        ``handle`` is the future that :meth:`allgather_start` returned.
-
-        Raises:
-            CollectiveFailed: the ring is broken.
-            UsageError: Horovod refuses the call, and would refuse it again in any ring.
-        """
+        """Wait for an allgather that was started, return the rows of all workers in rank order"""
+        # UsageError: Horovod refuses the call, and would refuse it again in any ring.
         return handle.result()
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Send ``payload`` from the rank ``root`` to all workers; return it on all, ``root`` too.
-
-        All workers must call it at the same point. One collective sends a message that fits into
-        ``edl.framework.broadcast.FIRST_PIECE_BYTES``, two send a longer one.
-
-        Args:
-            payload: the bytes to send; ignored on the other ranks.
-            root: the rank that sends.
-            name: the name of the message, the same on all workers.
-
-        Raises:
-            CollectiveFailed: the ring is broken.
-            UsageError: Horovod refuses the call, and would refuse it again in any ring.
-        """
+        """Send `payload` from the rank `root` to all workers; return it on all, `root` too."""
+        # All workers must call it at the same point.
+        # UsageError: Horovod refuses the call, and would refuse it again in any ring.
 
         def broadcast(data: bytearray, _piece: str) -> bytearray:
             received = broadcast_array(np.frombuffer(data, dtype=np.uint8), root)
@@ -150,11 +102,7 @@ class TensorFlowCollectives:
         return broadcast_message(payload, hvd.rank() == root, name, broadcast)
 
     def _gather(self) -> None:
-        """Gather the rows that :meth:`allgather_start` queues, one after the other.
-
-        The result of each future is the table of all rows, or the error that the allgather raised.
-        It runs in a thread of its own until the process ends.
-        """
+        """Gather the rows that `allgather_start` queues, one after the other."""
         while True:
             row, rows = self._rows.get()
             try:
@@ -170,31 +118,15 @@ def _allgather(row: Table) -> Table:
 
 @waits("exchanging the state with the others")
 def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, Any]:
-    """Send ``array`` from the rank ``root`` to all workers, and return the root's array on all.
-
-    All workers pass an array of the same shape and type; its values count on the rank ``root``
-    only. No array is changed; the result is a read-only one.
-
-    Raises:
-        CollectiveFailed: the ring is broken.
-        UsageError: Horovod refuses the call, and would refuse it again in any ring.
-    """
+    """Send `array` from the rank `root` to all workers, and return the root's array on all."""
+    # UsageError: Horovod refuses the call, and would refuse it again in any ring.
     return guarded(lambda: mpi_ops.broadcast(tf.convert_to_tensor(array), root).numpy())  # type: ignore[no-any-return]
 
 
 @waits(WAITING)
 def allreduce_average(tensors: Sequence[Any]) -> list[Any]:
-    """Return the mean over all workers of each of ``tensors``, in the same order.
-
-    It is for a Horovod without edl's patch (edl/install/patches), which lets gradients outlive a
-    broken ring. All workers pass tensors of the same shapes and types; each worker counts alike.
-    All tensors of one type are reduced in one operation, so no reduction starts before all tensors
-    of that type are computed.
-
-    Raises:
-        CollectiveFailed: the ring is broken.
-        UsageError: Horovod refuses the call, and would refuse it again in any ring.
-    """
+    """Return the mean over all workers of each of `tensors`, in the same order."""
+    # UsageError: Horovod refuses the call, and would refuse it again in any ring.
     averages: dict[int, Any] = {}
     for dtype in sorted({tensor.dtype for tensor in tensors}, key=lambda dtype: dtype.name):
         group = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
@@ -206,14 +138,8 @@ def allreduce_average(tensors: Sequence[Any]) -> list[Any]:
 
 @waits(WAITING)
 def allreduce_of(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
-    """Return the element-wise sum or largest value of all workers' ``array``, which is not changed.
-
-    All workers pass an array of the same shape and type. ``kind`` is "sum" or "max".
-
-    Raises:
-        CollectiveFailed: the ring is broken.
-        UsageError: Horovod refuses the call, and would refuse it again in any ring.
-    """
+    """Return the element-wise sum or largest value of all workers' `array`, which is not changed"""
+    # UsageError: Horovod refuses the call, and would refuse it again in any ring.
 
     def reduced() -> np.ndarray[Any, Any]:
         tensor = tf.convert_to_tensor(array)

@@ -26,34 +26,19 @@ _ALIGNMENT = 64  # bytes; tf.numpy_function copies an array whose memory is alig
 
 
 class Columns(Protocol):
-    """The interface of a column of a data set: one value for each sample, read by position.
-
-    Positions count the samples from 0; ``len()`` is the number of samples.
-    """
+    """The interface of a column of a data set: one value for each sample, read by position."""
 
     def __len__(self) -> int: ...
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the values of the samples at ``positions``, stacked along a new first axis.
-
-        They are in the order of ``positions``, in which a position may occur repeatedly.
-        """
+        """Return the values of the samples at `positions`, stacked along a new first axis."""
 
     def row(self, position: int) -> Any:
-        """Return the value of the sample at ``position``, without the axis of samples."""
+        """Return the value of the sample at `position`, without the axis of samples."""
 
 
 class ArrayColumn:
-    """A column whose values are an array in memory, one for each index of its first axis.
-
-    Args:
-        array: the array, of numbers or text; it is not copied, except that an array of text becomes
-            one of Python objects.
-
-    Raises:
-        DataError: the array has no axis, has other Python objects than text, or TensorFlow has no
-            type for its values.
-    """
+    """A column whose values are an array in memory, one for each index of its first axis."""
 
     def __init__(self, array: Array) -> None:
         if array.ndim == 0:
@@ -80,7 +65,7 @@ class ArrayColumn:
         return len(self._array)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the array's elements at ``positions`` on the first axis, copied, in that order."""
+        """Return the array's elements at `positions` on the first axis, copied, in that order."""
         array = self._array
         plain = array.flags.c_contiguous and array.flags.aligned and not array.dtype.hasobject
         if not (plain and len(positions) and 0 <= positions.min() <= positions.max() < len(array)):
@@ -91,17 +76,12 @@ class ArrayColumn:
         return into
 
     def row(self, position: int) -> Any:
-        """Return the element of the array at ``position`` on the first axis, not copied."""
+        """Return the element of the array at `position` on the first axis, not copied."""
         return self._array[position]
 
 
 class LazyColumn:
-    """A column whose rows are read when they are needed, such as a data set of h5py in a file.
-
-    Args:
-        rows: an object with ``shape``, whose first number counts the samples, and
-            ``__getitem__(position)``, which returns the value of one sample.
-    """
+    """A column whose rows are read when they are needed, such as a data set of h5py in a file."""
 
     def __init__(self, rows: Any) -> None:
         self._rows = rows
@@ -110,27 +90,19 @@ class LazyColumn:
         return int(self._rows.shape[0])
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Read the rows at ``positions`` one by one, and stack them along a new first axis.
-
-        ``positions`` has at least one element, and the rows have one shape.
-        """
+        """Read the rows at `positions` one by one, and stack them along a new first axis."""
         return np.stack([self.row(position) for position in positions.tolist()])
 
     def row(self, position: int) -> Any:
-        """Read the row at ``position``, and return it as a numpy array without the axis of rows."""
+        """Read the row at `position`, and return it as a numpy array without the axis of rows."""
         return np.asarray(self._rows[position])
 
 
 class ListColumn:
-    """A column that is a list of Python values or arrays, one for each sample.
+    """A column that is a list of Python values or arrays, one for each sample."""
 
-    The values may differ in shape if they are read one by one by :meth:`row`, as for a data set
-    with a collate function, which makes them equal. If all values are numbers, or arrays or lists
-    of numbers, :meth:`rows` casts them to their common type, so that all batches have one type.
-
-    Args:
-        values: the values, in the order of the samples.
-    """
+    # If all values are numbers, or arrays or lists of numbers, `rows` casts them to their common
+    # type, so that all batches have one type.
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
@@ -151,13 +123,7 @@ class ListColumn:
         return len(self._values)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the values at ``positions``, stacked along a new first axis, in that order.
-
-        ``positions`` has at least one element. Text is returned as Python objects.
-
-        Raises:
-            DataError: the values have different shapes.
-        """
+        """Return the values at `positions`, stacked along a new first axis, in that order."""
         values = [np.asarray(self._values[at], self._type) for at in positions.tolist()]
         if odd := [value.shape for value in values if value.shape != values[0].shape]:
             raise DataError(
@@ -169,26 +135,12 @@ class ListColumn:
         return stacked.astype(object) if stacked.dtype.kind == "U" else stacked
 
     def row(self, position: int) -> Any:
-        """Return the value of the sample at ``position`` as it is in the list."""
+        """Return the value of the sample at `position` as it is in the list."""
         return self._values[position]
 
 
 def structure_of(source: Any) -> Any:
-    """Return the data that a script gave, with a column in place of each array.
-
-    Args:
-        source: what the script gave to ``edl.Dataset``: an array, a tuple or dict of arrays or
-            lists (possibly nested), or a sequence of samples.
-
-    Returns:
-        A column, or columns in the same tuples and dicts. None if ``source`` is a sequence of
-        samples: a list, an object without ``shape`` or with ``__getitems__``, or a tuple none of
-        whose members can be a column. (A list or a range in a tuple or dict can be one.)
-
-    Raises:
-        DataError: some members of ``source`` can be columns and another one cannot, or a member is
-            not allowed (see :func:`column_of`).
-    """
+    """Return the data that a script gave, with a column in place of each array."""
     if isinstance(source, (tuple, dict)):
         parts = list(source.values()) if isinstance(source, dict) else list(source)
         if isinstance(source, dict) or any(_is_column(part) for part in parts):
@@ -200,17 +152,7 @@ def structure_of(source: Any) -> Any:
 
 
 def column_of(part: Any) -> Columns | None:
-    """Return ``part``, one member of a data set, as a column.
-
-    Returns:
-        A column, for an array, a tensor, a data frame or series, and any object with ``shape`` and
-        ``__getitem__`` and no ``__getitems__``. None for anything else, such as a list, tuple or
-        dict, and a data set of Hugging Face, whose ``shape`` counts rows and columns.
-
-    Raises:
-        DataError: ``part`` is ragged or sparse, or an array or tensor without an axis; or
-            TensorFlow has no type for its values.
-    """
+    """Return `part`, one member of a data set, as a column."""
     if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(part, "toarray"):
         dense = "to_tensor()" if isinstance(part, tf.RaggedTensor) else "tf.sparse.to_dense"
         dense = "toarray()" if hasattr(part, "toarray") else dense
@@ -234,15 +176,7 @@ def column_of(part: Any) -> Columns | None:
 
 
 def _of_array(array: Array) -> Columns:
-    """Return ``array`` as a column with one value for each index of its first axis.
-
-    A non-empty array of Python objects with one axis, all of them lists or arrays, becomes a
-    :class:`ListColumn`; any other array becomes an :class:`ArrayColumn`.
-
-    Raises:
-        DataError: the array has no axis, has other Python objects than text, or TensorFlow has no
-            type for its values.
-    """
+    """Return `array` as a column with one value for each index of its first axis."""
     values = array.tolist() if array.dtype.hasobject and array.ndim == 1 else []
     if values and all(isinstance(value, (list, np.ndarray)) for value in values):
         return ListColumn(values)
@@ -254,12 +188,7 @@ def _is_column(part: Any) -> bool:
 
 
 def _lengths(source: Any) -> set[int]:
-    """Return the set of the lengths of all columns in ``source``, except lists and ranges.
-
-    Args:
-        source: a member of a data set as the script gave it, or tuples and dicts of such. Members
-            that cannot be columns are left out.
-    """
+    """Return the set of the lengths of all columns in `source`, except lists and ranges."""
     if isinstance(source, (tuple, dict)):
         parts = source.values() if isinstance(source, dict) else source
         return set().union(*(_lengths(part) for part in parts))
@@ -268,19 +197,7 @@ def _lengths(source: Any) -> set[int]:
 
 
 def _columns(source: Any, lengths: set[int]) -> Any:
-    """Return ``source`` with each of its members made a column, in the same structure.
-
-    A list of arrays that are the inputs of a model becomes a tuple of columns. Other lists and
-    ranges, and tuples of numbers and text, become one column.
-
-    Args:
-        source: a member of a data set as the script gave it, or tuples, dicts and lists of such.
-        lengths: the lengths of the data set's columns that are no lists; they tell whether a list
-            of arrays holds the inputs of a model or the samples of one column.
-
-    Raises:
-        DataError: a member cannot be a column.
-    """
+    """Return `source` with each of its members made a column, in the same structure."""
     if isinstance(source, dict):
         return {key: _columns(part, lengths) for key, part in source.items()}
     if isinstance(source, tuple) and not _is_plain(source):
@@ -301,7 +218,6 @@ def _columns(source: Any, lengths: set[int]) -> Any:
 
 
 def _is_plain(values: Sequence[Any]) -> bool:
-    """Return whether ``values`` has numbers and text only; False if it is empty."""
     return len(values) > 0 and all(isinstance(value, (*_TEXT, *_NUMBER)) for value in values)
 
 
@@ -310,12 +226,7 @@ def _plain_array(values: list[Any]) -> Array:
 
 
 def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
-    """Return whether the list ``values`` holds the inputs of a model, each a column of its own.
-
-    If not, the list is one column, with a value for each sample. The list holds inputs if all its
-    values are arrays or tensors, and they are as long as the other columns of the data set or,
-    without other columns, all equally long. ``lengths`` are those of the other columns.
-    """
+    """Return whether the list `values` holds the inputs of a model, each a column of its own."""
     if not values or not all(isinstance(value, (np.ndarray, tf.Tensor)) for value in values):
         return False
     if any(np.ndim(value) == 0 for value in values):
@@ -325,12 +236,7 @@ def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return a new array of any values, whose memory ``tf.numpy_function`` uses without a copy.
-
-    Args:
-        shape: the shape of the array.
-        dtype: the type of its elements, not Python objects.
-    """
+    """Return a new array of any values, whose memory `tf.numpy_function` uses without a copy."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % _ALIGNMENT

@@ -53,23 +53,13 @@ INSIDE_FIT = (
 
 
 class _Readers(threading.local):
-    """A flag of each thread: whether the thread may read an :class:`ElasticDataset` at the moment.
+    """A flag of each thread: whether the thread may read an `ElasticDataset` at the moment."""
 
-    A method of ElasticDataset sets the flag by :meth:`ours` while it runs. A read of an
-    ElasticDataset by TensorFlow's code in a thread whose flag is not set raises UsageError.
-
-    Attributes:
-        own: the flag of the calling thread.
-    """
-
-    own = False
+    own = False  # the flag of the calling thread
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Set the flag of this thread within a ``with`` block, and its earlier value afterwards.
-
-        The block gets no value.
-        """
+        """Set the flag of this thread within a `with` block, and its earlier value afterwards."""
         before, self.own = self.own, True
         try:
             yield
@@ -81,19 +71,7 @@ _readers = _Readers()
 
 
 class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
-    """A ``tf.data.Dataset`` of this worker's batches, in which each batch belongs to one step.
-
-    :func:`Dataset` returns one. Its methods ``map``, ``prefetch`` and ``with_options`` keep the
-    order of the batches, and return another ElasticDataset. ``apply``, ``as_numpy_iterator``,
-    ``cardinality``, ``fingerprint`` and ``options`` are allowed, too; all other methods of
-    ``tf.data.Dataset`` raise UsageError when they are called.
-
-    Args:
-        batches: TensorFlow's data set of the batches.
-
-    Raises:
-        UsageError: the options of ``batches`` have ``deterministic=False``.
-    """
+    """A `tf.data.Dataset` of this worker's batches, in which each batch belongs to one step."""
 
     def __init__(self, batches: tf.data.Dataset) -> None:
         super().__init__(batches, batches._variant_tensor)
@@ -106,14 +84,10 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @property
     def _variant_tensor(self) -> Any:
-        """The handle by which TensorFlow iterates this data set, or makes other data sets of it.
-
-        Raises:
-            UsageError: another code than a method of this class reads it. Batches that leave in
-                another way (``tf.data.Dataset.zip``, ``copy_to_device``, an iterator of
-                TensorFlow's own, loops that AutoGraph has taken apart) would not be the batches of
-                the job's steps.
-        """
+        """The handle by which TensorFlow iterates this data set, or makes other data sets of it."""
+        # Batches that leave in another way (`tf.data.Dataset.zip`, `copy_to_device`, an iterator of
+        # TensorFlow's own, loops that AutoGraph has taken apart) would not be the batches of the
+        # job's steps.
         if tf.inside_function():
             _check_outside()
         if not _readers.own:
@@ -124,13 +98,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         raise UsageError(_OTHER_READER.format(reader="a tf.function, as its argument"))
 
     def apply(self, transformation_func: Callable[[Any], Any]) -> ElasticDataset:
-        """Return ``transformation_func(self)``, a data set in the order of this one.
-
-        The function may use the methods ``map``, ``prefetch`` and ``with_options`` only.
-
-        Raises:
-            UsageError: the function returns anything but an :class:`ElasticDataset`.
-        """
+        """Return `transformation_func(self)`, a data set in the order of this one."""
         made = transformation_func(self)
         if not isinstance(made, ElasticDataset):
             raise UsageError(_OTHER_READER.format(reader=f"apply() with {_called(made)}"))
@@ -138,38 +106,23 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @property
     def batch_index(self) -> int:
-        """The index in its epoch, from 0, of the batch that the script or ``fit`` was given last.
-
-        It counts the batches of the whole job, and is the same on all workers, also on those that
-        joined within the epoch. Before the first batch of an epoch it is 0 in a loop over
-        ``epochs()``; in ``fit`` it still is the last index of the epoch before.
-        """
+        """The index in its epoch, from 0, of the batch that the script or `fit` was given last."""
         now = training.current()
         return now.batch if now.fitting else batch_in_epoch(now.worker)
 
     def __len__(self) -> int:
-        """Return how many batches each worker takes in an epoch, a part of a batch counted as one.
-
-        Before this worker's first step in the job's ring it is the number for as many workers as
-        the job began with, so that a schedule over ``epochs * len(dataset)`` steps is the same on
-        newcomers. From then on it is the number for the present workers and the present global
-        batch.
-
-        Raises:
-            TypeError: the source is a stream, whose length is unknown.
-        """
+        # Before this worker's first step in the job's ring it is the number for as many workers as
+        # the job began with, so that a schedule over `epochs * len(dataset)` steps is the same on
+        # newcomers.
         loader = training.current().worker.loader
         if not loader.progress.source.known_total:
             raise TypeError("an edl.Dataset of a stream has no length: it shows at its end")
         return loader.iterations_of_epoch
 
     def cardinality(self) -> Any:
-        """Return ``len(dataset)`` as a scalar int64 tensor.
-
-        For a stream it is ``tf.data.UNKNOWN_CARDINALITY``, and also for a caller in a module of
-        Keras, such as ``fit``. If ``fit`` knew a number, it would end each epoch after that many
-        batches, and the number of batches changes with the workers.
-        """
+        """Return `len(dataset)` as a scalar int64 tensor."""
+        # If `fit` knew a number, it would end each epoch after that many batches, and the number of
+        # batches changes with the workers.
         caller = str(sys._getframe(1).f_globals.get("__name__"))
         stream = not training.current().worker.loader.progress.source.known_total
         if stream or caller.startswith("keras."):
@@ -177,25 +130,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return tf.constant(len(self), tf.int64)
 
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
-        """Return an iterator over the numbers of the epochs to train, from the job's current one.
-
-        The script trains the batches of the data set within the body of its loop over the iterator.
-        On a newcomer the iterator first yields the number of an epoch that has one batch, to warm
-        up: the newcomer trains that batch alone, and the result is discarded. When the script asks
-        for the next number, the newcomer joins the ring, and gets the job's current epoch and those
-        after it.
-
-        Args:
-            count: the number of epochs of the job, so ``count - 1`` is the last number; None: as
-                many as ``max_steps`` updates take.
-            max_steps: the training ends when the job has made this many updates (``edl.step()``),
-                even inside an epoch; None: it ends after ``count`` epochs.
-
-        Raises:
-            UsageError: both arguments are None, ``max_steps`` is not a whole number of at least 1,
-                there is no ``edl.Optimizer`` yet, its model has no variables yet, or the script has
-                called ``fit`` before.
-        """
+        """Return an iterator over the numbers of the epochs to train, from the job's current one"""
         asked_length("dataset.epochs()", count, max_steps)
         now = training.current()
         if now.fits.done:
@@ -209,59 +144,23 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @classmethod
     def endless_epochs(cls) -> Iterator[int]:
-        """Return an iterator over the job's epochs, as long as the script asks for a further one.
-
-        It is for scripts that do not say how long they train. When such a script has ended, the job
-        has finished. A newcomer first warms up, as with :meth:`epochs`.
-        """
+        """Return an iterator over the job's epochs, as long as the script asks for a further one"""
         return cls._epochs(training.current(), None, None)
 
     def steps(self, count: int) -> Iterator[Any]:
-        """Return an iterator over this worker's batches, until the job has made ``count`` updates.
-
-        It replaces the two loops over epochs and batches. It goes through as many epochs as needed,
-        and ends on all workers alike when :func:`edl.step`, which counts the updates of the whole
-        job (those before a resume from a checkpoint, too), is ``count``. A newcomer first gets one
-        batch to warm up.
-
-        Raises:
-            UsageError: ``count`` is not a whole number of at least 1, there is no ``edl.Optimizer``
-                yet, its model has no variables yet, or the script has called ``fit`` before.
-        """
+        """Return an iterator over this worker's batches, until the job has made `count` updates."""
         asked_length("dataset.steps()", None, count)
         epochs = self.epochs(max_steps=count)
         return (batch for _ in epochs for batch in self)
 
     @staticmethod
     def _epochs(now: training.Training, count: int | None, max_steps: int | None) -> Iterator[int]:
-        """Yield the number of each epoch to train, from the job's current epoch on.
-
-        A newcomer gets one epoch for its warm-up before these. When the script asks for the next
-        number, the last step of the epoch is completed in the ledger.
-
-        Args:
-            now: the data source, the optimizers and the open step of this process.
-            count: the number of epochs of the job; None: no limit.
-            max_steps: the number of the job's updates after which the training ends; None: no
-                limit.
-        """
+        """Yield the number of each epoch to train, from the job's current epoch on."""
         for epoch in now.steps.epochs(count, max_steps):
             yield epoch
             now.finish_step()  # of the batch after which the script has left its loop
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the batches of the epoch that this worker has yet to train.
-
-        In a loop over ``epochs()``, a step of the job begins with each batch; if two such iterators
-        are open, the older one raises UsageError at its next batch. In ``fit`` it is TensorFlow's
-        own iterator, and :class:`edl.tensorflow.KerasCallback` begins the steps.
-
-        Raises:
-            UsageError: the data set is iterated outside of ``fit`` and of ``dataset.epochs()``, or
-                in ``fit`` by something else than ``fit`` itself, such as ``model.evaluate`` in a
-                callback; all samples of the epoch are trained already; or the call is inside of a
-                ``tf.function`` or a graph.
-        """
         now = training.current()
         _check_outside()
         if now.fitting:
@@ -275,27 +174,13 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return self._batches(now)
 
     def _raw(self) -> Iterator[Any]:
-        """Return TensorFlow's own iterator over the batches, which begins no steps of the job.
-
-        It waits for each batch until a step has made edl form the batch.
-        """
+        """Return TensorFlow's own iterator over the batches, which begins no steps of the job."""
         with _readers.ours():
             raw: Iterator[Any] = super().__iter__()
         return raw
 
     def _batches(self, now: training.Training) -> Iterator[Any]:
-        """Yield the batches of the current epoch, and begin a step of the job before each.
-
-        The iterator ends when all samples of the epoch are trained or the job has made all its
-        updates, on a newcomer that warms up after one batch. ``now`` holds the data source, the
-        optimizers and the open step of this process.
-
-        Raises:
-            UsageError: the script has not trained the batch that it got last, or a newer iterator
-                takes the batches.
-            SystemExit: with code 0: this worker leaves the job.
-            StateDiffers, JobFailed, WorkerEvicted: the job or this worker cannot go on.
-        """
+        """Yield the batches of the current epoch, and begin a step of the job before each."""
         with now.steps.looping(), now.feed.receiving(self._raw()) as receive:
             while now.begin_step():
                 with unhiding():
@@ -312,11 +197,7 @@ _OTHER_READER = (
 
 
 def _reader() -> str:
-    """Return a phrase that names the code of TensorFlow that tries to read an edl.Dataset.
-
-    The code is looked for in the call stack. The phrase is for an error message, such as "a
-    ZipDataset"; if no data set or strategy is found, it is "something else than its own methods".
-    """
+    """Return a phrase that names the code of TensorFlow that tries to read an edl.Dataset."""
     frame = sys._getframe(2)
     while frame is not None and "/tensorflow/" in frame.f_code.co_filename.replace("\\", "/"):
         other = frame.f_locals.get("self")
@@ -329,19 +210,12 @@ def _reader() -> str:
 
 
 def _called(made: Any) -> str:
-    """Return the name of the class of the data set ``made`` with the article "a": "a ZipDataset".
-
-    A leading underscore and a suffix ``V1`` or ``V2`` are left out.
-    """
     name = type(made).__name__.strip("_").removesuffix("V2").removesuffix("V1")
     return f"a {name}"
 
 
 def _check_outside() -> None:
-    """Raise UsageError if TensorFlow does not execute eagerly at the moment of the call.
-
-    So the caller is in a ``tf.function``, or in a script that has disabled eager execution.
-    """
+    """Raise UsageError if TensorFlow does not execute eagerly at the moment of the call."""
     if tf.executing_eagerly():
         return
     if tf.inside_function():
@@ -356,12 +230,7 @@ def _check_outside() -> None:
 
 
 def _keeping(name: str) -> Any:
-    """Return a method that works like ``tf.data.Dataset``'s ``name`` and returns an ElasticDataset.
-
-    ``name`` is ``map`` or another method that keeps the order of the batches. The returned method
-    raises UsageError for the argument ``deterministic=False``. Random operations in a function that
-    it is given draw other numbers on each worker.
-    """
+    """Return a method that works like `tf.data.Dataset`'s `name` and returns an ElasticDataset."""
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
     def method(self: ElasticDataset, *arguments: Any, **named: Any) -> ElasticDataset:
@@ -378,11 +247,7 @@ def _keeping(name: str) -> Any:
 
 
 def _looking(name: str) -> Any:
-    """Return ``tf.data.Dataset``'s method ``name``, changed so that it may read an ElasticDataset.
-
-    Its arguments and its result are those of TensorFlow's method. ``name`` is the name of a method
-    that does not take batches for training, such as ``options``.
-    """
+    """Return `tf.data.Dataset`'s method `name`, changed so that it may read an ElasticDataset."""
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
     @functools.wraps(plain)
@@ -394,10 +259,8 @@ def _looking(name: str) -> Any:
 
 
 def _spoiling(name: str) -> Any:
-    """Return a method that raises UsageError, in place of ``tf.data.Dataset``'s method ``name``.
-
-    ``name`` is the name of a method that would change which batch belongs to which step.
-    """
+    """Return a method that raises UsageError, in place of `tf.data.Dataset`'s method `name`."""
+    # `name` is the name of a method that would change which batch belongs to which step.
 
     def method(*_: Any, **__: Any) -> NoReturn:
         _check_outside()  # AutoGraph makes a scan or a reduce of a loop
@@ -498,15 +361,7 @@ def Dataset(
 
 
 def _probes(load: Load, first: Batch) -> Iterator[Any]:
-    """Load and yield batches of one sample each, from up to 16 positions spread over the data set.
-
-    Each item is what ``load`` returns. The shapes of the arrays tell which dimensions vary. For a
-    stream nothing is yielded.
-
-    Args:
-        load: a function that takes a batch of sample indices and returns its arrays.
-        first: a batch of the data set, of whose copies with other indices ``load`` is called.
-    """
+    """Yield batches of one sample each, from up to 16 positions spread over the data set."""
     if not training.current().is_stream:
         total = training.current().worker.loader.progress.source.known_total
         for index in np.unique(np.linspace(0, total - 1, PROBES).astype(np.int64)):
@@ -515,11 +370,8 @@ def _probes(load: Load, first: Batch) -> Iterator[Any]:
 
 @functools.cache
 def _refuse_validation_split() -> None:
-    """Patch Keras so that ``fit`` raises UsageError for an edl.Dataset with ``validation_split``.
-
-    Keras splits arrays only, and would fail with a traceback of its own. The patch lasts for the
-    rest of the process; a second call does nothing.
-    """
+    """Patch Keras so that `fit` raises UsageError for an edl.Dataset with `validation_split`."""
+    # Keras splits arrays only, and would fail with a traceback of its own.
     plain = array_slicing.train_validation_split
 
     def train_validation_split(arrays: Any, validation_split: float) -> Any:
@@ -534,20 +386,9 @@ def _refuse_validation_split() -> None:
 
 
 def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.data.Dataset:
-    """Return a ``tf.data.Dataset`` of the batches of ``feed``, loaded by ``load``.
-
-    Each iterator of the data set ends the iterators before it, and takes the batches that ``feed``
-    has not given to one of them.
-
-    ``tf.data.Dataset.from_generator`` is not used: under Python 3.11 its first use makes TensorFlow
-    pin glibc's threshold for mmap at 128 KiB, and from then on every larger tensor of the process
-    is new memory that must be faulted in (measured: a step of 59 ms of CPU time took 113).
-
-    Args:
-        feed: the queue of this worker's batches, each a list of sample indices.
-        load: a function that takes such a batch and returns its arrays.
-        signature: the ``tf.TensorSpec``s of a batch's arrays, in their structure.
-    """
+    # `tf.data.Dataset.from_generator` is not used: under Python 3.11 its first use makes TensorFlow
+    # pin glibc's threshold for mmap at 128 KiB, and from then on every larger tensor of the process
+    # is new memory that must be faulted in (measured: a step of 59 ms of CPU time took 113).
     specs = tf.nest.flatten(signature)
     nothing = [
         np.zeros([0 if n is None else n for n in s.shape], s.dtype.as_numpy_dtype) for s in specs
@@ -577,13 +418,7 @@ def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.dat
 
 
 def _without_autotuning() -> tf.data.Options:
-    """Return ``tf.data`` options that start no autotuning thread for an iterator.
-
-    The end of an iterator, once an epoch, waits for that thread. Often the thread does not notice
-    the end, and sleeps until its next round (OptimizeLoop in TensorFlow's model.cc), which comes
-    0.01, 0.02, ... 5, 10 s after the one before. The prefetching of edl.Dataset has a fixed size,
-    and AUTOTUNE in a map that follows still uses every core.
-    """
+    """Return `tf.data` options that start no autotuning thread for an iterator."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return options

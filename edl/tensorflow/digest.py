@@ -17,10 +17,7 @@ from edl.tensorflow.variables import VariableAccess
 
 
 def size_of(value: Any) -> int | None:
-    """Return the size in bytes of a ``tf.Variable`` or a numpy array.
-
-    None is returned for any other value, and for a variable whose shape is not fully known.
-    """
+    """Return the size in bytes of a `tf.Variable` or a numpy array."""
     if isinstance(value, tf.Variable):
         elements = value.shape.num_elements()
         return None if elements is None else elements * value.dtype.base_dtype.size
@@ -28,17 +25,7 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return a digest, an integer, of each of ``parts`` by the name of the part's value.
-
-    Workers compare the digests, which are equal for equal values. Variables, eager tensors, numpy
-    arrays and scalars, numbers, booleans, texts, bytes and None are compared. A part with another
-    value, or with an array of Python objects, is left out of the result.
-
-    Args:
-        access: how the values of variables are read: eagerly, or in a session.
-        parts: byte ranges of variables and arrays, and plain values. A plain value enters the
-            digest as a whole.
-    """
+    """Return a digest, an integer, of each of `parts` by the name of the part's value."""
     variables: list[ByteRange] = []
     others: list[ByteRange] = []
     for part in parts:

@@ -66,20 +66,10 @@ class _VariablesState(State):
     _size_of = staticmethod(size_of)
 
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each of ``parts``, byte ranges of the state, by the name of its value.
-
-        Workers compare the digests, which are equal for equal states. Values of types that are not
-        compared are left out.
-        """
         return digests(self._access, parts)
 
     def _values(self) -> dict[str, Any]:
-        """Return the present values of the variables and of the further attributes, by name.
-
-        For a group of variables this is a dict of arrays by the name of the variable. For any other
-        attribute it is the ``state_dict()``, or else the attribute itself (not a copy), wrapped in
-        a :class:`~edl.framework.elastic.Plain`.
-        """
+        """Return the present values of the variables and of the further attributes, by name."""
         values: dict[str, Any] = {}
         for group, variables in self._variables().items():
             mine = variables_by_name(variables)
@@ -91,12 +81,7 @@ class _VariablesState(State):
         return values
 
     def _put(self, values: dict[str, Any]) -> None:
-        """Write ``values``, in the form that :meth:`_values` returns, to variables and attributes.
-
-        Raises:
-            UsageError: this worker's variables differ from ``values`` in names or shapes. No
-                variable or attribute is changed then.
-        """
+        """Write `values`, in the form that `_values` returns, to variables and attributes."""
         written = []
         for group, variables in self._variables().items():
             mine = variables_by_name(variables)
@@ -112,18 +97,10 @@ class _VariablesState(State):
                 getattr(self, name).load_state_dict(value)
 
     def _parts(self) -> set[str]:
-        """Return the names of the groups of variables and of the further attributes.
-
-        They are the keys of the dict from :meth:`_values`.
-        """
         return {*self._names, *self._variables()}
 
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``values``, which have the form that :meth:`_values` returns.
-
-        Arrays and tensors become new numpy arrays, and all else is deeply copied. Later updates do
-        not change the copy.
-        """
+        """Return a copy of `values`, which have the form that `_values` returns."""
 
         def leaf(value: Any, _where: str) -> Any:
             array = array_of(value)
@@ -133,23 +110,6 @@ class _VariablesState(State):
         return copied
 
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
-        """Broadcast the values of this state, as :meth:`_values` returns them, from one worker.
-
-        All workers of the ring call it.
-
-        Args:
-            ring: the ring of all workers.
-            root: the rank that sends.
-            values: the values, on the root; None on the other ranks.
-            keep: whether this worker needs the received values. It takes part in the broadcast in
-                any case.
-
-        Returns:
-            The values of the root; None unless ``keep``.
-
-        Raises:
-            RingBroken: a worker is gone.
-        """
         return exchange(ring, root, values, keep, cloudpickle.dumps)
 
 
@@ -190,21 +150,12 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(**attributes)
 
     def _variables(self) -> dict[str, list[Any]]:
-        """Return the variables of the model and those of the optimizer.
-
-        Returns:
-            A dict with the lists "model" and "optimizer".
-        """
         return {"model": list(self.model.weights), "optimizer": list(self.optimizer.variables)}
 
     def _trained(self) -> dict[str, Any]:
-        """Return the variables that stay equal on all workers because gradients are averaged.
-
-        Returns:
-            A dict with "model" (the trainable variables) and "optimizer", of dicts of variables by
-            name. Gradients that the optimizer accumulates over several batches are left out, since
-            they are each worker's own.
-        """
+        """Return the variables that stay equal on all workers because gradients are averaged."""
+        # Gradients that the optimizer accumulates over several batches are left out, since they are
+        # each worker's own.
         # What Keras adds up of several batches is each worker's own until it is averaged.
         own = {id(plain(each)) for each in getattr(self.optimizer, "_accumulated_gradients", ())}
         shared = (each for each in self.optimizer.variables if id(plain(each)) not in own)
@@ -259,15 +210,9 @@ class TensorFlowState(_VariablesState):
             self._compared.most_groups = SESSION_GROUPS
 
     def _variables(self) -> dict[str, list[Any]]:
-        """Return the variables of the state as one group, "variables"."""
         return {"variables": self.variables}
 
     def _trained(self) -> dict[str, Any]:
-        """Return the trainable variables, which averaged gradients keep equal on all workers.
-
-        Returns:
-            A dict with one key "variables", whose value is a dict of variables by name.
-        """
         return {"variables": variables_by_name(each for each in self.variables if each.trainable)}
 
     def learning_rates(self) -> dict[str, float]:
@@ -300,12 +245,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _broken(error: Exception) -> str | None:
-    """Return the line of the message of ``error`` in which Horovod says that the ring is broken.
-
-    If Horovod has raised ``error`` without such a line, the whole message is returned: the reason
-    may be another one than a broken ring, and the caller tells these apart. If ``error`` is not
-    Horovod's, None is returned.
-    """
+    """Return the line of the message of `error` in which Horovod says that the ring is broken."""
     message = _FRAME.sub("", str(error))
     if not isinstance(error, HorovodInternalError) and not _OF_HOROVOD.search(message):
         return None

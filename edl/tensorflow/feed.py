@@ -34,44 +34,21 @@ UNBEGUN_S = 120.0  # how long it waits for the very first step
 
 @dataclass
 class _Entry:
-    """A batch on its way through ``tf.data``, and whether it was read, loaded and handed out.
+    """A batch on its way through `tf.data`, and whether it was read, loaded and handed out."""
 
-    Attributes:
-        batch: the positions of the samples, formed from the leases, or those of the warm-up.
-        padding: whether it is a padding batch, whose gradients have weight zero.
-        handed_s: when the batch was handed to a step, in seconds of ``time.monotonic()``; infinity:
-            not yet.
-        read: whether ``tf.data`` has taken it to load its samples.
-        error: why its samples could not be loaded; None: they are loaded, or not read yet.
-    """
-
-    batch: Batch
-    padding: bool
+    batch: Batch  # the positions of the samples, formed from the leases, or those of the warm-up
+    padding: bool  # whether it is a padding batch, whose gradients have weight zero
     handed_s: float = math.inf  # when it was handed to a step
-    read: bool = False
+    read: bool = False  # whether `tf.data` has taken it to load its samples
     error: EdlError | None = None  # it could not be loaded
 
 
 class PipelineBatchSource:
-    """The queue of a worker's batches on the way from its leases through ``tf.data`` to its steps.
-
-    :func:`edl.tensorflow.training.current` holds the only one, as ``feed``. The training thread
-    forms batches and takes them by :meth:`next`. A thread of ``tf.data`` loads their samples by
-    :meth:`read`, or by :meth:`open` and :meth:`take`. A *reader* is one iteration of ``tf.data``
-    that loads batches. When a new reader begins, the older ones end.
-
-    Args:
-        worker: this worker, whose leases the batches are formed from.
-
-    Attributes:
-        ahead: how many batches are formed before the steps that train them. With 0, ``tf.data`` has
-            read no batch in advance when workers join or leave.
-        trial: whether ``tf.data`` has taken a batch before :meth:`next` was called first.
-        fit_iterates: whether Keras' ``fit`` begins to iterate over the batches next. The iterator
-            that the data set returns then is the only one that may take batches in this epoch.
-    """
+    """The queue of a worker's batches on the way from its leases through `tf.data` to its steps."""
 
     def __init__(self, worker: Worker) -> None:
+        # how many batches are formed before the steps that train them. With 0, `tf.data` has read
+        # no batch in advance when workers join or leave.
         self.ahead = AHEAD
         self._worker = worker
         self._thread = threading.get_ident()  # the one that trains
@@ -92,21 +69,13 @@ class PipelineBatchSource:
 
     @property
     def is_trial(self) -> bool:
-        """Whether a plain TensorFlow session runs its graph for the first time at the moment.
-
-        A session other than ``edl.Session`` begins no steps of the job, so edl lets its first run
-        apply no update. It is False from the first step of the job on.
-        """
+        """Whether a plain TensorFlow session runs its graph for the first time at the moment."""
         return self.trial and not self._worker.loader.begun
 
     # --- training thread
 
     def restart(self) -> None:
-        """Discard the batches that are formed and not yet trained, as this worker has new leases.
-
-        Batches that ``tf.data`` has read already still come out of it, and turn into padding
-        batches. Called in the training thread.
-        """
+        """Discard the batches that are formed and not yet trained, as this worker has new leases"""
         with self._change:
             self._unread.clear()
             self._formed = deque(entry for entry in self._formed if entry.read)
@@ -114,25 +83,7 @@ class PipelineBatchSource:
                 entry.padding = True
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Remove the batch of the next step from the queue and return it.
-
-        Before that, batches are formed until ``ahead`` more are in the queue or the leases give
-        none. If the queue is empty then, the batch of the warm-up is returned, outside of a warm-up
-        as a padding batch. The samples themselves come from ``tf.data``: call :meth:`receiving`'s
-        function after this method.
-
-        Args:
-            waits: True: return the next batch even if its samples are not loaded yet. False: if it
-                is known that they are not, return the warm-up's batch, as a padding batch, and
-                leave the next batch in the queue.
-
-        Returns:
-            The batch, and whether it is a padding batch, whose gradients have weight zero. During a
-            newcomer's warm-up the second part is False.
-
-        Raises:
-            EdlError: the samples of the batch could not be loaded (a DataError, as a rule).
-        """
+        """Remove the batch of the next step from the queue and return it."""
         sampler = self._worker.loader.sampler
         with self._change:
             self._begun = True
@@ -148,25 +99,13 @@ class PipelineBatchSource:
             return self._hand_out()
 
     def pad(self) -> Batch:
-        """Return a padding batch, whose samples come out of ``tf.data`` next, for the open step.
-
-        No batch may be formed ahead.
-
-        Raises:
-            EdlError: its samples could not be loaded.
-        """
+        """Return a padding batch, whose samples come out of `tf.data` next, for the open step."""
         with self._change:
             self._put(self._worker.loader.sampler.warm_up(), True)
             return self._hand_out()[0]
 
     def _hand_out(self) -> tuple[Batch, bool]:
-        """Remove the oldest batch of the queue and return it, and whether it is a padding batch.
-
-        The caller holds the lock of the queue.
-
-        Raises:
-            EdlError: its samples could not be loaded.
-        """
+        """Remove the oldest batch of the queue and return it, and whether it is a padding batch."""
         entry = self._formed.popleft()
         entry.handed_s = time.monotonic()
         self._change.notify_all()
@@ -176,14 +115,7 @@ class PipelineBatchSource:
 
     @contextmanager
     def receiving(self, arriving: Iterator[Any]) -> Iterator[Callable[[], Any]]:
-        """Let a loop take the samples of its batches from ``arriving``, within a ``with`` block.
-
-        ``arriving`` is an iterator of the ``tf.data`` pipeline. The block gets a function without
-        arguments that waits for the samples of the batch that :meth:`next` has returned last, and
-        returns them. When the block ends, ``tf.data`` stops loading, and batches that no step has
-        taken are dropped; :meth:`form_lost_again` lets them be formed anew. If a second block is
-        entered meanwhile, the function of the first raises UsageError.
-        """
+        """Let a loop take the samples of its batches from `arriving`, within a `with` block."""
         if self._arriving is not None:  # a loop that was left, and whose iterator is kept
             self.end()
         self._arriving, self._first = arriving, None
@@ -195,15 +127,9 @@ class PipelineBatchSource:
             self.end()
 
     def _receive(self, arriving: Iterator[Any]) -> Any:
-        """Wait for the samples of the batch that :meth:`next` has returned last, and return them.
-
-        They are taken from ``arriving``, an iterator of the ``tf.data`` pipeline. If that batch is
-        the warm-up's, returned as padding because the next was not loaded, the samples of the
-        warm-up are returned again.
-
-        Raises:
-            UsageError: a newer iterator of the data set takes the batches.
-        """
+        """Wait for the samples of the batch that `next` has returned last, and return them."""
+        # If that batch is the warm-up's, returned as padding because the next was not loaded, the
+        # samples of the warm-up are returned again.
         if self._repeats:
             return self._warm_up
         first, self._first = self._first, None
@@ -218,12 +144,7 @@ class PipelineBatchSource:
         return data
 
     def _has_come(self) -> bool:
-        """Return whether the samples of the next batch are loaded.
-
-        True is also returned if that is unknown: outside of :meth:`receiving`, before this worker's
-        warm-up, or if no batch is formed. If they are not loaded, another thread begins to wait for
-        them.
-        """
+        """Return whether the samples of the next batch are loaded."""
         if self._arriving is None or self._warm_up is None or not self._formed:
             return True
         if self._first is None:
@@ -231,29 +152,19 @@ class PipelineBatchSource:
         return self._first.has_come
 
     def _form(self) -> Batch | None:
-        """Form the next batch from the leases and return it, without adding it to the queue.
-
-        None is returned if more than ``ahead`` batches are in the queue, while this worker warms
-        up, or if the leases give no batch.
-        """
+        """Form the next batch from the leases and return it, without adding it to the queue."""
         worker = self._worker
         if worker.warming_up or len(self._formed) > self.ahead:
             return None
         return worker.loader.sampler.form(worker.loader.ledger)
 
     def skip(self) -> None:
-        """Keep ``tf.data`` from loading the batch that :meth:`next` has returned last.
-
-        It is for ``edl.next_batch()``, which loads the batch itself, right after :meth:`next`.
-        """
+        """Keep `tf.data` from loading the batch that `next` has returned last."""
         with self._change:
             self._unread.popleft()
 
     def end(self) -> None:
-        """End all readers, so ``tf.data`` loads no more, and drop the batches that no step took.
-
-        Any thread may call it.
-        """
+        """End all readers, so `tf.data` loads no more, and drop the batches that no step took."""
         with self._change:
             self._abandoned |= any(not entry.padding for entry in self._formed)
             self._reader += 1
@@ -262,49 +173,31 @@ class PipelineBatchSource:
             self._change.notify_all()
 
     def form_lost_again(self) -> None:
-        """Let the sampler form the batches that :meth:`end` has dropped again, in this epoch.
-
-        It does nothing if none was dropped since the last call. Call it between two steps.
-        """
+        """Let the sampler form the batches that `end` has dropped again, in this epoch."""
+        # It does nothing if none was dropped since the last call.
         with self._change:
             gave_up, self._abandoned = self._abandoned, False
         if gave_up:
             self._worker.loader.sampler.restart()
 
     def close(self) -> None:
-        """End all readers, and wait up to 1 s until the threads of ``tf.data`` have left Python.
-
-        Called once, before the interpreter exits.
-        """
+        """End all readers, and wait up to 1 s until the threads of `tf.data` have left Python."""
         self.end()
         with self._change:
             self._change.wait_for(lambda: self._inside == 0, LEAVE_S)
         time.sleep(0.02)  # for the way from here out of Python
 
     def watch(self, iterator: object) -> None:
-        """Let ``tf.data`` stop loading when ``iterator``, its newest iterator, is deleted.
-
-        Call it with each new iterator; to delete an older one then has no effect. TensorFlow's
-        destructor of an iterator waits for the iterator's thread, and that thread may wait in
-        :meth:`take` for a batch.
-        """
+        """Let `tf.data` stop loading when `iterator`, its newest iterator, is deleted."""
         self._iteration += 1
         weakref.finalize(iterator, self._end_iteration, self._iteration)
 
     def _end_iteration(self, number: int) -> None:
-        """Let ``tf.data`` stop loading if the deleted iterator is its newest one; else do nothing.
-
-        ``number`` is the number of the deleted iterator: :meth:`watch` counts the iterators from 1.
-        """
         if number == self._iteration:
             self.end()
 
     def _put(self, batch: Batch, padding: bool) -> None:
-        """Append ``batch`` to the batches that ``tf.data`` is to load and steps are to take.
-
-        ``padding`` says whether it is a padding batch, whose gradients have weight zero. The caller
-        holds the lock of the queue.
-        """
+        """Append `batch` to the batches that `tf.data` is to load and steps are to take."""
         entry = _Entry(batch, padding)
         self._formed.append(entry)
         self._unread.append(entry)
@@ -312,42 +205,20 @@ class PipelineBatchSource:
     # --- tf.data's thread
 
     def read(self, load: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield the loaded samples of each batch, in order, waiting until the batch is formed.
-
-        The iterator is for a thread of ``tf.data``. It ends when this method, :meth:`open` or
-        :meth:`end` is called, or after a batch that could not be loaded. ``load(batch)`` returns
-        the samples of a batch, loaded.
-        """
+        """Yield the loaded samples of each batch, in order, waiting until the batch is formed."""
         number = self.open()
         while (samples := self.take(number, load)) is not None:
             yield samples
 
     def open(self) -> int:
-        """Begin a new iteration over the batches, and return its number for :meth:`take`.
-
-        All older iterations end.
-        """
+        """Begin a new iteration over the batches, and return its number for `take`."""
         with self._change:
             self._reader += 1
             self._change.notify_all()
             return self._reader
 
     def take(self, number: int, load: Callable[[Any], Any]) -> Any:
-        """Wait until the next batch is formed, load its samples, and return them.
-
-        Called in a thread of ``tf.data``. The seconds for which a step has waited for the samples
-        are added to the time that the step spends on data. If ``load`` raises an error of edl's,
-        for a damaged file say, the training thread raises it instead: when it takes the batch, or
-        at once if it has taken it. Any other error is raised here.
-
-        Args:
-            number: the number of the iteration, from :meth:`open`.
-            load: a function of a batch that returns its samples, loaded.
-
-        Returns:
-            What ``load`` returned; None if the iteration has ended or ``load`` has raised an error
-            of edl's.
-        """
+        """Wait until the next batch is formed, load its samples, and return them."""
         if (entry := self._take(number)) is None:
             return None
         try:
@@ -360,11 +231,7 @@ class PipelineBatchSource:
         return loaded
 
     def _fail(self, entry: _Entry, error: EdlError) -> None:
-        """Record in ``entry`` the ``error`` for which its batch could not be loaded.
-
-        :meth:`next` raises it when a step takes the batch. If a step has taken the batch already,
-        the error is raised in the training thread now.
-        """
+        """Record in `entry` the `error` for which its batch could not be loaded."""
         with self._change:
             entry.error = error
             waited_for = all(entry is not other for other in self._formed)
@@ -372,20 +239,12 @@ class PipelineBatchSource:
             self._raise_in_trainer(error)
 
     def _raise_in_trainer(self, error: EdlError) -> None:
-        """Raise ``error`` in the training thread, as soon as that thread runs Python code again.
-
-        If the training thread has ended, or is the calling thread, the call itself raises
-        ``error``. Otherwise the call returns.
-        """
+        # Otherwise the call returns.
         if not raise_in(self._thread, error):
             raise error
 
     def _take(self, number: int) -> _Entry | None:
-        """Wait for the next batch to load, and return its entry; None if the iteration has ended.
-
-        ``number`` is the number of the iteration, from :meth:`open`. While it waits, the calling
-        thread is counted among the threads that :meth:`close` waits for.
-        """
+        """Wait for the next batch to load, and return its entry; None if the iteration has ended"""
         with self._change:
             self._inside += 1
             try:
@@ -395,14 +254,9 @@ class PipelineBatchSource:
                 self._change.notify_all()
 
     def _wait(self, number: int) -> _Entry | None:
-        """Wait for a batch to load, and return its entry; None if the iteration has ended.
-
-        ``number`` is the number of the iteration, from :meth:`open`. The caller holds the lock of
-        the queue. If :meth:`next` was never called, the batch of a warm-up is returned once, for
-        the trial run of a session that is not edl's. After that, if no step has begun within
-        ``UNBEGUN_S`` seconds, UsageError is raised in the training thread, and None is returned.
-        None is also returned when the main thread has ended.
-        """
+        """Wait for a batch to load, and return its entry; None if the iteration has ended."""
+        # If `next` was never called, the batch of a warm-up is returned once, for the trial run of
+        # a session that is not edl's.
         if not (self._begun or self.trial):
             # A session that does not know the job: its first run is a trial for nothing.
             self.trial = True

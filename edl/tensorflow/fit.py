@@ -77,11 +77,7 @@ STEPS_ARE_MADE = (
 
 
 class _EpochIsOver:
-    """The class of ``EPOCH_IS_OVER``, to which edl sets ``stop_training`` to end an epoch only.
-
-    The object counts as true, so Keras leaves its loop over the batches. A callback of the script
-    that wants to end the training sets True instead, which ``is not EPOCH_IS_OVER``.
-    """
+    """The class of `EPOCH_IS_OVER`, to which edl sets `stop_training` to end an epoch only."""
 
     def __bool__(self) -> bool:
         return True
@@ -141,21 +137,7 @@ class KerasCallback(keras.callbacks.Callback):
         return self._last
 
     def _arranged(self, others: list[Any], model: Any) -> list[Any]:
-        """Return all callbacks of ``fit`` in the order in which they run, as a new list.
-
-        This callback is the first, then come ``others`` with a progress bar (each callback that
-        writes files or to the terminal is replaced by a wrapper that lets it write on rank 0 only),
-        and a :class:`_LastCallback` is the last. If a newcomer's job has done this fit already, the
-        list has only a :class:`~edl.tensorflow.fits.PassedOver`, which skips the fit, and Keras'
-        ``History`` if ``others`` has it. ``model`` is recorded as the model that ``fit`` trains.
-
-        Args:
-            others: the callbacks that ``fit`` has beside this one.
-            model: the compiled model that is fitted.
-
-        Raises:
-            UsageError: the model or one of the callbacks cannot work in a job.
-        """
+        """Return all callbacks of `fit` in the order in which they run, as a new list."""
         now, worker = self._training, self._training.worker
         check_compiled(model, now)
         now.fit_with(model)
@@ -371,30 +353,17 @@ class KerasCallback(keras.callbacks.Callback):
 
 
 class _LastCallback(keras.callbacks.Callback):
-    """The callback that runs after all other callbacks of the ``fit``.
-
-    :meth:`KerasCallback._arranged` makes one for each ``fit``.
-
-    Args:
-        now: the data source, the optimizers and the open step of this process.
-        writers: the wrappers of the callbacks that write files or to the terminal.
-        first: edl's callback that runs before all others.
-        history: Keras' ``History`` of the fit; None: it has none.
-
-    Attributes:
-        passed: all fits that the job has done, in order, if this newcomer's fit is one of them and
-            so is skipped; empty if not.
-        history: Keras' ``History`` of the fit; None: it has none.
-        states: the states of the callbacks, which newcomers and checkpoints receive.
-        stopped: why all workers have stopped this fit before its end; empty: they have not.
-    """
+    """The callback that runs after all other callbacks of the `fit`."""
 
     def __init__(
         self, now: training.Training, writers: list[Writer], first: KerasCallback, history: Any
     ) -> None:
         super().__init__()
+        # all fits that the job has done, in order, if this newcomer's fit is one of them and so is
+        # skipped; empty if not
         self.passed: tuple[DoneFit, ...] = ()
-        self.history = history
+        self.history = history  # Keras' `History` of the fit; None: it has none
+        # why all workers have stopped this fit before its end; empty: they have not
         self.stopped = ""
         self._training = now
         self._first = first
@@ -402,37 +371,27 @@ class _LastCallback(keras.callbacks.Callback):
         self._entered: dict[str, Any] | None = None  # the job's state, in the midst of an epoch
         if now.callback_states is None:
             now.callback_states = CallbackStates(now.worker)
+        # the states of the callbacks, which newcomers and checkpoints receive
         self.states = now.callback_states
         assert now.replica is not None
         now.replica.track({NAME: self.states})
 
     def set_params(self, params: Any) -> None:
-        """Keep ``params``, Keras' parameters of ``fit``, and give its ``verbose`` to newcomers.
-
-        On a newcomer, the job's ``verbose`` replaces the one of its own call when the worker
-        receives the job's state.
-        """
+        """Keep `params`, Keras' parameters of `fit`, and give its `verbose` to newcomers."""
         super().set_params(params)
         self.states.verbose = params.get("verbose", 0)
         self.states.told_verbose = self._show
 
     def _show(self, verbose: Any) -> None:
-        """Set the ``verbose`` of this ``fit``'s progress bars: 0 (silent), 1 (bar) or 2 (lines)."""
+        """Set the `verbose` of this `fit`'s progress bars: 0 (silent), 1 (bar) or 2 (lines)."""
         for writer in self._writers:
             if isinstance(writer, GatedProgress):
                 writer.set_params({**self.params, "verbose": verbose})
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Warm up a newcomer, join the job, and set the epoch with which ``fit`` begins.
-
-        That is the epoch that the job is in or begins next. If the job has done this fit already,
-        or was resumed after its end (all epochs or updates were trained, or a callback had stopped
-        it), it is ``epochs``, so that Keras runs none.
-
-        Raises:
-            UsageError: the job has already made the updates that ``max_steps`` allows, before a fit
-                that is not the first.
-        """
+        """Warm up a newcomer, join the job, and set the epoch with which `fit` begins."""
+        # If the job has done this fit already, or was resumed after its end (all epochs or updates
+        # were trained, or a callback had stopped it), it is `epochs`, so that Keras runs none.
         now, epochs = self._training, self.params["epochs"]
         asked = TrainingLength.asked(epochs + now.fits.shift, now.steps.max_steps)
         now.worker.loader.progress.length = asked
@@ -457,23 +416,15 @@ class _LastCallback(keras.callbacks.Callback):
         self.model._initial_epoch = begin
 
     def _describe(self) -> None:
-        """Let newcomers ask for the names and shapes of the model's and the optimizer's variables.
-
-        A newcomer compares its own with them before it joins. Nothing is done in a job that no
-        worker can join, or in a script with several optimizers.
-        """
+        """Let newcomers ask for names and shapes of the model's and the optimizer's variables"""
         now = self._training
         if now.worker.is_shared and not now.reduction.several:
             assert now.replica is not None
             now.worker.describe_model(now.replica.shapes)
 
     def before_epoch(self, epoch: int) -> None:
-        """Keep a copy of the job's state if this worker has joined in the midst of ``epoch``.
-
-        The number is Keras'. Keras then calls ``on_epoch_begin`` of callbacks whose states,
-        received from the job, have begun the epoch already. Since this may change their states and
-        the model's, :meth:`on_epoch_begin` restores the copy. On other workers nothing is done.
-        """
+        """Keep a copy of the job's state if this worker has joined in the midst of `epoch`."""
+        # Since this may change their states and the model's, `on_epoch_begin` restores the copy.
         assert self._training.replica is not None
         if self.states.begun == epoch:
             self._entered = self._training.replica.state()
@@ -481,11 +432,7 @@ class _LastCallback(keras.callbacks.Callback):
             self._entered["tracked"][NAME] = self.states.received
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restore the copy of the job's state that :meth:`before_epoch` has kept, and drop it.
-
-        It is called when all other callbacks have begun the epoch. If no copy was kept, only the
-        number of the epoch is recorded for newcomers. ``fit`` may iterate the data set now, once.
-        """
+        """Restore the copy of the job's state that `before_epoch` has kept, and drop it."""
         entered, self._entered = self._entered, None
         if entered is not None:
             assert self._training.replica is not None
@@ -495,12 +442,7 @@ class _LastCallback(keras.callbacks.Callback):
         self._training.feed.fit_iterates = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Set ``stop_training`` after the step in which the job ends the epoch or the training.
-
-        If a callback of this worker has set it, a request goes to all workers instead. After the
-        last batch of an epoch, the metrics of all workers are combined, and each worker waits for
-        all.
-        """
+        """Set `stop_training` after the step in which the job ends the epoch or the training."""
         worker = self._training.worker
         self._take_back()
         if worker.loader.progress.stop:
@@ -515,11 +457,7 @@ class _LastCallback(keras.callbacks.Callback):
             self._first.end_batches(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Agree with all workers whether to stop, and whether rank 0 has written its files.
-
-        All workers call it, and each waits for all. All stop if a callback of one worker wants to.
-        If rank 0 died before it wrote its files of the epoch, the present rank 0 writes them.
-        """
+        """Agree with all workers whether to stop, and whether rank 0 has written its files."""
         worker = self._training.worker
         if not worker.loader.progress.stop:
             self._take_back()
@@ -531,12 +469,7 @@ class _LastCallback(keras.callbacks.Callback):
             self._stop(now.stop)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Record this call of ``fit`` as done in the job, which saves a checkpoint if it is to.
-
-        All other callbacks have ended the fit, and may have changed the model, as EarlyStopping
-        does that restores the best weights: these are saved. On a newcomer that has skipped the
-        fit, the job's numbers are written into Keras' ``History``.
-        """
+        """Record this call of `fit` as done in the job, which saves a checkpoint if it is to."""
         if self.passed:
             self._training.fits.pass_over(self.passed, self.history)
         else:  # a limit of updates may be raised when the job is resumed
@@ -544,12 +477,7 @@ class _LastCallback(keras.callbacks.Callback):
             self._training.fits.end(self.history, "" if made_all else self.stopped)
 
     def _take_back(self) -> None:
-        """Turn a ``stop_training`` that a callback has set into a request to all workers.
-
-        ``stop_training`` is set to False again. The request goes to all workers with this worker's
-        next step record or at the end of the epoch, and all stop training after that same step. If
-        no callback has set ``stop_training``, nothing is done.
-        """
+        """Turn a `stop_training` that a callback has set into a request to all workers."""
         if self.model.stop_training and self.model.stop_training is not EPOCH_IS_OVER:
             worker = self._training.worker
             if not worker.loader.wants_to_stop:
@@ -558,10 +486,7 @@ class _LastCallback(keras.callbacks.Callback):
             self.model.stop_training = False
 
     def _stop(self, reason: str) -> None:
-        """Set ``stop_training``, and log that all workers stop after this step.
-
-        ``reason`` says why, in the log of this process and in the job's event log.
-        """
+        """Set `stop_training`, and log that all workers stop after this step."""
         self.model.stop_training, self.stopped = True, reason
         worker = self._training.worker
         message = training.STOP.format(step=worker.step, reason=reason)
@@ -587,12 +512,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _build_all(now: training.Training, model: Any) -> None:
-    """Create the variables of ``model`` and its optimizer on a newcomer that skips a fit.
-
-    It skips a fit that the job has done already, so no first step creates them. In a script with
-    several optimizers nothing is done. ``now`` holds the data source, the optimizers and the open
-    step of this process.
-    """
+    """Create the variables of `model` and its optimizer on a newcomer that skips a fit."""
     if not now.reduction.several:
         build_model(model, now.newest_dataset)
         assert now.replica is not None

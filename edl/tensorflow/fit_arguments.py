@@ -32,11 +32,7 @@ STEERED = (
 
 
 def refuse_steered(callbacks: Iterable[Any]) -> None:
-    """Raise UsageError for a callback that steers a job of logical workers by its training metrics.
-
-    Numbers of the validation, which each worker computes with all data, are the same on any number
-    of workers. ``callbacks`` are those of ``fit``.
-    """
+    """Refuse a callback that steers a job of logical workers by its training metrics."""
     kinds = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
     for each in callbacks:
         if isinstance(each, kinds) and not str(each.monitor).startswith("val_"):
@@ -45,15 +41,7 @@ def refuse_steered(callbacks: Iterable[Any]) -> None:
 
 
 def check_compiled(model: Any, now: training.Training) -> None:
-    """Refuse a compiled ``model`` that edl cannot train, and turn off XLA in it.
-
-    ``now`` holds the data source, the optimizers and the open step of this process. With several
-    optimizers the one given to ``compile`` may be any, as ``train_step`` applies them.
-
-    Raises:
-        UsageError: the model's optimizer is no ``edl.Optimizer``, or the model was compiled with
-            ``steps_per_execution`` other than 1.
-    """
+    """Refuse a compiled `model` that edl cannot train, and turn off XLA in it."""
     refuse_stateful(model, now.worker.is_shared)
     optimizer = model.optimizer
     if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
@@ -71,14 +59,7 @@ def check_compiled(model: Any, now: training.Training) -> None:
 
 
 def check_list(callback: Any) -> None:
-    """Refuse a ``keras.callbacks.CallbackList`` that the script has made without model or epochs.
-
-    From a plain list of callbacks Keras makes one with the model and the ``epochs`` of the fit.
-    ``callback`` is a callback in the list; it is asked when training begins.
-
-    Raises:
-        UsageError: the list has no model, or no ``epochs``.
-    """
+    """Refuse a `keras.callbacks.CallbackList` that the script has made without model or epochs."""
     if callback.model is None or "epochs" not in (callback.params or {}):
         raise UsageError(
             "fit was given a keras.callbacks.CallbackList, which does not know the model and the "
@@ -88,19 +69,7 @@ def check_list(callback: Any) -> None:
 
 
 def check_arguments(model: Any) -> int:
-    """Check the arguments of the running ``model.fit``, and return its ``initial_epoch``.
-
-    Args:
-        model: the model whose innermost ``fit`` is looked for on the stack of the calling thread.
-
-    Returns:
-        The index of the first epoch, as Keras counts; 0 if there is no call of ``fit`` on the
-        stack.
-
-    Raises:
-        UsageError: ``fit`` was not given the edl.Dataset to train on, or was given it to validate
-            on, or was given ``steps_per_epoch``.
-    """
+    """Check the arguments of the running `model.fit`, and return its `initial_epoch`."""
     given = _arguments(model)
     if given is None:
         return 0
@@ -124,11 +93,7 @@ def check_arguments(model: Any) -> int:
 
 
 def _arguments(model: Any) -> Mapping[str, Any] | None:
-    """Return the arguments of the running ``model.fit`` by name; None if no such call is found.
-
-    They are ``x``, ``validation_data``, ``steps_per_epoch`` and ``initial_epoch``, with their
-    present values in the call's frame.
-    """
+    """Return the arguments of the running `model.fit` by name; None if no such call is found."""
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller
@@ -147,10 +112,7 @@ def _flat(data: Any) -> list[Any]:
 
 
 def _called(data: Any) -> str:
-    """Return a phrase that names the type of ``data``, such as "a list", for error messages.
-
-    For a data set of TensorFlow's it is "another tf.data.Dataset".
-    """
+    """Return a phrase that names the type of `data`, such as "a list", for error messages."""
     if isinstance(data, tf.data.Dataset):
         return "another tf.data.Dataset"
     return f"a {type(data).__name__}"

@@ -32,38 +32,22 @@ LOOP_AFTER_FIT = (
 
 
 class Fits:
-    """A record of the calls of ``model.fit`` that this process's script has made so far.
-
-    :func:`edl.tensorflow.training.current` holds the only one, as ``fits``. Each call of ``fit`` is
-    recorded by :meth:`begin`, then :meth:`begin_epoch` for each epoch, then :meth:`end`; or by
-    :meth:`pass_over` alone if it is skipped.
-
-    Args:
-        worker: the worker that this process is.
-
-    Attributes:
-        done: a record of each fit that is done, in order: how many epochs the job had then trained
-            over all fits, and the numbers of Keras' ``History``. Fits that this worker skipped,
-            because the job had done them before it came, are among them.
-        shift: the job's number of an epoch minus Keras' number of it, in the present fit.
-    """
+    """A record of the calls of `model.fit` that this process's script has made so far."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        # a record of each fit that is done, in order: how many epochs the job had then trained over
+        # all fits, and the numbers of Keras' `History`. Fits that this worker skipped, because the
+        # job had done them before it came, are among them.
         self.done: tuple[DoneFit, ...] = ()
-        self.shift = 0
+        self.shift = 0  # the job's number of an epoch minus Keras' number of it, in the present fit
 
     @property
     def _before(self) -> int:
-        """The number of epochs that the job has trained in all fits before the present one."""
         return self.done[-1].until if self.done else 0
 
     def begin(self, first: int) -> None:
-        """Begin a call of ``fit``: its first epoch follows the last epoch of the fit before.
-
-        Newcomers learn from now on that the script is in this fit. ``first`` is Keras' number of
-        its first epoch, the ``initial_epoch`` of the call.
-        """
+        """Begin a call of `fit`: its first epoch follows the last epoch of the fit before."""
         self.shift = self._before - first
         self._worker.fits.begin(self.done)
 
@@ -74,20 +58,12 @@ class Fits:
 
     @property
     def next_epoch(self) -> int:
-        """The number of the epoch that the job is in, as Keras counts in the present fit.
-
-        Before the job has begun an epoch of this fit, it is the number of the fit's first epoch.
-        """
+        """The number of the epoch that the job is in, as Keras counts in the present fit."""
         return max(self._worker.loader.epoch, self._before) - self.shift
 
     def begin_epoch(self, epoch: int) -> None:
-        """Move the job to its next epoch if the present one is trained, or is of an earlier fit.
-
-        ``epoch`` is the number, as Keras counts in this fit, that the job's epoch must then have.
-
-        Raises:
-            UsageError: the job's epoch has another number then.
-        """
+        """Move the job to its next epoch if the present one is trained, or is of an earlier fit."""
+        # `epoch` is the number, as Keras counts in this fit, that the job's epoch must then have.
         loader = self._worker.loader
         if loader.ledger.finished:
             loader.next_epoch()
@@ -101,17 +77,7 @@ class Fits:
             )
 
     def end(self, history: Any, stopped: str = "") -> None:
-        """Record the present fit as done, and save a checkpoint.
-
-        All workers call it. If the job saves checkpoints, rank 0 saves one, and the call does not
-        wait for the file. Newcomers learn from now on that the fit is done.
-
-        Args:
-            history: Keras' ``History`` of the fit, whose numbers are stored for newcomers; None:
-                the fit has none.
-            stopped: why callbacks have stopped the fit, so that a job which is resumed from the
-                checkpoint trains no more of it; empty: they have not.
-        """
+        """Record the present fit as done, and save a checkpoint."""
         until = max(self._before, self._worker.loader.ledger.epochs_begun)
         epochs = [] if history is None else [int(epoch) for epoch in history.epoch]
         numbers = {} if history is None else _as_values(history.history)
@@ -119,14 +85,7 @@ class Fits:
         self._worker.fits.end(self.done, stopped, self._worker.rank, self._worker.generation)
 
     def pass_over(self, done: Sequence[DoneFit], history: Any) -> None:
-        """Record the present fit as done without training, since the job has done it already.
-
-        Args:
-            done: all fits that the job has done, in order. The present one has as index the number
-                of fits that this worker has recorded.
-            history: Keras' ``History`` of this call, into which the job's numbers are written;
-                None: the call has none.
-        """
+        """Record the present fit as done without training, since the job has done it already."""
         fit = done[len(self.done)]
         if history is not None:
             history.epoch = list(fit.epochs)
@@ -135,17 +94,7 @@ class Fits:
         self._worker.fits.pass_over(self.done)
 
     def check_model(self, model: Any, before: Any) -> None:
-        """Refuse a further fit of a ``model`` that shares no variable with the model ``before``.
-
-        Before the first fit is done, any model is accepted.
-
-        Args:
-            model: the model that is fitted.
-            before: the model of the last fit; None: there was none.
-
-        Raises:
-            UsageError: the two models have no variable in common.
-        """
+        """Refuse a further fit of a `model` that shares no variable with the model `before`."""
         if not self.done or before is None or model is before:
             return
         known = {id(plain(one)) for one in variables_of(before) or []}
@@ -154,19 +103,10 @@ class Fits:
 
 
 class PassedOver(keras.callbacks.Callback):
-    """A callback with which a worker skips a fit that the job has done: Keras runs no epoch.
+    """A callback with which a worker skips a fit that the job has done: Keras runs no epoch."""
 
-    It takes the place of all callbacks that the script has given to ``fit``, but for Keras'
-    ``History``.
-
-    Args:
-        fits: the record of the fits of this worker's script.
-        done: all fits that the job has done, in order.
-        history: Keras' ``History`` of this call, into which the job's numbers are written; None:
-            the call has none.
-        build: a function without arguments that creates the variables of model and optimizer, as
-            the first step would.
-    """
+    # `build`: a function without arguments that creates the variables of model and optimizer, as
+    # the first step would.
 
     def __init__(
         self, fits: Fits, done: Sequence[DoneFit], history: Any, build: Callable[[], None]
@@ -175,28 +115,24 @@ class PassedOver(keras.callbacks.Callback):
         self._fits, self._done, self._history, self._build = fits, done, history, build
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Create the variables of model and optimizer; make Keras' ``fit`` end without an epoch."""
+        """Create the variables of model and optimizer; make Keras' `fit` end without an epoch."""
         self._build()
         self.model._initial_epoch = self.params["epochs"]  # where fit looks for its first epoch
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Record the fit as done, and write the job's numbers into its ``History``."""
+        """Record the fit as done, and write the job's numbers into its `History`."""
         self.model._initial_epoch = None
         self._fits.pass_over(self._done, self._history)
 
 
 def history_among(callbacks: Sequence[Any]) -> Any:
-    """Return the first ``keras.callbacks.History`` in ``callbacks``; None if there is none."""
+    """Return the first `keras.callbacks.History` in `callbacks`; None if there is none."""
     found = (one for one in callbacks if isinstance(one, keras.callbacks.History))
     return next(found, None)
 
 
 def _as_values(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return a copy of ``history``, a list of one value for each epoch by metric, as JSON values.
-
-    Arrays, tensors and scalars of numpy become lists and numbers of Python. A callback may have put
-    other values into the logs: what JSON has no form for becomes text.
-    """
+    """Return a copy of `history`, a list of one value for each epoch by metric, as JSON values."""
     return {
         name: [json_value(_without_arrays(one)) for one in values]
         for name, values in history.items()
@@ -204,10 +140,7 @@ def _as_values(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _without_arrays(value: Any) -> Any:
-    """Return the lists and numbers of Python that numpy makes of ``value``, an array or the like.
-
-    A ``value`` that numpy makes no array of, such as lists of different lengths, is returned as is.
-    """
+    """Return the lists and numbers of Python that numpy makes of `value`, an array or the like."""
     try:
         # numpy makes no array of TensorFlow's tensor of bfloat16
         return np.asarray(value.numpy() if hasattr(value, "numpy") else value).tolist()

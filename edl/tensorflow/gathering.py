@@ -66,10 +66,7 @@ def _array(value: Any) -> Array:
 
 
 def _wide(kind: Any) -> Any:
-    """Return the numpy type in which arrays of the numpy type ``kind`` are added.
-
-    It is int64 for integers and booleans, complex128 for complex numbers, and float64 for others.
-    """
+    """Return the numpy type in which arrays of the numpy type `kind` are added."""
     if np.issubdtype(kind, np.integer) or kind == np.bool_:
         return np.int64
     # bfloat16 is no floating type to NumPy

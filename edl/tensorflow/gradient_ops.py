@@ -38,35 +38,18 @@ AVAILABLE = hasattr(_library, "horovod_edl_send_gradients")  # this Horovod has 
 
 
 def on_wire(gradient: Any) -> Any:
-    """Return ``gradient`` as a tensor of a type that Horovod's binding can send.
-
-    A bfloat16 tensor becomes float32; other types stay.
-    """
+    """Return `gradient` as a tensor of a type that Horovod's binding can send."""
     return tf.cast(gradient, WIRE_DTYPE.get(gradient.dtype, gradient.dtype))
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
-    """Return ``gradient`` times ``weight``, a scalar float64 tensor, in the type of ``gradient``.
-
-    If ``weight`` is 0, the result is zeros, even for an infinite ``gradient``.
-    """
+    """Return `gradient` times `weight`, a scalar float64 tensor, in the type of `gradient`."""
     product = gradient * tf.cast(weight, gradient.dtype)
     return tf.where(tf.equal(weight, 0), tf.zeros_like(gradient), product)
 
 
 def average(sent: Any, number: int, optimizer: int = 0) -> Any:
-    """Add an operation to the graph that computes the mean of one gradient over the ring.
-
-    Args:
-        sent: this worker's gradient, a dense tensor of a type that Horovod can send.
-        number: the index of the gradient among those of its optimizer, from 0, which stands in the
-            operation's name. It must be the same on all workers.
-        optimizer: the index of the optimizer in the script, from 0, which also stands in the name.
-
-    Returns:
-        The mean, a tensor. If the operation fails or sends nothing, it is no mean: see
-        :func:`failure` and :func:`start_sending`.
-    """
+    """Add an operation to the graph that computes the mean of one gradient over the ring."""
     return mpi_ops.MPI_LIB.horovod_allreduce(
         sent,
         name=f"edl_gradient{optimizer or ''}_{number}",
@@ -80,21 +63,7 @@ def average(sent: Any, number: int, optimizer: int = 0) -> Any:
 
 @waits(WAITING)
 def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
-    """Average gradients over the ring from Python, all at once, and return their means.
-
-    Call ``start_sending(True)`` before; else ``sent`` is returned as it is. The call waits for all
-    workers. If the ring breaks, it returns without an error, with values that are no means: ask
-    :func:`failure` then. The graph that does the work is traced once for tensors of the same shapes
-    and types.
-
-    Args:
-        sent: this worker's gradients, in types that Horovod can send, in the same order on all
-            workers.
-        optimizer: the index of the optimizer in the script, from 0.
-
-    Returns:
-        The means as eager tensors, in the order of ``sent``.
-    """
+    """Average gradients over the ring from Python, all at once, and return their means."""
     with context.eager_mode():
         # Not by calling it: that would run operation by operation while the script has
         # tf.config.run_functions_eagerly.
@@ -105,11 +74,7 @@ def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
 
 @functools.cache
 def _averages(optimizer: int) -> Any:
-    """Return the ``tf.function`` that averages all gradients of one optimizer over the ring.
-
-    The function takes the gradients as arguments and returns the list of their means. ``optimizer``
-    is the index of the optimizer in the script, from 0.
-    """
+    """Return the `tf.function` that averages all gradients of one optimizer over the ring."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def average_all(*sent: Any) -> list[Any]:
@@ -119,28 +84,17 @@ def _averages(optimizer: int) -> Any:
 
 
 def start_sending(sends: bool) -> None:
-    """Switch whether this process's gradient operations send their inputs or return them unsent.
-
-    The switch holds for all graphs until the next call. The count of :func:`sent` is set to 0, and
-    the reason of :func:`failure` to None. ``sends`` is True for sending. Before the first call
-    nothing is sent.
-    """
+    """Switch whether this process's gradient operations send their inputs or return them unsent."""
     _library.horovod_edl_send_gradients(ctypes.c_bool(sends))
 
 
 def sent() -> int:
-    """Return how many gradient operations have begun to send since the last :func:`start_sending`.
-
-    Those that failed are counted, too.
-    """
+    """Return how many gradient operations have begun to send since the last `start_sending`."""
     return int(_library.horovod_edl_sent_gradients())
 
 
 def failure() -> str | None:
-    """Return why the last gradient that failed since :func:`start_sending` could not be reduced.
-
-    The reason is Horovod's message; None if none has failed.
-    """
+    """Return why the last gradient that failed since `start_sending` could not be reduced."""
     reason = ctypes.create_string_buffer(_REASON_BYTES)
     if not _library.horovod_edl_failed_gradients(reason, ctypes.c_size_t(_REASON_BYTES)):
         return None
@@ -154,25 +108,18 @@ def hold() -> None:
 
 
 def empty(variable: Any) -> Any:
-    """Return zeros to send for a ``variable`` that has no gradient on this worker.
-
-    All workers must send as many tensors. The zeros have one dimension more than ``variable``: if
-    another worker has a gradient for it, Horovod refuses both.
-    """
+    """Return zeros to send for a `variable` that has no gradient on this worker."""
+    # All workers must send as many tensors.
     rank = tf.TensorShape(variable.shape).rank or 0
     return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))
 
 
 def having(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
-    """Return the items of ``tensors`` whose variables have a gradient.
-
-    ``bare`` has True at the index of each variable without a gradient.
-    """
+    """Return the items of `tensors` whose variables have a gradient."""
     return [each for each, none in zip(tensors, bare, strict=True) if not none]
 
 
 def typed(means: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """Return each of ``means`` in the type of the gradient at the same index of ``gradients``."""
     return [
         mean if mean.dtype == gradient.dtype else tf.cast(mean, gradient.dtype)
         for mean, gradient in zip(means, gradients, strict=True)

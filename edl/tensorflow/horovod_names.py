@@ -81,12 +81,7 @@ def _reducer(
     groups: Any,
     process_set: Any,
 ) -> Any:
-    """Return the function by which Horovod's tape and optimizers reduce gradients.
-
-    It is Horovod's own but for sparse gradients and groups. Horovod sends ``IndexedSlices`` in
-    groups with the shape of another gradient, and not with ``gradient_predivide_factor``; and it
-    knows a variable in a group by a name, which others may have.
-    """
+    """Return the function by which Horovod's tape and optimizers reduce gradients."""
     factors = (1.0, 1.0)
     if op == Average:  # which is divided by the number of workers, too
         factors = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
@@ -241,19 +236,10 @@ def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any)
 
 
 def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
-    """Return Horovod's tape around ``gradtape``, changed to work with Keras 3 in an elastic job.
-
-    Its ``gradient``, ``register_local_source`` and ``get_local_and_global_gradients`` take Keras 3
-    variables, too, and ``gradient`` takes and returns lists only. If the script has registered
-    variables as local (not averaged over the workers), edl divides their gradients by the number of
-    workers, unless ``scale_local_gradients=False`` is given: in an elastic job Horovod's tape would
-    divide them by an integer, which TensorFlow refuses.
-
-    Args:
-        gradtape: the ``tf.GradientTape`` that computes this worker's gradients.
-        arguments: further arguments of Horovod's class by position.
-        named: further arguments of Horovod's class by name.
-    """
+    """Return Horovod's tape around `gradtape`, changed to work with Keras 3 in an elastic job."""
+    # If the script has registered variables as local (not averaged over the workers), edl divides
+    # their gradients by the number of workers, unless `scale_local_gradients=False` is given: in an
+    # elastic job Horovod's tape would divide them by an integer, which TensorFlow refuses.
     asked = _checked(_TAPE.bind(gradtape, *arguments, **named))
     scales = asked.arguments.get("scale_local_gradients", True)
     asked.arguments["scale_local_gradients"] = False
@@ -284,11 +270,7 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _by_size(gradient: Any) -> Any:
-    """Return ``gradient`` divided by the number of workers in the ring; None stays None.
-
-    Both a tensor and ``IndexedSlices`` are accepted. It is for the gradient of a variable that is
-    not averaged over the workers: it is scaled like the gradients that are means over the workers.
-    """
+    """Return `gradient` divided by the number of workers in the ring; None stays None."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -314,37 +296,7 @@ def _keras_optimizer(
     scale_local_gradients: bool = True,
     use_locking: bool = False,
 ) -> Any:
-    """Let a Keras optimizer average its gradients over the workers before it applies them.
-
-    The method ``apply`` of ``optimizer`` is replaced, and ``optimizer`` is returned. The arguments
-    are those of Horovod's ``DistributedOptimizer``; three of them have no effect:
-    ``average_aggregated_gradients``, ``scale_local_gradients`` and ``use_locking``.
-
-    Args:
-        optimizer: a Keras optimizer.
-        name: what the names of the operations begin with; None: "Distributed" and the class's name.
-        device_dense: the device on which dense gradients are reduced; empty: Horovod chooses.
-        device_sparse: the same for ``IndexedSlices``.
-        compression: Horovod's compression of the gradients that are sent.
-        sparse_as_dense: whether ``IndexedSlices`` are sent as dense tensors.
-        gradient_predivide_factor: the part of the average's divisor by which gradients are divided
-            before the sum; the rest follows after it.
-        op: Average or Sum.
-        backward_passes_per_step: must be 1.
-        average_aggregated_gradients: ignored.
-        num_groups: the number of groups in which gradients are sent; 0: each alone. Ignored if
-            ``groups`` is given.
-        groups: that number, or lists of variables, one list for each group; None: ``num_groups``
-            holds.
-        process_set: must be the global one.
-        scale_local_gradients: ignored.
-        use_locking: ignored.
-
-    Raises:
-        UsageError: ``op`` is not Average or Sum, ``process_set`` is not the global one,
-            ``backward_passes_per_step`` is not 1, ``gradient_predivide_factor`` is given with Sum,
-            or the optimizer was wrapped before.
-    """
+    """Let a Keras optimizer average its gradients over the workers before it applies them."""
     del average_aggregated_gradients  # says something of more than one backward pass
     del scale_local_gradients, use_locking  # of local variables; of TensorFlow 1
     if process_set is not global_process_set:

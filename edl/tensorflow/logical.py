@@ -83,11 +83,7 @@ class _TensorSpec(NamedTuple):
 
 
 class _Arrays:
-    """The operations on NumPy's arrays by which exact means are computed.
-
-    It implements :class:`edl.framework.exact_mean.ArrayKind`. The target of a mean is a
-    :class:`_TensorSpec`, the shape and type of the result.
-    """
+    """The operations on NumPy's arrays by which exact means are computed."""
 
     def largest(self, values: Sequence[Array]) -> list[float]:
         """Return for each array the largest absolute value in it that is finite, or 0.0."""
@@ -103,7 +99,7 @@ class _Arrays:
         return sums
 
     def means(self, rows: Sequence[Summands], sums: Array) -> list[Array]:
-        """Return the mean of each row, of which integers are rounded; ``sums`` is changed."""
+        """Return the mean of each row, of which integers are rounded; `sums` is changed."""
         means = []
         for row, part in zip(rows, self._parts(rows, sums), strict=True):
             mean = np.empty(row.target.shape, row.target.dtype)
@@ -113,7 +109,6 @@ class _Arrays:
         return means
 
     def _parts(self, rows: Sequence[Summands], sums: Array) -> Iterator[Array]:
-        """Yield for each row its part of ``sums``."""
         begin = 0
         for row in rows:
             end = begin + self._size(row.target)
@@ -121,11 +116,9 @@ class _Arrays:
             begin = end
 
     def _size(self, target: _TensorSpec) -> int:
-        """Return the number of elements of ``target``; a complex number counts as two."""
         return math.prod(target.shape) * (2 if target.dtype.kind == "c" else 1)
 
     def _flat(self, values: Array) -> Array:
-        """Return ``values`` as real numbers in one dimension."""
         flat = np.ascontiguousarray(values).reshape(-1)
         return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
 
@@ -142,11 +135,7 @@ ARRAYS = _Arrays()
 
 
 class LogicalBuffers:
-    """The model's variables that are not trained, in a step of logical workers.
-
-    Args:
-        variables: a function without arguments that returns them, by name.
-    """
+    """The model's variables that are not trained, in a step of logical workers."""
 
     def __init__(self, variables: Callable[[], Mapping[str, Any]]) -> None:
         self._variables = variables
@@ -167,13 +156,7 @@ class LogicalBuffers:
         return [f"the variable {name}" for name in self._before]
 
     def end_piece(self, counts: bool) -> list[Array]:
-        """Keep what the pass of a logical worker has made of the variables, and put the kept back.
-
-        ``counts`` says whether the pass was of a logical worker; False: of a padding batch.
-
-        Returns:
-            The values of the variables after the pass, in the order of :attr:`names`.
-        """
+        """Keep what the pass of a logical worker made of the variables, and put the kept back"""
         values = self._values()
         changed = {name: now for name, now in values.items() if not _same(now, self._before[name])}
         if counts:
@@ -189,10 +172,7 @@ class LogicalBuffers:
                 raise UsageError(CHANGED.format(name=name))
 
     def summands(self, pieces: int) -> Iterator[Summands]:
-        """Yield for each variable what this worker adds to its mean; it counts if it has changed.
-
-        ``pieces`` is the number of logical workers that train in the step, on all workers.
-        """
+        """Yield for each variable what this worker adds to its mean; it counts if it has changed"""
         for name, before in self._before.items():
             own = [(one.get(name, before), 1.0) for one in self._after]
             like = _TensorSpec(before.shape, before.dtype)
@@ -200,17 +180,13 @@ class LogicalBuffers:
             yield Summands(like, own, float(pieces), counts, before)
 
     def place(self, means: Sequence[Array | None]) -> None:
-        """Set the variables to their ``means``, in the order of :meth:`summands`; None: as it is.
-
-        The step's values are dropped.
-        """
+        """Set the variables to their `means`, in the order of `summands`; None: as it is."""
         found = zip(self._before, means, strict=True)
         self._write({name: mean for name, mean in found if mean is not None})
         self._after = []
         self._expected = self._values()
 
     def _values(self) -> dict[str, Array]:
-        """Return the present values of the variables, without a copy where that can be avoided."""
         with context.eager_mode():
             return {name: _array(each.read_value()) for name, each in self._known.items()}
 
@@ -221,15 +197,7 @@ class LogicalBuffers:
 
 
 class LogicalReduction:
-    """The gradients of this worker's logical workers in the open step, and their exact means.
-
-    Args:
-        worker: the worker of this process.
-        reduction: the reduction of the script's only optimizer.
-        buffers: a function that returns the model's variables that are not trained, by name.
-        numbers: seeds the random generators.
-        check: a function that raises UsageError if there are some that were not seeded.
-    """
+    """The gradients of this worker's logical workers in the open step, and their exact means."""
 
     def __init__(
         self,
@@ -256,18 +224,12 @@ class LogicalReduction:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a step is open, and the gradients of its newest logical worker are computed.
-
-        Unless the step's gradients are reduced, more logical workers follow in it.
-        """
+        """Whether a step is open, and the gradients of its newest logical worker are computed."""
         return self._worker.loader.open and not self._in_piece
 
     def begin_piece(self) -> None:
-        """Prepare for the pass of a logical worker, whose samples the script gets now.
-
-        Raises:
-            UsageError: the script has changed a variable of the model since the pass before.
-        """
+        """Prepare for the pass of a logical worker, whose samples the script gets now."""
+        # UsageError: the script has changed a variable of the model since the pass before.
         loader, step = self._worker.loader, self._reduction.step.number
         if step != self._step:
             self._step, self._kept = step, []
@@ -296,11 +258,7 @@ class LogicalReduction:
         self._options.check(step, rates, self._worker.step)
 
     def end_step(self) -> None:
-        """Check, at the end of a step, that only edl has written the model's other variables.
-
-        Raises:
-            UsageError: the script has changed one after its gradients were reduced.
-        """
+        """Check, at the end of a step, that only edl has written the model's other variables."""
         if self._checks:
             self._buffers.check()
             self._checks = False
@@ -308,20 +266,7 @@ class LogicalReduction:
     def complete(
         self, gradients: Sequence[Any], without: Sequence[bool], variables: Sequence[Any]
     ) -> tuple[list[Any], bool]:
-        """Keep the gradients of a logical worker; with the last ones, return the means of the step.
-
-        Args:
-            gradients: the eager tensors that the pass has computed.
-            without: whether the variable of each has no gradient; the tensor then means nothing.
-            variables: their variables.
-
-        Returns:
-            The means in order, and whether to apply them. If more logical workers follow, or others
-            have completed the step, they are the ``gradients``, which are not to be applied.
-
-        Raises:
-            UsageError: the script cannot have logical workers.
-        """
+        """Keep gradients of a logical worker; with the last ones, return the means of the step"""
         loader = self._worker.loader
         self._end_piece(gradients, without, variables)
         if loader.engine.batches.pieces_left:
@@ -346,7 +291,7 @@ class LogicalReduction:
     def _end_piece(
         self, gradients: Sequence[Any], without: Sequence[bool], variables: Sequence[Any]
     ) -> None:
-        """Keep the gradients and the buffers of a logical worker; see :meth:`complete`."""
+        """Keep the gradients and the buffers of a logical worker; see `complete`."""
         loader = self._worker.loader
         self._in_piece = False
         self._check_numbers()
@@ -369,19 +314,10 @@ class LogicalReduction:
 
     @property
     def _value_names(self) -> list[str]:
-        """A description of each value that a pass computes, the same on all workers."""
         return [*(f"the gradient of {name}" for name in self._names), *self._buffers.names]
 
     def _means(self, weights: Weights) -> list[Array | None]:
-        """Return the means of all gradients, then of all buffers; None where nothing is computed.
-
-        What is kept stays as it is, so it can be called again in the next ring. ``weights`` are
-        the factors of the step; with ``weights.sends`` the other workers are asked.
-
-        Raises:
-            RingBroken: the ring is broken.
-            UsageError: the workers have other seeds or numbers of threads.
-        """
+        """Return the means of all gradients, then of all buffers; None where nothing is computed"""
         loader = self._worker.loader
         source, engine = loader.progress.source, loader.engine
         total = weights.total or engine.batches.samples  # of a warm-up, which has no records
@@ -410,13 +346,7 @@ class LogicalReduction:
             return exact_means(rows, pieces, alike, ARRAYS, together)
 
     def _together(self, summed: Any, kind: str) -> Any:
-        """Return the element-wise sum or largest of all workers' ``summed``.
-
-        It is an array, or a list of floats. ``kind`` is "sum" or "max".
-
-        Raises:
-            RingBroken: the ring is broken.
-        """
+        """Return the element-wise sum or largest of all workers' `summed`."""
         try:
             found = allreduce_of(np.asarray(summed, np.float64), kind)
         except CollectiveFailed as error:
@@ -430,11 +360,7 @@ class LogicalReduction:
     def _typed(
         self, found: Sequence[Array | None], gradients: Sequence[Any], without: Sequence[bool]
     ) -> list[Any]:
-        """Return the means of the gradients as tensors.
-
-        Raises:
-            UsageError: a variable has a gradient for some logical workers only.
-        """
+        """Return the means of the gradients as tensors."""
         means = []
         for name, mean, gradient, none in zip(
             self._names, found[: len(gradients)], gradients, without, strict=True
@@ -445,12 +371,7 @@ class LogicalReduction:
         return means
 
     def order(self) -> list[Any]:
-        """Return the operations of the present graph that the reduction in it has to wait for.
-
-        Raises:
-            UsageError: the graph draws random numbers that cannot be drawn again, or an outer graph
-                uses a variable of the model that is not trained.
-        """
+        """Return the operations of the present graph that the reduction in it has to wait for."""
         graph = tf.compat.v1.get_default_graph()
         refuse_draws(graph.as_graph_def())
         names = {id(each.handle): name for name, each in self._variables().items()}
@@ -464,15 +385,11 @@ class LogicalReduction:
 
 
 def written_before(graph: Any) -> list[Any]:
-    """Return all operations in ``graph`` so far that may write a variable.
-
-    TensorFlow orders operations on one variable, and not a call of Python that writes it.
-    """
+    """Return all operations in `graph` so far that may write a variable."""
     return [each for each in graph.get_operations() if each.op_def.is_stateful]
 
 
 def _digests(values: Iterable[tuple[str, Array | None]]) -> dict[str, int]:
-    """Return the digest of each value, by its name; a value that is None has none."""
     found = {name: of_array(each) for name, each in values if each is not None}
     return {name: digest for name, digest in found.items() if digest is not None}
 
@@ -499,7 +416,6 @@ def _same(one: Array, other: Array) -> bool:
 
 
 def _arithmetic() -> Arithmetic:
-    """Return what the last bits of this process' results depend on."""
     asked = tf.config.threading.get_intra_op_parallelism_threads()
     return Arithmetic(int(asked) or len(os.sched_getaffinity(0)), _instructions())
 

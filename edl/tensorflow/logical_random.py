@@ -67,22 +67,14 @@ _reader = _Reader()
 
 
 class LogicalSeeder(Seeder):
-    """The random generators of TensorFlow and Keras, seeded from one number alone.
-
-    Args:
-        variables: a function without arguments that returns a pair (path, variable) for each of
-            the models' variables.
-    """
+    """The random generators of TensorFlow and Keras, seeded from one number alone."""
 
     def __init__(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         super().__init__(variables)
         self._seeded: set[int] = set()  # ids of variables
 
     def seed(self, seed: int) -> None:
-        """Seed all generators from ``seed``, whatever their states are.
-
-        The seed variable of each layer gets a value that depends on ``seed`` and its path.
-        """
+        """Seed all generators from `seed`, whatever their states are."""
         if self._shared is None:
             with tf.init_scope():
                 self._shared = global_seed_generator()
@@ -99,7 +91,7 @@ class LogicalSeeder(Seeder):
                 state.assign(seed_state(derived_seed(seed, name), state))
 
     def check(self) -> None:
-        """Raise UsageError if a generator of Keras exists that :meth:`seed` has not seeded."""
+        """Raise UsageError if a generator of Keras exists that `seed` has not seeded."""
         if any(id(state) not in self._seeded for _, state in self._states()):
             raise UsageError(NEW)
 
@@ -119,11 +111,7 @@ class LogicalSeeder(Seeder):
 
 
 def seeded(load: Load, worker: Worker, numbers: RandomNumbers) -> Load:
-    """Return ``load``, a function that loads a batch, with random numbers of the batch alone.
-
-    They are Python's and NumPy's; others are refused. ``numbers`` seeds the generators of
-    ``worker``, this worker.
-    """
+    """Return `load`, a function that loads a batch, with random numbers of the batch alone."""
 
     def read(batch: Batch) -> Any:
         with numbers.loading(worker.loader.epoch, batch.position):
@@ -138,10 +126,7 @@ def seeded(load: Load, worker: Worker, numbers: RandomNumbers) -> Load:
 
 @functools.cache
 def watch_draws() -> None:
-    """Patch TensorFlow to refuse random operations that logical workers cannot have.
-
-    The patch lasts for the rest of the process, and does nothing in a job without logical workers.
-    """
+    """Patch TensorFlow to refuse random operations that logical workers cannot have."""
     get_seed, generator, of_keras = random_seed.get_seed, tf.random.Generator, SeedGenerator.next
 
     @functools.wraps(get_seed)
@@ -165,16 +150,13 @@ def watch_draws() -> None:
 
 
 def refuse_draws(definition: Any) -> None:
-    """Raise UsageError if a graph, a ``GraphDef``, has random operations with an own state."""
+    """Raise UsageError if a graph, a `GraphDef`, has random operations with an own state."""
     for kind in drawing_kinds(definition):
         raise UsageError(REFUSED.format(what=f"a tf.function draws by {kind}"))
 
 
 def refuse_unlike(mapped: Any) -> None:
-    """Raise UsageError if a function of a data set may make something else of the same samples.
-
-    ``mapped`` is the data set that ``map`` has returned.
-    """
+    """Raise UsageError if a function of a data set may make something else of the same samples."""
     function = getattr(mapped, "_map_func", None)
     if function is None:
         return
@@ -185,13 +167,12 @@ def refuse_unlike(mapped: Any) -> None:
 
 
 def _refuse_reader(what: str) -> None:
-    """Raise UsageError if this thread loads a batch; ``what`` is by what it draws."""
     if _reader.loads:
         raise UsageError(IN_SOURCE.format(what=what))
 
 
 def _refusing(method: Any) -> Any:
-    """Return ``method`` of a ``tf.random.Generator``, to be refused with logical workers."""
+    """Return `method` of a `tf.random.Generator`, to be refused with logical workers."""
 
     @functools.wraps(method)
     def refusing(*arguments: Any, **named: Any) -> Any:
@@ -211,7 +192,7 @@ def _has_logical() -> bool:
 
 
 def _is_of_data(graph: Any) -> bool:
-    """Return whether ``graph`` is of, or inside of, a function given to a ``tf.data.Dataset``."""
+    """Return whether `graph` is of, or inside of, a function given to a `tf.data.Dataset`."""
     while graph is not None:
         if str(getattr(graph, "name", "")).startswith(_OF_TF_DATA):
             return True

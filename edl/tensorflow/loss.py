@@ -25,11 +25,7 @@ WEIGHTED = "and edl weights the gradient of each worker with its samples, as for
 
 @functools.cache
 def watch_losses() -> None:
-    """Patch Keras to log a warning about the first loss in training that is no mean over samples.
-
-    Only rank 0 logs it, once, when a loss is called within a step, in a job that other workers may
-    join. The patch lasts for the rest of the process; a second call does nothing.
-    """
+    """Patch Keras to log a warning about the first loss in training that is no mean over samples"""
     plain = keras.losses.Loss.__call__
     told: list[str] = []
 
@@ -49,17 +45,7 @@ def watch_losses() -> None:
 
 
 def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> str | None:
-    """Return why ``loss`` is no mean over the samples of a batch; None if it may be one.
-
-    The reason is a sentence for a warning, which says what to change.
-
-    Args:
-        loss: a ``keras.losses.Loss``.
-        is_masked: whether layers have masked entries of the predictions.
-        is_weighted: whether the loss is given sample weights.
-        in_fit: whether ``fit`` trains. A script's own loop may divide a sum by the samples, so
-            outside of ``fit`` None is returned for a loss with the reduction "sum" or "none".
-    """
+    """Return why `loss` is no mean over the samples of a batch; None if it may be one."""
     if loss.reduction in ("sum", "none", None):
         if not in_fit:
             return None
@@ -91,10 +77,7 @@ def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: b
 
 
 def _trains() -> bool:
-    """Return whether this worker is rank 0 of a job that other workers may join, and is in a step.
-
-    It is False for a worker that warms up.
-    """
+    """Whether this worker is rank 0 of a job that other workers may join, and is in a step"""
     if not process.is_initialized():
         return False
     worker = process.current_worker()

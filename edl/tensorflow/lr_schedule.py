@@ -74,11 +74,6 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
             current_worker().loader.progress.noise.asked = True
 
     def __call__(self, step: Any) -> Any:
-        """Return the learning rate of the update that this worker makes next.
-
-        It is a float32, or in a graph a float32 tensor. ``step``, Keras' count of updates, is
-        ignored.
-        """
         return asked(self._now)
 
     def momentum_factor(self) -> Any:
@@ -100,26 +95,13 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return self._at(last_update(current_worker().loader.progress))
 
     def _now(self) -> np.float32:
-        """Return the learning rate of the update that this worker makes next."""
         return np.float32(self._at(current_worker().loader.update))
 
     def _at(self, update: Update) -> float:
-        """Return the learning rate of ``update``: the schedule's rate times the scaling's factor.
-
-        ``update`` has the update's number, how many samples the job has trained when it is made
-        (those of the update included), and the sizes of the global batches until then.
-        """
         return self._factor(update, update.noise) * self.schedule.at(update.after)
 
     def _change(self) -> np.float32:
-        """Return the factor by which the scaling changes the rate from the last update to the next.
-
-        For the first update of a resumed job the last one is that before its checkpoint, whose
-        momentum holds the rate of the global batch of then.
-
-        It is 1 if the other workers have made the next update without this one, which receives the
-        momentum from them, already multiplied.
-        """
+        """The factor by which the scaling changes the rate from the last update to the next"""
         loader = current_worker().loader
         if loader.engine.completed_by_peers:  # the momentum has come from those who have changed it
             return np.float32(1.0)
@@ -129,14 +111,7 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return np.float32(self._factor(update, update.noise) / was)
 
     def _factor(self, update: Update, noise: NoiseScale) -> float:
-        """Return the factor by which the scaling multiplies the learning rate of ``update``.
-
-        Without a scaling the factor is 1.
-
-        Args:
-            update: the number of the update, and the sizes of the global batches until then.
-            noise: the estimates of the gradient noise scale that the scaling may use.
-        """
+        """Return the factor by which the scaling multiplies the learning rate of `update`."""
         scaling = self.scaling
         if scaling is None:
             return 1.0
@@ -153,21 +128,7 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def follow_policy(optimizer: Any, several: bool) -> None:
-    """Give ``optimizer`` the learning rate of the table [learning_rate] in the job's policy file.
-
-    Its ``learning_rate`` is set to an :class:`LRSchedule`. If the table has a scaling only, the
-    optimizer's own rate stays and is scaled. Nothing is changed if the job has no policy, or the
-    policy no table [learning_rate].
-
-    Args:
-        optimizer: the optimizer of the script; of a LossScaleOptimizer, the one that it wraps is
-            changed.
-        several: whether the script has other optimizers, too.
-
-    Raises:
-        UsageError: the optimizer has a schedule already, is none of Keras', or is a MultiOptimizer;
-            or the policy has a schedule and the script several optimizers.
-    """
+    """Give `optimizer` the learning rate of the table [learning_rate] in the job's policy file."""
     policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
         return
@@ -196,11 +157,7 @@ def follow_policy(optimizer: Any, several: bool) -> None:
 
 
 def refuse_beside_policy(others: Sequence[Any]) -> None:
-    """Raise UsageError if the script sets the learning rate; the job's policy does so already.
-
-    ``others`` are the schedules or callbacks with which the script sets it; if the list is empty,
-    nothing is raised.
-    """
+    """Raise UsageError if the script sets the learning rate; the job's policy does so already."""
     if others:
         raise UsageError(
             "the job's policy has a [learning_rate], and the script a "
@@ -209,16 +166,8 @@ def refuse_beside_policy(others: Sequence[Any]) -> None:
 
 
 def check_scaling(optimizer: Any) -> None:
-    """Raise an error if ``optimizer`` has a scaling of its rate that its updates do not follow.
-
-    The scaling is that of an :class:`LRSchedule`, by which the rate follows the global batch. An
-    optimizer without a scaling is never refused. The optimizers in a LossScaleOptimizer and in a
-    MultiOptimizer are checked, too.
-
-    Raises:
-        UsageError: the optimizer is Ftrl or Adafactor, whose updates are not proportional to the
-            rate, or it accumulates gradients, so that some steps make no update.
-    """
+    """Raise an error if `optimizer` has a scaling of its rate that its updates do not follow."""
+    # An optimizer without a scaling is never refused.
     for one in with_inner(optimizer):
         if not _is_scaled(one):
             continue
@@ -236,16 +185,7 @@ def check_scaling(optimizer: Any) -> None:
 
 
 def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) -> None:
-    """Log a warning for each schedule of Keras' that does not follow a change of the global batch.
-
-    Such a schedule counts updates, not samples. An :class:`LRSchedule` causes no warning. Each
-    schedule causes one warning in the process, at the first change.
-
-    Args:
-        optimizers: the optimizers of the script.
-        before: the global batch before the change, in samples.
-        now: the global batch after the change, in samples.
-    """
+    """Warn of each schedule of Keras' that does not follow a change of the global batch."""
     kinds = keras.optimizers.schedules.LearningRateSchedule
     for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
         rate = getattr(one, "_learning_rate", None)
@@ -263,24 +203,13 @@ def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) ->
 
 
 def last_rates(optimizer: Any) -> list[float]:
-    """Return the last update's learning rate of each :class:`LRSchedule` in ``optimizer``.
-
-    One may be in ``optimizer`` itself, or in an optimizer that a LossScaleOptimizer or a
-    MultiOptimizer wraps; if none has one, the list is empty. Workers compare these rates, which no
-    variable holds.
-    """
+    """Return the last update's learning rate of each `LRSchedule` in `optimizer`."""
     rates = (getattr(one, "_learning_rate", None) for one in with_inner(optimizer))
     return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
 
 
 def present_rates(optimizers: Sequence[Any]) -> dict[str, Any]:
-    """Return the present learning rates of ``optimizers``, numbers or ``tf.Variable``, by name.
-
-    In place of a LossScaleOptimizer or a MultiOptimizer the optimizers count that it wraps. The
-    name is "learning rate", or "learning rate of optimizer 0" and so on if there are several. For
-    an :class:`LRSchedule` the rate is that of the last update. An optimizer is left out if its rate
-    is unknown: a tensor or a function, and in a graph a schedule of Keras'.
-    """
+    """Return the present learning rates of `optimizers`, numbers or `tf.Variable`, by name."""
     each = (one for optimizer in optimizers for one in with_inner(optimizer))
     updating = [one for one in each if not (_is_multiple(one) or _within(one))]
     several = len(updating) > 1
@@ -292,7 +221,7 @@ def present_rates(optimizers: Sequence[Any]) -> dict[str, Any]:
 
 
 def _present_rate(one: Any) -> Any:
-    """Return the present learning rate of the optimizer ``one``; None: it is unknown."""
+    """Return the present learning rate of the optimizer `one`; None: it is unknown."""
     rate = getattr(one, "_learning_rate", None)
     if rate is None:
         rate = getattr(one, "_lr", None)  # of some of tf.compat.v1.train
@@ -305,18 +234,7 @@ def _present_rate(one: Any) -> Any:
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:
-    """Refuse a learning rate that follows the global batch, in a script with several optimizers.
-
-    It is refused for an optimizer whose momentum contains the rate (SGD, RMSprop). The momentum has
-    to be corrected in each step in which the rate changes, and each optimizer takes part in some of
-    the steps only.
-
-    Args:
-        optimizers: all optimizers of the script.
-
-    Raises:
-        UsageError: one of ``optimizers`` has a scaling and a momentum that holds the learning rate.
-    """
+    """Refuse a learning rate that follows the global batch, in a script with several optimizers."""
     for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
         if _is_scaled(one) and isinstance(one, _WITHIN) and one.momentum:
             raise UsageError(
@@ -327,23 +245,16 @@ def check_alone(optimizers: Sequence[Any]) -> None:
 
 
 def correct_momentum(optimizer: Any) -> None:
-    """Multiply the momentum of ``optimizer`` by the scaling's change of the learning rate.
-
-    Call it before each update, for the change since the update before; in a graph it adds
-    operations. Only a momentum that contains the rate (SGD, RMSprop) is changed, and only if an
-    :class:`LRSchedule` has a scaling.
-    """
+    """Multiply the momentum of `optimizer` by the scaling's change of the learning rate."""
+    # Call it before each update, for the change since the update before; in a graph it adds
+    # operations.
     for one in with_inner(optimizer):
         if _is_scaled(one) and momentums_within(one):
             scale_momentum(one, one._learning_rate.momentum_factor())
 
 
 def momentums_within(one: Any) -> list[Any]:
-    """Return the momentum variables of the optimizer ``one`` that contain the learning rate.
-
-    The list is empty for optimizers other than Keras' SGD and RMSprop, and for these without a
-    momentum or without variables.
-    """
+    """Return the momentum variables of the optimizer `one` that contain the learning rate."""
     if not isinstance(one, _WITHIN):
         return []
     name = "momentums" if isinstance(one, keras.optimizers.SGD) else "_momentums"
@@ -352,34 +263,25 @@ def momentums_within(one: Any) -> list[Any]:
 
 
 def scale_momentum(one: Any, factor: Any) -> None:
-    """Multiply the momentum variables of the optimizer ``one`` by ``factor``.
-
-    Only momentums that contain the learning rate are changed (SGD, RMSprop); for any other
-    optimizer nothing is done. ``factor`` is a number or a scalar tensor.
-    """
+    """Multiply the momentum variables of the optimizer `one` by `factor`."""
     for momentum in momentums_within(one):
         momentum.assign(momentum * tf.cast(factor, momentum.dtype))
 
 
 def _is_scaled(optimizer: Any) -> bool:
-    """Return whether ``optimizer`` itself has an :class:`LRSchedule` with a scaling."""
     rate = getattr(optimizer, "_learning_rate", None)
     return isinstance(rate, LRSchedule) and rate.scaling is not None
 
 
 def with_inner(optimizer: Any) -> Iterator[Any]:
-    """Yield ``optimizer``, and all optimizers that it wraps.
-
-    A LossScaleOptimizer wraps one. A MultiOptimizer wraps several, which it may get only when it is
-    built.
-    """
+    """Yield `optimizer`, and all optimizers that it wraps."""
     yield optimizer
     for one in _within(optimizer):
         yield from with_inner(one)
 
 
 def _within(optimizer: Any) -> list[Any]:
-    """Return the optimizers that ``optimizer`` itself wraps."""
+    """Return the optimizers that `optimizer` itself wraps."""
     if _is_multiple(optimizer):
         return [*optimizer.optimizers]
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -387,16 +289,11 @@ def _within(optimizer: Any) -> list[Any]:
 
 
 def _is_multiple(optimizer: Any) -> bool:
-    """Return whether ``optimizer`` is a MultiOptimizer, which earlier versions of Keras lack."""
     return hasattr(optimizer, "optimizers")
 
 
 def asked(ask: Any) -> Any:
-    """Return ``ask()``; in a graph, a tensor that calls ``ask`` whenever the graph runs.
-
-    The tensor is a float32 scalar. ``ask`` is a function without arguments that returns a float32.
-    In a graph one of TensorFlow's threads calls it.
-    """
+    """Return `ask()`; in a graph, a tensor that calls `ask` whenever the graph runs."""
     if tf.executing_eagerly():
         return ask()
     answer = tf.numpy_function(ask, [], tf.float32)

@@ -224,12 +224,10 @@ class LRTuner(keras.callbacks.Callback):
         self.model.train_function = self._plain
 
     def _train(self, arriving: Any) -> Any:
-        """Run Keras' train function on the next batch of ``arriving``, an iterator of the data set.
-
-        The result is that of Keras' function. If the update before is measured with this batch, the
-        batch is kept for :meth:`on_train_batch_end`: Keras' function would take it from
-        ``arriving`` inside of the graph, where Python cannot see it.
-        """
+        """Run Keras' train function on the next batch of `arriving`, an iterator of the data set"""
+        # If the update before is measured with this batch, the batch is kept for
+        # `on_train_batch_end`: Keras' function would take it from `arriving` inside of the graph,
+        # where Python cannot see it.
         if not self._tuner.measures:
             return self._plain(arriving)
         self._batch = next(arriving)
@@ -239,24 +237,16 @@ class LRTuner(keras.callbacks.Callback):
 
     @property
     def _variable(self) -> Any:
-        """The variable that holds the learning rate of the optimizer."""
         return self._inner._learning_rate
 
     def _prepare(self, batch: Any) -> None:
-        """Build the graphs that evaluate the loss, outside of the steps whose time is measured.
-
-        Called once, while no other worker waits for this one. ``batch`` has the structure and types
-        of a batch of the training.
-        """
+        """Build the graphs that evaluate the loss, outside of the steps whose time is measured."""
         assert self._loss is not None
         self._probe.prepare(self._loss.of(batch))
         self._prepared = True
 
     def _begin_update(self) -> np.float32:
-        """Return the learning rate of the next update; keep the variables if it is to be measured.
-
-        Called right before an update that this worker makes, in whatever thread makes it.
-        """
+        """The learning rate of the next update; keep the variables if it is to be measured"""
         worker = current_worker()
         update = worker.loader.update
         self._tuner.begin_update(worker, update)
@@ -264,28 +254,14 @@ class LRTuner(keras.callbacks.Callback):
         return np.float32(self._tuner.rate(update))
 
     def _set(self, update: Update) -> None:
-        """Set the optimizer's learning rate to that of an update that this worker has not made.
-
-        ``update`` has the update's number, and the samples that the job has trained with it.
-        """
+        """Set the optimizer's learning rate to that of an update that this worker has not made."""
         rate = np.float32(self._tuner.rate(update))
         if self._variable.numpy() != rate:
             self._variable.assign(rate)
 
 
 def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
-    """Raise an error if ``callbacks`` lack the tuner, or one of them sets the learning rate, too.
-
-    A callback that sets the learning rate is refused beside a tuner, and if the job's policy file
-    has a table [learning_rate].
-
-    Args:
-        tuner: the tuner of the optimizer; None: there is none, and only the policy is checked.
-        callbacks: the callbacks that ``fit`` was given.
-
-    Raises:
-        UsageError: the tuner is not among ``callbacks``, or one of them sets the learning rate.
-    """
+    """Raise an error if `callbacks` lack the tuner, or one of them sets the learning rate, too."""
     others = list(callbacks)
     if tuner is None:
         policy = training.current().worker.follows()
@@ -300,21 +276,14 @@ def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
 
 
 def _sets_rate(callback: Any) -> bool:
-    """Return whether ``callback`` is one of Keras' or Horovod's that set the learning rate.
-
-    These are LearningRateScheduler, ReduceLROnPlateau, LearningRateScheduleCallback and classes
-    derived from them.
-    """
     return bool(SETS_RATE & {kind.__name__ for kind in type(callback).__mro__})
 
 
 def _check(optimizer: Any, now: training.Training) -> None:
-    """Raise UsageError if the learning rate of ``optimizer`` cannot be tuned.
-
-    It must be a Keras optimizer that ``edl.Optimizer`` has wrapped, the only one of the script,
-    without a tuner or schedule, before the first batch, and each step must be an update by its
-    rate. ``now`` holds the data source, the optimizers and the open step of this process.
-    """
+    """Raise UsageError if the learning rate of `optimizer` cannot be tuned."""
+    # It must be a Keras optimizer that `edl.Optimizer` has wrapped, the only one of the script,
+    # without a tuner or schedule, before the first batch, and each step must be an update by its
+    # rate.
     kind = type(optimizer).__name__
     if not is_elastic(optimizer):
         refuse("give it the optimizer of the job: optimizer = edl.Optimizer(optimizer, model)")
@@ -336,10 +305,7 @@ def _check(optimizer: Any, now: training.Training) -> None:
 
 
 def _check_job(now: training.Training) -> None:
-    """Raise UsageError if no learning rate can be tuned in the job, or not any more.
-
-    ``now`` holds the data source, the optimizers and the open step of this process.
-    """
+    """Raise UsageError if no learning rate can be tuned in the job, or not any more."""
     if now.worker.logical:
         refuse("it measures whole batches, and --logical hands out pieces; leave that out")
     if now.worker.loader.begun:
@@ -349,26 +315,18 @@ def _check_job(now: training.Training) -> None:
 
 
 def _refuse_schedule(optimizer: Any) -> None:
-    """Raise UsageError if the learning rate of ``optimizer`` is no variable, but a schedule."""
+    """Raise UsageError if the learning rate of `optimizer` is no variable, but a schedule."""
     rate = optimizer._learning_rate
     if not isinstance(rate, keras.Variable):
         refuse_beside(getattr(rate, "__name__", type(rate).__name__))
 
 
 def _innermost(optimizer: Any) -> Any:
-    """Return the optimizer that a LossScaleOptimizer wraps, or ``optimizer`` itself."""
     return [*with_inner(optimizer)][-1]
 
 
 def _compiled(model: Any) -> Callable[[Any], Any]:
-    """Return a function that returns the loss of a batch as ``fit`` computes it for ``model``.
-
-    The function takes a batch of ``fit``, such as a tuple (x, y), runs a forward pass as in
-    training, and returns a scalar tensor.
-
-    Raises:
-        UsageError: the model has a ``train_step`` of its own, so its loss is unknown.
-    """
+    """Return a function that returns the loss of a batch as `fit` computes it for `model`."""
     if type(model).train_step is not keras.Model.train_step:
         refuse(f"{type(model).__name__} has a train_step of its own; give it loss_of")
 

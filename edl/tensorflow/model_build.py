@@ -28,22 +28,14 @@ STATEFUL = (
 
 
 def refuse_stateful(model: Any, shared: bool) -> None:
-    """Raise UsageError for a ``model`` of Keras with stateful layers, if the job is ``shared``."""
+    """Raise UsageError for a `model` of Keras with stateful layers, if the job is `shared`."""
     for layer in model._flatten_layers() if shared and isinstance(model, keras.Model) else ():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UsageError(STATEFUL.format(name=f"the layer {layer.name}"))
 
 
 def build_model(model: Any, dataset: Any) -> None:
-    """Create the variables of ``model`` by a call, unless all of them are there.
-
-    A subclassed model may have layers without any variables after ``model.build()``, as Keras
-    warns. A model without ``call()``, whose ``train_step`` calls its layers, is not called. The
-    features are the first component of ``dataset``'s batches, or the whole batch if it is no tuple.
-
-    Raises:
-        UsageError: a layer is not built, and the model cannot be called on the features.
-    """
+    """Create the variables of `model` by a call, unless all of them are there."""
     name = type(model).__name__
     if type(model).call is keras.Model.call:
         if unbuilt := [layer.name for layer in model.layers if _lacks_variables(layer)]:
@@ -69,15 +61,11 @@ def build_model(model: Any, dataset: Any) -> None:
 
 
 def _zeros(spec: Any) -> Any:
-    """Return a tensor of zeros as ``spec``, a ``tf.TensorSpec``, with 1 for unknown dimensions."""
     return tf.zeros([1 if n is None else n for n in spec.shape], spec.dtype)
 
 
 def _lacks_variables(layer: Any) -> bool:
-    """Return whether a call of ``layer``, a layer or model, may create variables.
-
-    It may if the layer is not built and has a ``build()`` of its own, or if one in it may.
-    """
+    """Return whether a call of `layer`, a layer or model, may create variables."""
     if not layer.built and not getattr(layer.build, "_is_default", False):
         return True
     inside = not layer.built or isinstance(layer, keras.Model)

@@ -22,33 +22,16 @@ Array = npt.NDArray[Any]
 
 
 class KerasNoise(NoiseMeter):
-    """A meter of the squared norms of one optimizer's gradients, for the gradient noise scale.
+    """A meter of the squared norms of one optimizer's gradients, for the gradient noise scale."""
 
-    A :class:`~edl.tensorflow.reduction.GradientReduction` has one as ``noise``. Its ``wants`` says
-    whether the open step is to be measured; :meth:`show_reduced` measures it. Of a gradient with
-    4,096 numbers or more, one eighth is read in a measurement, another one each time, and the
-    squares are counted eight times.
+    # Its `wants` says whether the open step is to be measured; `show_reduced` measures it.
 
-    Attributes:
-        optimizer: the Keras optimizer; None if the script has another kind.
-    """
-
-    optimizer: Any = None
+    optimizer: Any = None  # the Keras optimizer; None if the script has another kind
 
     def show_reduced(
         self, own: Sequence[Any], mean: Sequence[Any], variables: Sequence[Any]
     ) -> None:
-        """Record the squared norms of a step's gradients: this worker's own, and the job's means.
-
-        The norms enter this worker's next step record. A worker without samples in the step
-        measures nothing. A worker that is alone in its ring keeps its gradients, and measures those
-        of two steps together.
-
-        Args:
-            own: the gradients of this worker, tensors or arrays.
-            mean: the means over the global batch, tensors or arrays.
-            variables: the variables of these gradients, in the same order.
-        """
+        """Record the squared norms of a step's gradients: this worker's own, and the job's means"""
         denominators = self._denominators(variables)
         self.show(
             lambda: self._seen(own, denominators),
@@ -56,17 +39,7 @@ class KerasNoise(NoiseMeter):
         )
 
     def _seen(self, gradients: Sequence[Any], denominators: Sequence[Array | None]) -> Looked:
-        """Return the numbers of each gradient that are measured, divided by its denominators.
-
-        Args:
-            gradients: tensors or arrays.
-            denominators: for each gradient an array from :meth:`_denominators`, or None to divide
-                by nothing.
-
-        Returns:
-            For each gradient a pair: a flat array, and how often it counts (8 for one eighth of a
-            large gradient, 1 for a small gradient as a whole).
-        """
+        """Return the numbers of each gradient that are measured, divided by its denominators."""
         seen = []
         for gradient, denominator in zip(gradients, denominators, strict=True):
             numbers, times = self._part(gradient)
@@ -74,28 +47,13 @@ class KerasNoise(NoiseMeter):
         return seen
 
     def _part(self, tensor: Any) -> tuple[Array, int]:
-        """Return the numbers of ``tensor`` to measure in this step, flat, and how often they count.
-
-        One eighth of a tensor with 4,096 numbers or more is returned, and counts 8 times; a smaller
-        tensor is returned as a whole, and counts once.
-        """
+        """Return the numbers of `tensor` to measure in this step, flat, and how often they count"""
         numbers = _array(tensor).reshape(-1)
         part, times = self._looked_at(len(numbers))
         return numbers[part], times
 
     def _denominators(self, variables: Sequence[Any]) -> Sequence[Array | None]:
-        """Return sqrt(v) + epsilon for the measured numbers of each gradient.
-
-        v is Adam's mean of squared gradients after bias correction, epsilon Adam's constant.
-
-        Args:
-            variables: the variables of the gradients.
-
-        Returns:
-            One array for each variable, in order; None for one that the optimizer does not train.
-            All are None if the optimizer is not of Adam's kind, or has made fewer than
-            ``LEAST_STEPS`` (5) updates.
-        """
+        """Return sqrt(v) + epsilon for the measured numbers of each gradient."""
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         velocities = getattr(optimizer, "_velocities", None)
         if not velocities or getattr(optimizer, "beta_2", None) is None:
@@ -113,26 +71,14 @@ class KerasNoise(NoiseMeter):
         ]
 
     def _denominator(self, velocity: Any, correction: float, epsilon: float) -> Array:
-        """Return sqrt(v / ``correction``) + ``epsilon`` for the measured numbers of one gradient.
-
-        v is ``velocity``, Adam's mean of squared gradients; ``correction`` is its bias correction
-        1 - beta_2^t after t updates, and ``epsilon`` Adam's constant. The result is flat.
-        """
+        """Return sqrt(v / `correction`) + `epsilon` for the measured numbers of one gradient."""
         return np.asarray(np.sqrt(self._part(velocity)[0] / correction) + epsilon)
 
     def _unit(self) -> float:
-        """Return the square of the factor by which a LossScaleOptimizer has scaled the gradients.
-
-        It is 1 if the optimizer is not a LossScaleOptimizer.
-        """
         scale = getattr(self.optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
         return 1.0 if scale is None else float(_array(scale)) ** 2
 
     def _square(self, gradients: Looked) -> float:
-        """Return the squared norm of all ``gradients`` together.
-
-        Each item is a flat array, and the number of times that the array's squared norm counts.
-        """
         return float(sum(times * float(np.vdot(each, each)) for each, times in gradients))
 
 

@@ -120,17 +120,12 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
 
 
 def is_elastic(optimizer: Any) -> bool:
-    """Return whether ``optimizer`` itself, not one inside it, was wrapped by :func:`Optimizer`."""
+    """Return whether `optimizer` itself, not one inside it, was wrapped by `Optimizer`."""
     return any(optimizer is one for one in _elastic)
 
 
 def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
-    """Replace ``apply`` of a Keras optimizer by a method that first averages over all workers.
-
-    Keras' ``apply_gradients`` calls ``apply``, too. ``reduction`` reduces the optimizer's
-    gradients. The new method makes the update, or no update if the step was skipped, and returns
-    None.
-    """
+    """Replace `apply` of a Keras optimizer by a method that first averages over all workers."""
     plain, reduction.noise.optimizer = optimizer.apply, optimizer
 
     def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
@@ -160,21 +155,10 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
 
 
 def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
-    """Replace the two methods of a ``tf.compat.v1.train`` optimizer that handle gradients.
-
-    ``compute_gradients`` then returns the means over all workers, and ``apply_gradients`` reduces
-    gradients that are not reduced yet, by ``reduction``, and returns an operation that makes the
-    update or none. ``minimize`` calls both methods, too.
-    """
+    """Replace the two methods of a `tf.compat.v1.train` optimizer that handle gradients."""
     compute, plain = optimizer.compute_gradients, optimizer.apply_gradients
 
     def compute_gradients(*arguments: Any, **named: Any) -> list[tuple[Any, Any]]:
-        """Return the means over all workers as pairs (gradient, variable), for the script to clip.
-
-        The arguments are those of the replaced ``compute_gradients``: the loss, and by name
-        ``var_list`` and the others. The gradient is None for a variable on which the loss does not
-        depend.
-        """
         gradients, variables = _unzipped(compute(*arguments, **named))
         return list(zip(reduce_early(gradients, variables), variables, strict=True))
 
@@ -193,17 +177,12 @@ def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
 
 
 def _unzipped(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Return the gradients and the variables of ``pairs`` (gradient, variable) in two lists."""
     found = list(pairs)
     return [gradient for gradient, _ in found], [variable for _, variable in found]
 
 
 def _if(proceed: Any, apply: Any) -> None:
-    """Call ``apply``, a function without arguments that makes an update, if ``proceed`` is true.
-
-    ``proceed`` is a bool or a scalar boolean tensor. If it is a tensor, the graph decides whether
-    to apply, each time it runs.
-    """
+    """Call `apply`, a function without arguments that makes an update, if `proceed` is true."""
     if isinstance(proceed, bool):
         if proceed:
             apply()

@@ -43,10 +43,7 @@ WITH_XLA = (
 
 
 class _EagerNumbers:
-    """A counter that numbers the exchanges of a step in eager execution; :meth:`take` counts.
-
-    There is one in a process. It begins at 1 in each step.
-    """
+    """A counter that numbers the exchanges of a step in eager execution; `take` counts."""
 
     def __init__(self) -> None:
         self._step = (0, 0)
@@ -66,11 +63,7 @@ _eager_numbers = _EagerNumbers()
 
 
 def next_number() -> int:
-    """Count and return the number of an exchange that is about to be built, from 1 in each graph.
-
-    Each call returns the next number. In eager execution the numbers begin at 1 in each step of the
-    job.
-    """
+    """Count and return the number of an exchange that is about to be built, from 1 in each graph"""
     if tf.executing_eagerly():
         return _eager_numbers.take()
     graph = tf.compat.v1.get_default_graph()
@@ -80,20 +73,9 @@ def next_number() -> int:
 
 
 def exchange_of_step() -> tuple[Exchange | None, int]:
-    """Return a function that exchanges messages with all workers, and the weight of the batch.
-
-    The weight is how many samples count in this worker's batch of the open step, 0 for a padding
-    batch. In a script with an elastic state it is 1, because Horovod's optimizer counts all workers
-    alike.
-
-    Returns:
-        A pair of the function and the weight. The function sends bytes to all workers, waits for
-        theirs, and returns all in rank order. The pair is (None, 0) if no other worker takes part:
-        in a warm-up, in a job of one, between steps, before ``edl.init()``.
-
-    Raises:
-        UsageError: the script has several optimizers.
-    """
+    """Return a function that exchanges messages with all workers, and the weight of the batch."""
+    # In a script with an elastic state it is 1, because Horovod's optimizer counts all workers
+    # alike.
     if not process.is_initialized():
         return None, 0
     worker = process.current_worker()
@@ -106,14 +88,9 @@ def exchange_of_step() -> tuple[Exchange | None, int]:
 
 
 def _exchange_of_script(payload: bytes) -> list[bytes]:
-    """Send ``payload`` to all workers, and return all payloads in rank order.
-
-    It is for a script with an elastic state.
-
-    Raises:
-        HorovodInternalError: the ring is broken; the error interrupts the function that
-            ``elastic.run`` has wrapped, as one of Horovod's collectives would.
-    """
+    """Send `payload` to all workers, and return all payloads in rank order."""
+    # HorovodInternalError: the ring is broken; the error interrupts the function that `elastic.run`
+    # has wrapped, as one of Horovod's collectives would.
     try:
         return process.current_worker().script.exchange(payload)
     except RingBroken as error:
@@ -121,19 +98,7 @@ def _exchange_of_script(payload: bytes) -> list[bytes]:
 
 
 def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
-    """Exchange rows with all workers, and check that all of them are at the same exchange.
-
-    Args:
-        exchange: a function that sends bytes to all workers and returns theirs in rank order.
-        number: the number of the exchange in the graph or step, which is sent with the row.
-        row: this worker's numbers.
-
-    Returns:
-        The rows of all workers in rank order, as bytes of float64, without ``number``.
-
-    Raises:
-        UsageError: some workers are at another exchange, or their rows have another length.
-    """
+    """Exchange rows with all workers, and check that all of them are at the same exchange."""
     answer = exchange(np.concatenate([[float(number)], row]).tobytes())
     first = np.dtype(np.float64).itemsize
     if len({(each[:first], len(each)) for each in answer}) > 1:
@@ -142,36 +107,14 @@ def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
 
 
 class Act(Protocol):
-    """A function that a layer calls in a forward or backward pass, to combine workers' numbers.
-
-    :func:`in_turn` calls it.
-    """
+    """A function that a layer calls in a forward or backward pass, to combine workers' numbers."""
 
     def __call__(self, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
-        """Exchange numbers with the other workers, and return those with which the pass continues.
-
-        Args:
-            row: this worker's numbers.
-            exchange: a function that sends bytes to all workers and returns theirs in rank order;
-                None: no other worker takes part, and the result is that of this worker alone.
-            weight: how many samples count in this worker's batch; 0 if ``exchange`` is None.
-        """
+        """Exchange numbers with the other workers, and return those with that the pass continues"""
 
 
 def in_turn(act: Act, row: Any, length: int | None) -> Any:
-    """Call ``act`` for the open step, and return its result as a float64 tensor with one axis.
-
-    In a graph ``act`` is called whenever the graph runs, after the exchanges that were added to the
-    graph before.
-
-    Args:
-        act: a function that exchanges numbers; in a graph it runs in one of TensorFlow's threads.
-        row: this worker's numbers, a float64 tensor with one axis.
-        length: the number of elements of the result; None: unknown.
-
-    Raises:
-        UsageError: XLA is to compile the graph.
-    """
+    """Call `act` for the open step, and return its result as a float64 tensor with one axis."""
     if tf.executing_eagerly():
         return tf.convert_to_tensor(act(np.asarray(row), *exchange_of_step()), tf.float64)
     refuse_xla(WITH_XLA)
@@ -189,12 +132,9 @@ def in_turn(act: Act, row: Any, length: int | None) -> Any:
 
 
 def _write_nothing() -> list[Any]:
-    """Add an operation to the graph that seems to write a resource, and return it in a list.
-
-    It keeps function calls in order: TensorFlow never runs two calls at once that write the same
-    resource. In a graph of TensorFlow 1, which calls no functions, nothing is added, and the list
-    is empty.
-    """
+    """Add an operation to the graph that seems to write a resource, and return it in a list."""
+    # It keeps function calls in order: TensorFlow never runs two calls at once that write the same
+    # resource.
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return []  # a graph of TensorFlow 1 calls none
     return [tf.raw_ops.AssignVariableOp(resource=_resource(), value=tf.constant(0))]
@@ -202,22 +142,12 @@ def _write_nothing() -> list[Any]:
 
 @functools.cache
 def _resource() -> Any:
-    """Return the handle of the resource that :func:`_write_nothing` writes.
-
-    It is none of the variables that a script sees, or that newcomers receive.
-    """
     with tf.init_scope(), tf.device("/cpu:0"):
         return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=(), shared_name="edl_exchange")
 
 
 def _from_graph(act: Act) -> Callable[[Vector], Vector]:
-    """Return a function of this worker's row that calls ``act``, for ``tf.numpy_function``.
-
-    If ``act`` raises an error, the training thread raises it, and the graph continues with the
-    result that ``act`` returns when no other worker takes part. Two errors are raised in the graph:
-    a HorovodInternalError of a broken ring, in a script with an elastic state, and a further
-    UsageError in the same step.
-    """
+    """Return a function of this worker's row that calls `act`, for `tf.numpy_function`."""
 
     def from_graph(row: Vector) -> Vector:
         if not process.is_initialized():

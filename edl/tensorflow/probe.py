@@ -30,17 +30,10 @@ NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss of one batch as a function without arguments, called at other values of the weights.
+    """The loss of one batch as a function without arguments, at other values of the weights."""
 
-    :meth:`TracedLoss.of` returns one.
-
-    Attributes:
-        graph: the concrete function of the loss.
-        batch: tensors in the structure that ``graph`` takes.
-    """
-
-    graph: Any
-    batch: Any
+    graph: Any  # the concrete function of the loss
+    batch: Any  # tensors in the structure that `graph` takes
 
     @property
     def variables(self) -> list[Any]:
@@ -48,23 +41,12 @@ class Evaluation:
         return list(self.graph.variables)
 
     def __call__(self) -> float:
-        """Return the mean loss of the batch for the present values of the variables.
-
-        The call may change variables other than the weights, such as BatchNorm's averages.
-
-        Raises:
-            UsageError: ``loss_of`` has returned something else than one number.
-        """
         loss = self.graph(self.batch)
         return mean_loss(loss.numpy() if hasattr(loss, "numpy") else loss)
 
 
 class TracedLoss:
-    """A loss function as a TensorFlow graph, traced once for batches of one structure and any size.
-
-    Args:
-        loss_of: a function that takes a batch and returns its mean loss.
-    """
+    """A loss function as a graph, traced once for batches of one structure and any size."""
 
     def __init__(self, loss_of: Callable[[Any], Any]) -> None:
         def loss(batch: Any) -> Any:
@@ -75,17 +57,7 @@ class TracedLoss:
         self._known: set[int] = set()  # ids of graphs that are kept
 
     def trace(self, spec: Any) -> Any:
-        """Return the graph (a concrete function) of the loss for batches of the specs ``spec``.
-
-        A graph that was traced before is returned again.
-
-        Args:
-            spec: the ``tf.TensorSpec``s of a batch, in its structure.
-
-        Raises:
-            UsageError: the graph draws random numbers that cannot be drawn again, or has
-                collectives.
-        """
+        """Return the graph (a concrete function) of the loss for batches of the specs `spec`."""
         graph = self._traced.get_concrete_function(spec)
         if id(graph) not in self._known:
             _refuse_operations(graph)
@@ -93,28 +65,13 @@ class TracedLoss:
         return graph
 
     def of(self, batch: Any) -> Evaluation:
-        """Return the loss of ``batch`` as an :class:`Evaluation`, without evaluating it.
-
-        Args:
-            batch: tensors or arrays, in any structure.
-
-        Raises:
-            UsageError: the graph of the loss draws random numbers that cannot be drawn again, or
-                has collectives.
-        """
+        """Return the loss of `batch` as an `Evaluation`, without evaluating it."""
         batch = tf.nest.map_structure(_tensor, batch)
         return Evaluation(self.trace(tf.nest.map_structure(_spec, batch)), batch)
 
 
 class Probe:
-    """A copy of the trained variables before and after one update, to compute losses between them.
-
-    Call :meth:`begin` and :meth:`end` around the update, :meth:`losses` as often as needed, then
-    :meth:`forget`.
-
-    Args:
-        optimizer: the Keras optimizer that makes the update.
-    """
+    """The trained variables before and after one update, to compute losses between them."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -129,73 +86,38 @@ class Probe:
         return bool(self._after)
 
     def begin(self) -> None:
-        """Keep the trained variables' values, in place of an update that was kept before.
-
-        Called right before an update, in its thread.
-        """
+        """Keep the trained variables' values, in place of an update that was kept before."""
         with context.eager_mode():
             self._made = self._updates()
             self._before, self._after = _values(self._parameters()), []
 
     def end(self) -> None:
-        """Keep the trained variables' values after the update that followed :meth:`begin`.
-
-        Nothing is done if :meth:`begin` was not called, or if the optimizer has made no update
-        since; a LossScaleOptimizer may have skipped it.
-        """
+        """Keep the trained variables' values after the update that followed `begin`."""
+        # Nothing is done if `begin` was not called, or if the optimizer has made no update since; a
+        # LossScaleOptimizer may have skipped it.
         if self._before and self._updates() != self._made:
             self._after = _values(self._parameters())
 
     def forget(self) -> None:
-        """Delete the values that :meth:`begin` and :meth:`end` have kept."""
+        """Delete the values that `begin` and `end` have kept."""
         self._before, self._after = [], []
 
     def prepare(self, evaluation: Evaluation) -> None:
-        """Evaluate the loss once, so that all graphs that :meth:`losses` needs are built.
-
-        The variables keep their values. ``evaluation`` is the loss of a batch with the shapes and
-        types of the training's. The optimizer must be built.
-        """
+        """Evaluate the loss once, so that all graphs that `losses` needs are built."""
+        # The optimizer must be built.
         now = _values(self._parameters())
         self._along(now, now, (0.0,), evaluation)
 
     def losses(self, at: Sequence[float], evaluation: Evaluation) -> list[float]:
-        """Return the losses that the update would have led to with several other learning rates.
-
-        An update must be kept (:meth:`holds`). The variables have their present values back
-        afterwards.
-
-        Args:
-            at: a number e for each learning rate, which is (1 + e) times that of the update: -1 is
-                before the update, 0 after it.
-            evaluation: computes the loss of a batch.
-
-        Returns:
-            One loss for each number in ``at``, in order.
-
-        Raises:
-            UsageError: ``loss_of`` has returned something else than one number.
-        """
+        """Return the losses that the update would have led to with several other learning rates."""
+        # An update must be kept (`holds`).
         assert self.holds
         return self._along(self._before, self._after, at, evaluation)
 
     def _along(
         self, before: list[Any], after: list[Any], at: Sequence[float], evaluation: Evaluation
     ) -> list[float]:
-        """Return the losses of ``evaluation`` at points on the line from ``before`` to ``after``.
-
-        All variables have their present values back afterwards, also after an error.
-
-        Args:
-            before: the values of the trained variables at the point -1.
-            after: their values at the point 0.
-            at: the points at which the loss is computed: -1 is at ``before``, 0 at ``after``, other
-                numbers are between or beyond them.
-            evaluation: computes the loss of a batch.
-
-        Returns:
-            One loss for each point, in order.
-        """
+        """Return the losses of `evaluation` at points on the line from `before` to `after`."""
         parameters = self._parameters()
         trained = {id(variable) for variable in parameters}
         others = [v for v in evaluation.variables if id(v) not in trained]
@@ -216,20 +138,14 @@ class Probe:
         return found
 
     def _parameters(self) -> list[Any]:
-        """Return the TensorFlow variables that the optimizer trains, in its order."""
         return [plain(variable) for variable in self._optimizer._trainable_variables]
 
     def _updates(self) -> int:
-        """Return how many updates the optimizer has made."""
         return int(plain(self._optimizer.iterations).numpy())
 
 
 def example_of(spec: Any) -> Any:
-    """Return a batch of one sample, all zeros, in the structure of ``spec``.
-
-    ``spec`` has the ``tf.TensorSpec``s of a batch. A dimension that is None, such as the number of
-    samples, has length 1.
-    """
+    """Return a batch of one sample, all zeros, in the structure of `spec`."""
 
     def zeros(leaf: Any) -> Any:
         return tf.zeros([1 if size is None else size for size in leaf.shape], leaf.dtype)
@@ -238,12 +154,7 @@ def example_of(spec: Any) -> Any:
 
 
 def _moving(variables: Sequence[Any]) -> Any:
-    """Return a function that moves ``variables`` along the line between two lists of values.
-
-    The function takes both lists, and the position on the line, a float64 tensor: 0 is at the first
-    list, 1 at the second, and other numbers are between or beyond them. It assigns the values, and
-    returns nothing.
-    """
+    """Return a function that moves `variables` along the line between two lists of values."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def move(begin: list[Any], end: list[Any], part: Any) -> None:
@@ -254,12 +165,10 @@ def _moving(variables: Sequence[Any]) -> Any:
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:
-    """Return the values of ``variables``, in order; later assignments do not change them."""
     return [variable.read_value() for variable in variables]
 
 
 def _put(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    """Assign ``values`` to ``variables``, in the same order."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
@@ -269,11 +178,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _spec(tensor: Any) -> Any:
-    """Return the ``tf.TensorSpec`` of ``tensor`` with None for the first dimension, the samples.
-
-    A tensor without dimensions keeps its shape. For a ragged or sparse tensor its type spec is
-    returned.
-    """
+    """Return the `tf.TensorSpec` of `tensor` with None for the first dimension, the samples."""
     if isinstance(tensor, NOT_DENSE):
         return tf.type_spec_from_value(tensor)
     shape = tensor.shape
@@ -281,15 +186,10 @@ def _spec(tensor: Any) -> Any:
 
 
 def _refuse_operations(graph: Any) -> None:
-    """Refuse the ``graph`` of a loss if it has operations that cannot be repeated.
-
-    These are random operations whose state is in no variable of the graph (the variable of a
-    ``tf.random.Generator`` is not among the graph's), and collectives: a worker that has not made
-    the update evaluates no loss, so the others would wait for it.
-
-    Raises:
-        UsageError: the graph has such operations.
-    """
+    """Refuse the `graph` of a loss if it has operations that cannot be repeated."""
+    # These are random operations whose state is in no variable of the graph (the variable of a
+    # `tf.random.Generator` is not among the graph's), and collectives: a worker that has not made
+    # the update evaluates no loss, so the others would wait for it.
     definition = graph.graph.as_graph_def()
     for kind in kinds_of(definition):
         if kind.startswith("Horovod"):
@@ -302,23 +202,14 @@ def _refuse_operations(graph: Any) -> None:
 
 
 def kinds_of(definition: Any) -> list[str]:
-    """Return the kinds of all operations in a graph, a ``GraphDef``, and in its functions."""
+    """Return the kinds of all operations in a graph, a `GraphDef`, and in its functions."""
     functions = definition.library.function
     nodes = [*definition.node, *(node for each in functions for node in each.node_def)]
     return sorted({node.op for node in nodes})
 
 
 def drawing_kinds(definition: Any) -> list[str]:
-    """Return the kinds of random operations in a graph whose state cannot be set from outside.
-
-    Such an operation keeps its state itself, or in the variable of a ``tf.random.Generator``.
-
-    Args:
-        definition: the graph, a ``GraphDef``.
-
-    Returns:
-        The names of the kinds, such as "RandomUniform", sorted.
-    """
+    """Return the kinds of random operations in a graph whose state cannot be set from outside."""
     found = []
     for kind in kinds_of(definition):
         known = op_def_registry.get(kind)
@@ -328,8 +219,4 @@ def drawing_kinds(definition: Any) -> list[str]:
 
 
 def _has_seed(definition: Any) -> bool:
-    """Return whether operations with the ``definition`` (``OpDef``) have an attribute ``seed2``.
-
-    TensorFlow's random operations whose state is in no variable have one.
-    """
     return any(each.name == "seed2" for each in definition.attr)

@@ -29,10 +29,7 @@ SEED_STATE = "seed_generator_state"  # the name of a layer's variable for its se
 
 
 def is_seed(name: str) -> bool:
-    """Return whether the variable with the path ``name`` holds the seed of a Keras layer.
-
-    ``name`` is a key of :func:`edl.tensorflow.variables.variables_by_name`.
-    """
+    """Return whether the variable with the path `name` holds the seed of a Keras layer."""
     return name.partition("#")[0].rpartition("/")[2].partition(":")[0] == SEED_STATE
 
 
@@ -42,36 +39,18 @@ def last_seed() -> int:
 
 
 def set_global_seed(seed: int) -> None:
-    """Set the seed of TensorFlow's next eager random operations, and keep all graphs ready to run.
-
-    ``tf.random.set_seed`` also drops what TensorFlow has prepared to run each ``tf.function``. The
-    next call of the function prepares it again, which took 7 to 12 s for a Keras model of 60
-    residual blocks on two cores: in a newcomer that joins, all workers would wait for it.
-
-    The random operations that are kept go on with their sequences. These are operations in a
-    ``tf.function``, whose seeds are fixed when it is traced, and eager ones of an earlier seed. So
-    call this with a seed that no operation was made with.
-
-    Args:
-        seed: the seed, a whole number from 0 to 2**31 - 1.
-    """
+    """Set the seed of TensorFlow's next eager random operations."""
+    # The next call of the function prepares it again, which took 7 to 12 s for a Keras model of 60
+    # residual blocks on two cores: in a newcomer that joins, all workers would wait for it.
     now = context.context()
     now._seed, now._rng = seed, random.Random(seed)
 
 
 class Seeder:
-    """The generators of TensorFlow and Keras: those of eager operations, keras.random, and layers.
+    """The generators of TensorFlow and Keras."""
 
-    It is :class:`edl.framework.random_numbers.Generators`. The first :meth:`seed` also lets the
-    random operations of each ``tf.function`` that was traced before begin their sequences again; a
-    later call does not (:func:`set_global_seed`).
-
-    Args:
-        variables: a function without arguments that returns a pair (path, variable) for each of
-            the models' variables.
-        warms_up: returns whether this worker warms up: what it draws then between steps must not
-            use up the job's numbers, since eager operations go on where they were.
-    """
+    # `warms_up`: returns whether this worker warms up: what it draws then between steps must not
+    # use up the job's numbers, since eager operations go on where they were.
 
     def __init__(
         self,
@@ -106,7 +85,7 @@ class Seeder:
             vars(self._shared).pop("next", None)
 
     def seed_between(self, seed: int) -> None:
-        """Let eager operations and keras.random draw by ``seed``."""
+        """Let eager operations and keras.random draw by `seed`."""
         if self._job is None:
             return
         if self._warms_up():
@@ -116,11 +95,7 @@ class Seeder:
         self._shared.next = self._job.next
 
     def seed(self, seed: int) -> None:
-        """Seed all generators from ``seed``; do nothing in a script that builds graphs.
-
-        The seed variable of each layer gets a value that depends on ``seed``, its path and its
-        present value.
-        """
+        """Seed all generators from `seed`; do nothing in a script that builds graphs."""
         if not tf.executing_eagerly():  # the seeds of a graph are in its operations
             return
         set_seed = set_global_seed if self._has_seeded else tf.random.set_seed
@@ -150,20 +125,15 @@ class _JobGenerator(SeedGenerator):
 
 
 def seed_state(seed: int, state: Any) -> Any:
-    """Return ``seed`` as a value of the variable ``state`` of a generator of Keras."""
+    """Return `seed` as a value of the variable `state` of a generator of Keras."""
     return np.array([seed % 2**32, seed >> 32], plain(state).dtype.as_numpy_dtype)
 
 
 @contextmanager
 def own_operation_seeds(worker: Worker) -> Iterator[None]:
-    """Give random operations that are created in a ``with`` block seeds of this worker's own.
-
-    It is for the functions given to ``Dataset.map``: all workers create the same operations, which
-    would draw the same numbers on each worker. After the block TensorFlow's global seed is what it
-    was. Nothing is changed if the script has set no seed, the job is to have the same random
-    numbers on all workers, or this worker is rank 0 of the first ring, which keeps the script's
-    seed. ``worker`` is this worker.
-    """
+    """Give random operations that are created in a `with` block seeds of this worker's own."""
+    # It is for the functions given to `Dataset.map`: all workers create the same operations, which
+    # would draw the same numbers on each worker.
     now = context.context()
     first = not worker.warming_up and worker.generation <= 1
     if worker.same_random or now._seed is None or (first and worker.rank == KEPT):

@@ -54,17 +54,7 @@ END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operation
 
 
 class GradientReduction:
-    """The reduction of one ``edl.Optimizer``'s gradients over all workers, step by step.
-
-    Args:
-        worker: this worker.
-        feed: the queue of this worker's batches.
-
-    Attributes:
-        noise: the meter of the gradients' squared norms.
-        logical: what keeps the gradients of logical workers; None: the job has none.
-        with_gradient: the ``id()`` of each TensorFlow variable that has had a gradient so far.
-    """
+    """The reduction of one `edl.Optimizer`'s gradients over all workers, step by step."""
 
     def __init__(self, worker: Worker, feed: PipelineBatchSource) -> None:
         self._worker = worker
@@ -72,14 +62,16 @@ class GradientReduction:
         self._reduction = StepReduction(worker)
         self._pending: BaseException | None = None  # it showed inside a graph
         self._expected = 0  # gradients in the graph
-        self.noise = KerasNoise(worker)
+        self.noise = KerasNoise(worker)  # the meter of the gradients' squared norms
         self._bare: list[str] = []  # variables without a gradient
         self._without_gradient: list[bool] = []  # of each variable, whether it has none
         self._variables: list[Any] = []
+        # the `id()` of each TensorFlow variable that has had a gradient so far
         self.with_gradient: set[int] = set()
         self._traced = False  # what sends from Python is built
         self._early = False
         activity.waits_unseen(self._unseen)
+        # what keeps the gradients of logical workers; None: the job has none
         self.logical: LogicalReduction | None = None
         self._thread = threading.get_ident()  # the one that trains
         self._one_at_a_time = threading.Lock()
@@ -90,17 +82,11 @@ class GradientReduction:
         numbers: RandomNumbers,
         check: Callable[[], None],
     ) -> None:
-        """Let the job's logical workers share each step (:mod:`edl.tensorflow.logical`).
-
-        Args:
-            buffers: a function that returns the model's variables that are not trained, by name.
-            numbers: seeds the random generators.
-            check: a function that raises UsageError if there are some that were not seeded.
-        """
+        """Let the job's logical workers share each step (`logical`)."""
         self.logical = LogicalReduction(self._worker, self._reduction, buffers, numbers, check)
 
     def cannot_repair(self, why: str) -> None:
-        """Let this worker end with a RingError that says ``why`` if a ring breaks in a step."""
+        """Let this worker end with a RingError that says `why` if a ring breaks in a step."""
         self._reduction.part.cannot_repair = why
 
     @property
@@ -114,11 +100,7 @@ class GradientReduction:
         return len(self._worker.loader.engine.parts) > 1
 
     def end_step(self) -> None:
-        """Complete the open step in the ledger; do nothing if its gradients are not reduced yet.
-
-        Raises:
-            Exception: an error that occurred inside a graph, and ends this worker.
-        """
+        """Complete the open step in the ledger; do nothing if its gradients are not reduced yet."""
         self.raise_pending()
         if self._worker.loader.open and self._reduction.step.is_decided:
             if self.logical is not None:
@@ -129,10 +111,8 @@ class GradientReduction:
                 self._reduction.end_step()
 
     def raise_pending(self) -> None:
-        """Raise the error that occurred inside a graph and ends this worker; else do nothing.
-
-        It is for the training thread: inside the graph it would become an error of TensorFlow's.
-        """
+        """Raise the error that occurred inside a graph and ends this worker; else do nothing."""
+        # It is for the training thread: inside the graph it would become an error of TensorFlow's.
         pending, self._pending = self._pending, None
         if pending is not None:
             raise pending
@@ -140,21 +120,7 @@ class GradientReduction:
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], early: bool = False
     ) -> tuple[list[Any], Any]:
-        """Return the means of gradients over the global batch, eagerly or as tensors of a graph.
-
-        Args:
-            gradients: tensors, ``IndexedSlices`` (which become dense), or None, which stays None. A
-                variable has a gradient on all workers, or on none.
-            variables: the variables of the gradients, in the same order.
-            early: True if a tape reduces the gradients and the optimizer applies them later, when
-                it asks :meth:`applies_early`.
-
-        Returns:
-            The means in order, and whether to apply them: a bool, in a graph a boolean tensor.
-
-        Raises:
-            UsageError: no batch is handed out or its gradients are reduced, XLA compiles the graph.
-        """
+        """Return the means of gradients over the global batch, eagerly or as tensors of a graph."""
         local = [
             gradient_ops.empty(variable) if gradient is None else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -176,14 +142,7 @@ class GradientReduction:
         return [None if none else mean for mean, none in zip(means, bare, strict=True)], proceed
 
     def applies_early(self) -> bool:
-        """Return whether to apply the gradients that a tape has reduced; call it once in a step.
-
-        False is returned in a trial run of a session, if no worker has samples, if the other
-        workers have completed the step without this one, and if more logical workers follow.
-
-        Raises:
-            UsageError: no gradients were reduced, or they are applied already.
-        """
+        """Return whether to apply the gradients that a tape has reduced; call it once in a step."""
         if self._feed.is_trial:
             return False
         if self.logical is not None:
@@ -200,7 +159,7 @@ class GradientReduction:
         return self._reduction.apply()
 
     def applies_early_in_graph(self) -> Any:
-        """Return a boolean tensor: the result of :meth:`applies_early` in each run of the graph."""
+        """Return a boolean tensor: the result of `applies_early` in each run of the graph."""
 
         def early() -> Any:
             return np.bool_(self.from_graph(self.applies_early, False))
@@ -212,15 +171,7 @@ class GradientReduction:
     # --- inside of the forward and backward passes
 
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
-        """Return a function that exchanges messages with all workers in the open step.
-
-        The function takes this worker's message and returns those of all workers in rank order; it
-        repairs a broken ring. None is returned if no step is open, no other worker takes part in
-        the step, or the graph of a session is on its first run, which makes no update.
-
-        Raises:
-            UsageError: the script has several optimizers.
-        """
+        """Return a function that exchanges messages with all workers in the open step."""
         if self._feed.is_trial or not self._reduction.exchanges:
             return None
         if self.several:
@@ -230,18 +181,7 @@ class GradientReduction:
     # --- in a graph
 
     def _in_graph(self, local: list[Any], first: list[Any]) -> tuple[list[Any], Any]:
-        """Add operations to the graph that reduce the gradients ``local``.
-
-        If the ring breaks meanwhile, the operations send them again in the next ring.
-
-        Args:
-            local: the gradients of this worker.
-            first: tensors that the reduction waits for before it begins: the gradient that backward
-                computes first, as a rule the gradient of the last variable.
-
-        Returns:
-            The means, and whether to apply them, a scalar boolean tensor.
-        """
+        """Add operations to the graph that reduce the gradients `local`."""
         self._expected = len(local)
         if (before := getattr(tf.compat.v1.get_default_graph(), APPLIED, None)) is not None:
             first = [*first, before]
@@ -271,17 +211,7 @@ class GradientReduction:
             return means, tf.logical_or(applies, tf.equal(branch, int(Branch.SHOW)))
 
     def _show_in_graph(self, branch: Any, local: list[Any], means: list[Any]) -> Any:
-        """Add operations to the graph that measure the gradients' norms if the step asks for it.
-
-        Args:
-            branch: what the step asks for, a :class:`~edl.framework.reduction.Branch` as an int64
-                tensor; ``Branch.SHOW`` asks to measure.
-            local: the gradients of this worker.
-            means: their means over the global batch.
-
-        Returns:
-            A tensor that is computed when the measurement is made, or skipped.
-        """
+        """Add operations to the graph that measure the gradients' norms if the step asks for it."""
         bare = self._without_gradient
         variables = gradient_ops.having(self._variables, bare)
 
@@ -302,18 +232,7 @@ class GradientReduction:
         return tf.cond(measures, shown, lambda: tf.constant(0, tf.int64))
 
     def _again(self, local: list[Any], end: Callable[[], Any]) -> tuple[Any, ...]:
-        """Add a loop to the graph that sends the local gradients again until no ring breaks.
-
-        Args:
-            local: the gradients of this worker.
-            end: a function without arguments that the graph calls back when the gradients are
-                reduced or have failed; it returns ``Branch.AGAIN`` to send them again, or else what
-                to do after the loop.
-
-        Returns:
-            What to do after the loop, a :class:`~edl.framework.reduction.Branch` as an int64
-            tensor, then the means.
-        """
+        """Add a loop to the graph that sends the local gradients again until no ring breaks."""
 
         def attempt(_branch: Any, *_means: Any) -> tuple[Any, ...]:
             scalars = [tf.float64, tf.float64]
@@ -339,13 +258,7 @@ class GradientReduction:
         return tuple(found)
 
     def _begin(self) -> Any:
-        """Begin the step's reduction; called back by the graph when its first gradient is computed.
-
-        Returns:
-            A numpy bool: True if all workers have full batches, so the graph's operations send the
-            gradients as they are, and no factor is applied before or after. False if they return
-            them unsent, and :meth:`_end` decides whether they are sent later, weighted.
-        """
+        """Begin the step's reduction; called by the graph when its first gradient is computed"""
 
         def begin() -> bool:
             if self._feed.is_trial or self._is_broken_off:
@@ -359,14 +272,7 @@ class GradientReduction:
         return np.bool_(self.from_graph(begin, False))
 
     def _begin_again(self) -> tuple[Any, Any]:
-        """Agree with the other workers on weights before the graph sends its gradients again.
-
-        Called back by the graph.
-
-        Returns:
-            The factor for the gradients that this worker sends, and the factor for Horovod's
-            averages of all workers' gradients.
-        """
+        """Agree with the other workers on weights before the graph sends its gradients again."""
 
         def begin() -> Weights:
             weights = self._reduction.agree()
@@ -378,22 +284,13 @@ class GradientReduction:
         return np.float64(weights.sent), np.float64(weights.received)
 
     def _send(self, sends: bool) -> None:
-        """Switch whether gradient operations send their inputs (``sends``), or return them unsent.
-
-        With True, this worker's step record is sent, too, unless it was sent before.
-        """
+        """Switch whether gradient operations send their inputs (`sends`), or return them unsent."""
         gradient_ops.start_sending(sends)
         if sends:
             self._reduction.sending()
 
     def _end(self, early: bool) -> Any:
-        """Return what the graph does after its gradients are reduced or have failed.
-
-        Called back by the graph. The result is a :class:`~edl.framework.reduction.Branch` as an
-        int64: SKIP (apply nothing), APPLY (apply the means), AGAIN (send the gradients again) or
-        SHOW (measure their norms, then apply). ``early`` is True if a tape has asked for the
-        gradients, so the update comes later.
-        """
+        """Return what the graph does after its gradients are reduced or have failed."""
 
         def end() -> Branch:
             if self._is_broken_off:
@@ -407,30 +304,13 @@ class GradientReduction:
         return np.int64(self.from_graph(end, Branch.SKIP))
 
     def _begin_update(self) -> None:
-        """Count the update of this optimizer in the job, if the script has several optimizers.
-
-        It is made right after this call. The next optimizer's gradients belong to another step.
-        """
         if self.several and self._reduction.step.is_decided:
             self._reduction.apply()
 
     def from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """Call ``act`` for a graph, in a thread of TensorFlow's, and pass its errors on.
-
-        The training thread waits for the graph meanwhile. It raises a UsageError of ``act`` at
-        once, and any other error in :meth:`raise_pending`; then, if no ring is open, a ring of this
-        worker alone is built. Calls in several threads follow one another.
-
-        Args:
-            act: a function without arguments.
-            otherwise: what is returned if ``act`` raises an error.
-
-        Returns:
-            What ``act`` returned, or ``otherwise``.
-
-        Raises:
-            UsageError: that of ``act``, in the training thread or if the step has had one before.
-        """
+        """Call `act` for a graph, in a thread of TensorFlow's, and pass its errors on."""
+        # `otherwise`: what is returned if `act` raises an error.
+        # What `act` returned, or `otherwise`.
         try:
             with self._one_at_a_time, activity.training_here():
                 return act()
@@ -449,24 +329,14 @@ class GradientReduction:
             return otherwise
 
     def _unseen(self) -> str | None:
-        """Return a phrase about the wait if the graph has sent all gradients and waits; else None.
-
-        :mod:`edl.worker.activity` calls this, since no thread of Python's waits.
-        """
+        # `activity` calls this, since no thread of Python's waits.
         waits = self._reduction.is_sending and gradient_ops.sent() >= self._expected
         return WAITING if waits else None
 
     # --- from Python
 
     def _complete(self, gradients: list[Any]) -> tuple[list[Any], bool]:
-        """Reduce ``gradients`` eagerly over the global batch, which waits for all workers.
-
-        Returns:
-            The means, and whether to apply them.
-
-        Raises:
-            UsageError: no batch was handed out for this step, or it was reduced already.
-        """
+        """Reduce `gradients` eagerly over the global batch, which waits for all workers."""
         if self._feed.is_trial:
             return gradients, False
         self._check()
@@ -488,16 +358,7 @@ class GradientReduction:
         return means, applies
 
     def _averages(self, gradients: list[Any], weights: Weights) -> list[Any]:
-        """Average ``gradients`` over the ring from Python, and return their means in order.
-
-        Args:
-            gradients: the gradients of this worker.
-            weights: the factor for the gradients that are sent, and the factor for their averages.
-
-        Raises:
-            RingBroken: a worker is gone.
-            UsageError: Horovod refuses the gradients.
-        """
+        """Average `gradients` over the ring from Python, and return their means in order."""
         sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
         if weights.averaging is Averaging.WEIGHTED:
             weight = tf.constant(weights.sent, tf.float64)
@@ -517,10 +378,7 @@ class GradientReduction:
         return gradient_ops.typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
-        """Build the graph by which Python averages ``gradients``, in the first call only.
-
-        Nothing is sent. Called while no other worker waits for this one, as in a warm-up.
-        """
+        """Build the graph by which Python averages `gradients`, in the first call only."""
         if gradient_ops.AVAILABLE and not self._traced:
             self._send(False)
             sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
@@ -528,13 +386,7 @@ class GradientReduction:
         self._traced = True
 
     def _from_python_in_graph(self, local: list[Any]) -> list[Any]:
-        """Add one operation to the graph that reduces the gradients ``local`` from Python.
-
-        This is for logical workers, and for a Horovod without edl's patch, whose operations do not
-        outlive the ring.
-
-        The result has the means, then whether to apply them, a scalar boolean tensor.
-        """
+        """Add one operation to the graph that reduces the gradients `local` from Python."""
 
         def complete(*gradients: Any) -> list[Any]:
             def act() -> tuple[list[Any], bool]:
@@ -559,15 +411,11 @@ class GradientReduction:
 
     @property
     def _is_broken_off(self) -> bool:
-        """Whether this step has failed with an error that the training thread will raise."""
         return self._reduction.step.state in (StepState.REFUSED, StepState.ENDED)
 
     def _check(self) -> None:
-        """Raise UsageError unless there is a batch whose gradients are yet to be reduced.
-
-        With several optimizers, each reduction is a step of its own: if the batch's last step is
-        done, begin the next one with the same batch. Reduced gradients must have been applied.
-        """
+        """Raise UsageError unless there is a batch whose gradients are yet to be reduced."""
+        # Reduced gradients must have been applied.
         if self.several:
             parts = self._worker.loader.engine.parts
             if any(each.step.state is StepState.REDUCED for each in parts):

@@ -48,31 +48,10 @@ NO_VARIABLES = (
 
 
 class TensorFlowReplica(FrameworkReplica):
-    """The variables and tracked objects of this process, which all workers of the job share.
+    """The variables and tracked objects of this process, which all workers of the job share."""
 
-    The first ``edl.Optimizer`` of a script makes it. None of the functions takes arguments; each is
-    called whenever its values are needed, because a script may create variables late.
-
-    Args:
-        kind: the name of the optimizer's class, which a checkpoint records.
-        model: a function that returns the list of the model's variables.
-        optimizer: a function that returns the list of the optimizer's variables, the learning rate
-            among them; an empty list for an optimizer of TensorFlow 1, whose variables ``model``
-            returns.
-        optimizer_state: a function that returns the list of the optimizer's variables, also for an
-            optimizer of TensorFlow 1.
-        updated: a function that returns the list of those variables of ``model`` that an update
-            changes.
-        rates: a function that returns the list of the learning rates, as numbers, that each
-            ``edl.LRSchedule`` had in the last update; no variable holds them.
-        present: a function that returns a dict of all present learning rates, numbers or variables,
-            by a name for messages.
-        models: a function that returns the models of Keras that are trained.
-
-    Attributes:
-        access: reads and writes the values of variables: eagerly at first; once a session of
-            TensorFlow 1 takes part in the job, in that session.
-    """
+    # None of the functions takes arguments; each is called whenever its values are needed, because
+    # a script may create variables late.
 
     framework = "tensorflow"
     arrays = TensorFlowArrays()
@@ -97,10 +76,12 @@ class TensorFlowReplica(FrameworkReplica):
         self._rates = rates
         self._present = present
         self._models = models
+        # reads and writes the values of variables: eagerly at first; once a session of TensorFlow 1
+        # takes part in the job, in that session
         self.access: VariableAccess = EagerAccess()
 
     def use_session(self, session: tf.compat.v1.Session) -> None:
-        """Read and write the variables in ``session`` from now on; it holds their values."""
+        """Read and write the variables in `session` from now on; it holds their values."""
         self.access = SessionAccess(session)
         self._parts.most_groups = SESSION_GROUPS
 
@@ -113,11 +94,7 @@ class TensorFlowReplica(FrameworkReplica):
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Raise UsageError if one of ``objects`` cannot be tracked.
-
-        An object can be tracked if it has variables, or both ``state_dict()`` and
-        ``load_state_dict()``. ``objects`` are the objects that the script asks to track, by name.
-        """
+        """Raise UsageError if one of `objects` cannot be tracked."""
         for name, thing in objects.items():
             if not isinstance(thing, Trackable) and variables_of(thing) is None:
                 raise UsageError(
@@ -126,36 +103,17 @@ class TensorFlowReplica(FrameworkReplica):
                 )
 
     def things(self) -> dict[str, Trackable]:
-        """Return the tracked objects that are sent by their ``state_dict()``, by name.
-
-        Objects with variables are left out, as their variables are sent with those of the model.
-        """
+        """Return the tracked objects that are sent by their `state_dict()`, by name."""
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
-        """Return the tracked objects, by name, that a script may change by a step's gradients.
-
-        These are all tracked objects but those without variables whose attribute ``edl_compared``
-        is False. An object with variables is replaced by one whose ``state_dict()`` returns the
-        list of their values, and whose ``load_state_dict()`` writes them.
-        """
+        """Return the tracked objects, by name, that a script may change by a step's gradients."""
         tracked = {name: variables_of(thing) for name, thing in self._tracked.items()}
         values = {name: _Values(self.access, own) for name, own in tracked.items() if own}
         return {**self.compared_things(), **values}
 
     def variables(self) -> dict[str, dict[str, Any]]:
-        """Return the variables of the model and those of the optimizer, by name.
-
-        A name is the variable's path (Keras) or its name in TensorFlow. The variables of a tracked
-        object count as the model's, with the object's name and a slash before theirs. An optimizer
-        that has no variables yet creates them in this call.
-
-        Returns:
-            A dict with the keys "model" and "optimizer"; each value is a dict of variables by name.
-
-        Raises:
-            UsageError: the model has no variables (yet).
-        """
+        """Return the variables of the model and those of the optimizer, by name."""
         optimizer = self._optimizer()
         model = variables_by_name(self._model())
         for name, thing in self._tracked.items():
@@ -167,10 +125,7 @@ class TensorFlowReplica(FrameworkReplica):
         return {"model": model, "optimizer": variables_by_name(optimizer)}
 
     def shapes(self) -> dict[str, str]:
-        """Return the shape of each shared variable as text, such as "(3, 4)".
-
-        The keys are "model/" or "optimizer/" and the variable's name.
-        """
+        """Return the shape of each shared variable as text, such as "(3, 4)"."""
         groups = self.variables()
         return {
             f"{group}/{name}": str(tuple(variable.shape))
@@ -180,13 +135,7 @@ class TensorFlowReplica(FrameworkReplica):
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the present values of all shared variables, and the states of tracked objects.
-
-        Returns:
-            A dict with "model" and "optimizer", dicts of arrays by the name of the variable, and
-            "tracked", the result of ``state_dict()`` of each tracked object without variables, by
-            the object's name. The variables of other tracked objects are in "model".
-        """
+        """Return the present values of all shared variables, and the states of tracked objects."""
         groups = self.variables()
         flat = [variable for group in groups.values() for variable in group.values()]
         values = iter(self.access.read(flat))
@@ -197,19 +146,7 @@ class TensorFlowReplica(FrameworkReplica):
         return state
 
     def compared(self) -> dict[str, Any]:
-        """Return the values that must be equal on all workers, to compare them.
-
-        Left out are variables that no update trains, such as the averages of batch normalisation
-        (each worker has its own), and tracked objects without variables whose ``edl_compared`` is
-        False.
-
-        Returns:
-            A dict of groups, each of which is a dict: "model" has the model's trainable variables
-            by name, "optimizer" the optimizer's variables by name, "learning_rate" the rate of the
-            last update by the number of the ``edl.LRSchedule``, from 0. "tracked.<name>" has the
-            variables of a tracked object by name (of a ``tf.Module`` the trainable ones), "tracked"
-            the results of ``state_dict()`` of other tracked objects by name.
-        """
+        """Return the values that must be equal on all workers, to compare them."""
         groups: dict[str, Any] = {
             "model": variables_by_name(v for v in self._model() if v.trainable)
         }
@@ -224,10 +161,7 @@ class TensorFlowReplica(FrameworkReplica):
         return {**groups, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
 
     def durable(self) -> dict[str, Any]:
-        """Return what a checkpoint stores, with variables whose values are not read yet.
-
-        It has the keys of :meth:`state`, and "optimizer_kind", the name of the optimizer's class.
-        """
+        """Return what a checkpoint stores, with variables whose values are not read yet."""
         return {
             **self.variables(),
             "tracked": self.states_of_things(),
@@ -235,10 +169,7 @@ class TensorFlowReplica(FrameworkReplica):
         }
 
     def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
-        """Return the variables in ``state`` that updates train, and those of optimizers' states.
-
-        They are the objects in ``state`` themselves. ``state`` is the result of :meth:`durable`.
-        """
+        """Return the variables in `state` that updates train, and those of optimizers' states."""
         trained = [variable for variable in self._model() if variable.trainable]
         equal = {id(plain(variable)) for variable in (*trained, *self._optimizer_state())}
         variables = (*state["model"].values(), *state["optimizer"].values())
@@ -255,16 +186,12 @@ class TensorFlowReplica(FrameworkReplica):
         return [value.astype(np.float64) for value in self.access.read(self._averages())]
 
     def set_averages(self, means: Sequence[Array]) -> None:
-        """Write ``means`` into what :meth:`averages` has read, in the same order."""
+        """Write `means` into what `averages` has read, in the same order."""
         pairs = zip(self._averages(), means, strict=True)
         self.access.write([(v, mean.astype(v.dtype.as_numpy_dtype)) for v, mean in pairs])
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates as numbers, by name.
-
-        The name is "learning rate", or "learning rate of optimizer 0" and so on if there are
-        several. An optimizer whose rate is unknown (a schedule of Keras in a graph) has no entry.
-        """
+        """Return the present learning rates as numbers, by name."""
         present = self._present()
         variables = {name: rate for name, rate in present.items() if isinstance(rate, tf.Variable)}
         read = dict(zip(variables, self.access.read([*variables.values()]), strict=True))
@@ -285,22 +212,13 @@ class TensorFlowReplica(FrameworkReplica):
         )
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest (CRC-32) of each of ``parts``, by the part's name, to compare workers.
-
-        Args:
-            parts: ranges of bytes of the values that :meth:`compared` returns. Parts of values of
-                other types than arrays, numbers and text are left out of the result.
-        """
+        """Return a digest (CRC-32) of each of `parts`, by the part's name, to compare workers."""
         return digests(self.access, parts)
 
     def rehearse(self) -> None:
-        """Do on a newcomer what it will do when all workers wait for it; change nothing.
-
-        It is for a session. It reads the variables, writes them and computes their digests. The
-        first time takes far longer than the next (measured with 242 variables: a write 0.6 s of
-        processor time, and 0.01 s), because TensorFlow prepares a part of the graph for it. Nothing
-        happens if a variable has no value yet.
-        """
+        """Do on a newcomer what it will do when all workers wait for it; change nothing."""
+        # The first time takes far longer than the next (measured with 242 variables: a write 0.6 s
+        # of processor time, and 0.01 s), because TensorFlow prepares a part of the graph for it.
         groups = self.variables().values()
         written = [v for group in groups for name, v in group.items() if not is_seed(name)]
         with contextlib.suppress(tf.errors.FailedPreconditionError):
@@ -308,20 +226,8 @@ class TensorFlowReplica(FrameworkReplica):
             self.digests()
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Write ``state``, or a part of it, into the variables and tracked objects.
-
-        The variables in which Keras' layers keep their random seeds are never written.
-
-        Args:
-            state: a state as :meth:`state` returns it.
-            receive: how much to write. ``Receive.STEP``, for a worker that has missed a step: the
-                variables that the step's update has changed, no learning rate and no tracked
-                object. ``Receive.RESYNC``: all variables, and the tracked objects that workers
-                compare. Any other value: all variables and tracked objects.
-
-        Raises:
-            UsageError: the state has other variables, shapes or tracked objects than this script.
-        """
+        """Write `state`, or a part of it, into the variables and tracked objects."""
+        # The variables in which Keras' layers keep their random seeds are never written.
         values: list[tuple[Any, Array]] = []
         groups = self.variables()
         updated = {id(plain(variable)) for variable in self._updated()}
@@ -345,13 +251,7 @@ class TensorFlowReplica(FrameworkReplica):
             self.load_things(state["tracked"], receive)
 
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return a copy of ``state``, for checkpoints, in which each array is a blob.
-
-        A blob (:class:`edl.checkpoint.safetensors.Blob`) holds a copy of an array's bytes, its type
-        and its shape. In place of a variable there is a blob of its value; all variables are read
-        at once. Arrays of a type that TensorFlow lacks are copied as arrays. All other values are
-        not copied.
-        """
+        """Return a copy of `state`, for checkpoints, in which each array is a blob."""
         leaves: list[Any] = []
         map_leaves(state, lambda value, _: leaves.append(value))
         values = iter(self.access.read([leaf for leaf in leaves if isinstance(leaf, tf.Variable)]))
@@ -362,26 +262,13 @@ class TensorFlowReplica(FrameworkReplica):
         return map_leaves(state, blob)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return a copy of ``state``, which :meth:`copied` has made, with arrays in place of blobs.
-
-        The arrays are read-only views of the blobs' bytes.
-
-        Raises:
-            CheckpointError: an array has a type that this TensorFlow does not know.
-        """
+        """Return a copy of `state`, which `copied` has made, with arrays in place of blobs."""
         found: dict[str, Any] = map_leaves(state, _from_blob)
         return found
 
 
 class _Values:
-    """An object whose ``state_dict()`` returns the values of given variables.
-
-    It stands for a tracked object that has variables.
-
-    Args:
-        access: how the values are read and written: eagerly, or in a session.
-        variables: the variables, of TensorFlow or Keras.
-    """
+    """An object whose `state_dict()` returns the values of given variables."""
 
     def __init__(self, access: VariableAccess, variables: Sequence[Any]) -> None:
         self._access, self._variables = access, [plain(variable) for variable in variables]
@@ -391,20 +278,12 @@ class _Values:
         return self._access.read(self._variables)
 
     def load_state_dict(self, state: list[Array]) -> None:
-        """Write ``state``, a list of one array for each variable, to the variables, in order."""
+        """Write `state`, a list of one array for each variable, to the variables, in order."""
         self._access.write(list(zip(self._variables, state, strict=True)))
 
 
 def _to_blob(value: Any) -> Any:
-    """Return ``value`` as a blob for a checkpoint, with a copy of its bytes, if it is an array.
-
-    A blob holds the bytes, type and shape of an array. An array of a type that TensorFlow lacks is
-    returned as a copy, which has its type in the file by NumPy's name, or is refused there. Any
-    other value is returned as it is.
-
-    Args:
-        value: one value of a state, no container.
-    """
+    """Return `value` as a blob for a checkpoint, with a copy of its bytes, if it is an array."""
     array = tensor_array_of(value)
     if array is None:
         return value.copy() if isinstance(value, np.ndarray) else value
@@ -412,18 +291,7 @@ def _to_blob(value: Any) -> Any:
 
 
 def _from_blob(value: Any, where: str) -> Any:
-    """Return the array that a blob of a checkpoint holds, as a view of the blob's bytes.
-
-    A blob holds the bytes, type and shape of an array. A ``value`` that is no blob is returned as
-    it is.
-
-    Args:
-        value: one value of a state, no container.
-        where: the path of ``value`` in the state, for the error's message.
-
-    Raises:
-        CheckpointError: this TensorFlow does not know the type of the array.
-    """
+    """Return the array that a blob of a checkpoint holds, as a view of the blob's bytes."""
     if not isinstance(value, Blob):
         return value
     try:

@@ -120,18 +120,7 @@ def next_batch() -> Any:
 
 
 class _GraphJob:
-    """An object that hands out the batches of a job whose model is a graph in one session.
-
-    From its creation on the shared variables are read and written in that session, and the
-    session's ``close()`` first ends the data set of batches.
-
-    Args:
-        session: the session that trains the graph.
-        tried: whether the graph has run once as a warm-up, without a step of the job.
-
-    Raises:
-        UsageError: there is no edl.Optimizer or no data, or the graph shuffles edl's batches.
-    """
+    """An object that hands out the batches of a job whose model is a graph in one session."""
 
     def __init__(self, session: tf.compat.v1.Session, tried: bool = False) -> None:
         self._training = training.current()
@@ -171,16 +160,7 @@ class _GraphJob:
             self._training.reduction.cannot_repair(ONE_THREAD)
 
     def done(self) -> bool:
-        """Return whether all epochs are trained.
-
-        Before, the open step is completed if its gradients are reduced. The first time that the
-        result is True, the data set of batches ends, and this worker finishes the job's training
-        together with all others.
-
-        Raises:
-            WorkerEvicted: this worker was evicted.
-            JobFailed: other workers train on.
-        """
+        """Return whether all epochs are trained."""
         now, worker = self._training, self._training.worker
         now.finish_step()
         if self._finished or not self._entered:
@@ -205,11 +185,7 @@ class _GraphJob:
             worker.finishing.finish(early=True)
 
     def stops(self, asks: bool) -> bool:
-        """Return whether all workers stop after the last step; ``asks``: a hook of this one asks.
-
-        They do if all ask, or if one had asked before that step: the loss of a worker's batch,
-        which a hook sees, is the worker's own.
-        """
+        """Return whether all workers stop after the last step; `asks`: a hook of this one asks."""
         worker = self._training.worker
         progress = worker.loader.progress
         if worker.warming_up:
@@ -233,15 +209,7 @@ class _GraphJob:
         return True
 
     def begin(self) -> None:
-        """Hand out the next batch, unless a batch that was handed out is not trained yet.
-
-        Before, the open step is completed if its gradients are reduced. A newcomer first gets one
-        batch for its warm-up, and joins the job's ring in the next call. At the end of an epoch the
-        first batch of the next one is handed out.
-
-        Raises:
-            UsageError: all epochs are trained.
-        """
+        """Hand out the next batch, unless a batch that was handed out is not trained yet."""
         now, worker = self._training, self._training.worker
         now.finish_step()
         if worker.loader.open:
@@ -262,14 +230,7 @@ class _GraphJob:
             worker.loader.next_epoch()
 
     def trains(self, fetches: Any) -> bool:
-        """Return whether a run of ``fetches`` trains: whether they depend on reduced gradients.
-
-        ``fetches`` are those of ``Session.run``: tensors, operations or names, in any nested
-        structure.
-
-        Raises:
-            UsageError: they depend on reduced gradients, but on no update of the optimizer.
-        """
+        """Return whether a run of `fetches` trains: whether they depend on reduced gradients."""
         found = [self._look(_operation(self._session.graph, fetch)) for fetch in _flat(fetches)]
         reduces = any(reduced for reduced, _ in found)
         if reduces and not any(applied for _, applied in found):
@@ -280,12 +241,7 @@ class _GraphJob:
         return reduces
 
     def _look(self, operation: tf.Operation) -> tuple[bool, bool]:
-        """Return two bools: does ``operation`` depend on reduced gradients, and on an update?
-
-        An update is an operation that the optimizer's ``apply_gradients()`` has made. If all
-        updates are in other graphs than the session's, such as a branch of ``tf.cond``, dependence
-        on them cannot be found out, and the second bool is True.
-        """
+        """Return two bools: does `operation` depend on reduced gradients, and on an update?"""
         found = self._found.get(id(operation))
         if found is None:
             before = set(_before(operation))
@@ -332,11 +288,7 @@ def notify_batch_end() -> None:
 
 
 def _job() -> _GraphJob:
-    """Return the :class:`_GraphJob` of the session that was opened last, which hands out batches.
-
-    Raises:
-        UsageError: no session takes part in the job (edl.Session, edl.SessionHook).
-    """
+    """Return the `_GraphJob` of the session that was opened last, which hands out batches."""
     if _current is None:
         raise UsageError("no session knows the job: use edl.Session, or edl.SessionHook")
     return _current
@@ -508,11 +460,7 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
             self._coordinator.clear_stop()
 
     def _trains(self, run_context: Any) -> bool:
-        """Return whether a run trains, because its fetches depend on reduced gradients.
-
-        False, too, before the session was created. ``run_context`` is TensorFlow's
-        ``SessionRunContext`` of the run.
-        """
+        """Return whether a run trains, because its fetches depend on reduced gradients."""
         return self._job is not None and self._job.trains(run_context.original_args.fetches)
 
 
@@ -521,30 +469,18 @@ def _flat(fetches: Any) -> list[Any]:
 
 
 def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
-    """Return the operation that computes ``fetch``.
-
-    ``fetch`` is a tensor, an operation, or the name of one of them in ``graph``.
-    """
     if isinstance(fetch, str):
         fetch = graph.as_graph_element(fetch)
     return fetch if isinstance(fetch, tf.Operation) else fetch.op
 
 
 def _reduces(operation: tf.Operation) -> bool:
-    """Return whether ``operation`` is one of edl's calls back in a reduction of gradients.
-
-    Such calls are operations of ``tf.numpy_function`` and ``tf.py_function`` whose names begin with
-    ``edl_end`` or ``edl_reduce``.
-    """
     name = operation.name.rpartition("/")[2]
     return bool(operation.type.endswith("PyFunc") and name.startswith(REDUCED))
 
 
 def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
-    """Yield ``operation`` and all operations that it depends on, each once.
-
-    It depends on the operations of its inputs and control inputs, and on what they depend on.
-    """
+    """Yield `operation` and all operations that it depends on, each once."""
     seen, waiting = {operation}, [operation]
     while waiting:
         each = waiting.pop()
@@ -556,12 +492,8 @@ def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
 
 
 def _check_order(graph: tf.Graph) -> None:
-    """Raise UsageError if ``graph`` shuffles a data set that ``from_generator`` has made.
-
-    It would break the link between batches and leases. A graph that shuffles the result of any
-    ``flat_map`` is refused, too, as ``from_generator`` uses it; other shuffled data sets are
-    allowed.
-    """
+    """Raise UsageError if `graph` shuffles a data set that `from_generator` has made."""
+    # It would break the link between batches and leases.
     for operation in graph.get_operations():
         if "Shuffle" in operation.type and "Dataset" in operation.type:
             sources = {each.type for each in _before(operation)}

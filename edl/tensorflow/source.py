@@ -29,43 +29,13 @@ _BATCHES = (
 
 
 def load_read(stream: ShardReader, collate: Collate | None = None) -> Load:
-    """Return a function that takes a batch of a stream, and returns the arrays of its samples.
-
-    The arrays are in the structure of a sample (tuples and dicts), or in that of ``collate``'s
-    result. The function raises DataError for samples that cannot be made one batch.
-
-    Args:
-        stream: the reader of the stream; its ``parse``, if it is not None, makes a sample of what
-            was read.
-        collate: a function that makes the arrays of a list of samples; None: they are stacked.
-    """
+    """Return a function that takes a batch of a stream, and returns the arrays of its samples."""
     parse = stream.parse or (lambda sample: sample)
     return lambda batch: _collated([parse(sample) for sample in batch.items], collate)
 
 
 def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
-    """Return the number of samples of ``source``, and a function that loads a batch of them.
-
-    The function takes a :class:`~edl.worker.sampler.Batch` and returns its arrays: in the structure
-    of the source if it is made of columns, else in that of a sample. With ``collate`` it returns
-    what ``collate`` makes of the list of the batch's samples.
-
-    A column has one value for each sample: an array, a Series or DataFrame of pandas, a tensor of
-    TensorFlow or PyTorch, an object that reads its rows when they are asked for, as h5py does
-    (:mod:`edl.tensorflow.columns`), or, within a tuple or dict, a list. A list of arrays there may
-    also hold several columns, such as the inputs of a Keras model, which come as a tuple.
-
-    Args:
-        source: a column; a tuple or dict of columns of one length; or any other object with
-            ``__len__`` and ``__getitem__(i)``, which returns sample i. Samples are stacked, tuples
-            and dicts member by member. If the object has ``__getitems__``, that is called with the
-            list of a batch's indices instead.
-        collate: a function that makes the arrays of a list of samples; None: they are stacked.
-
-    Raises:
-        DataError: ``source`` is empty, its columns differ in length, a part of it is no column
-            beside others that are, or it is a ``PyDataset`` of Keras, whose items are batches.
-    """
+    """Return the number of samples of `source`, and a function that loads a batch of them."""
     if isinstance(source, keras.utils.PyDataset):
         raise DataError(_BATCHES.format(kind=type(source).__name__))
     columns = structure_of(source)
@@ -77,18 +47,7 @@ def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
 
 
 def _reader_of_columns(columns: Any, collate: Collate | None) -> tuple[int, Load]:
-    """Return the length of ``columns``, and a function that loads a batch of their rows.
-
-    The function takes a :class:`~edl.worker.sampler.Batch` and returns arrays in the structure of
-    ``columns``, or what ``collate`` makes of the list of the batch's rows.
-
-    Args:
-        columns: a column, or nested tuples and dicts of columns.
-        collate: a function that makes the arrays of a list of samples; None: they are stacked.
-
-    Raises:
-        DataError: the columns differ in length, or are empty.
-    """
+    """Return the length of `columns`, and a function that loads a batch of their rows."""
     lengths = sorted({len(column) for column in _leaves(columns)})
     if len(lengths) > 1:
         raise DataError(f"the arrays of the data set have different lengths: {lengths}")
@@ -103,25 +62,12 @@ def _reader_of_columns(columns: Any, collate: Collate | None) -> tuple[int, Load
 
 
 def _check_some(total: int) -> None:
-    """Raise DataError if ``total``, the number of samples, is 0."""
     if total < 1:
         raise DataError("the data set has 0 samples; at least one is needed")
 
 
 def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False) -> Any:
-    """Return the ``tf.TensorSpec``s of batches like ``batch``, for any number of samples.
-
-    The result has the structure of ``batch``. The first dimension of each spec is None, the others
-    are those of ``batch``.
-
-    Args:
-        batch: the arrays of a batch, in tuples and dicts.
-        others: more batches. A dimension that differs between them is None in the result.
-        any_shape: whether all dimensions are None in the result.
-
-    Raises:
-        DataError: the batches differ in structure, types or numbers of dimensions.
-    """
+    """Return the `tf.TensorSpec`s of batches like `batch`, for any number of samples."""
     specs = map_parts(
         batch,
         lambda a: tf.TensorSpec((None,) * a.ndim if any_shape else (None, *a.shape[1:]), a.dtype),
@@ -138,16 +84,8 @@ def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False
 
 
 def _common(spec: Any, batch: Any) -> Any:
-    """Return ``spec`` with None for the dimensions in which ``batch`` differs from it.
-
-    Args:
-        spec: ``tf.TensorSpec``s, in tuples and dicts.
-        batch: arrays in the same structure.
-
-    Raises:
-        ValueError: types, numbers of dimensions, or lengths of tuples differ.
-        KeyError, TypeError: the structures differ otherwise.
-    """
+    """Return `spec` with None for the dimensions in which `batch` differs from it."""
+    # KeyError, TypeError: the structures differ otherwise.
     if isinstance(spec, dict):
         return {key: _common(item, batch[key]) for key, item in spec.items()}
     if isinstance(spec, tuple):
@@ -159,15 +97,7 @@ def _common(spec: Any, batch: Any) -> Any:
 
 
 def check_fits(batch: Any, spec: Any) -> Any:
-    """Return ``batch`` unchanged if it fits ``spec``; else raise DataError.
-
-    Args:
-        batch: the arrays of a batch, which the script's collate function has made.
-        spec: the ``tf.TensorSpec``s of the data set's batches, in their structure.
-
-    Raises:
-        DataError: ``batch`` has other shapes, types or structure.
-    """
+    """Return `batch` unchanged if it fits `spec`; else raise DataError."""
     try:
         wider = _common(spec, batch)
     except (ValueError, TypeError, KeyError) as error:
@@ -181,19 +111,7 @@ def check_fits(batch: Any, spec: Any) -> Any:
 
 
 def cast_like(batch: Any, spec: Any) -> Any:
-    """Return ``batch`` with each array cast to the type that ``spec`` has for it.
-
-    Python's numbers have no one type: a batch whose samples happen to be whole numbers is of
-    int64, and the next one of float64. A cast may lose precision, but makes no integers of
-    fractions. Shapes are not compared.
-
-    Args:
-        batch: the arrays of a batch that edl has made of samples or columns.
-        spec: the ``tf.TensorSpec``s of the first batch, in its structure.
-
-    Raises:
-        DataError: a type of ``batch`` cannot be cast so, or its structure is another one.
-    """
+    """Return `batch` with each array cast to the type that `spec` has for it."""
     try:
         return _cast(spec, batch)
     except (ValueError, TypeError, KeyError) as error:
@@ -204,17 +122,8 @@ def cast_like(batch: Any, spec: Any) -> Any:
 
 
 def _cast(spec: Any, batch: Any) -> Any:
-    """Do what :func:`cast_like` does, with the errors of Python and NumPy.
-
-    Args:
-        spec: ``tf.TensorSpec``s, in tuples and dicts.
-        batch: arrays in the same structure.
-
-    Raises:
-        ValueError: a type cannot be cast within its kind, integers are too large for the type of
-            ``spec``, or lengths of tuples differ.
-        KeyError, TypeError: the structures differ otherwise, or TensorFlow has no such type.
-    """
+    """Do what `cast_like` does, with the errors of Python and NumPy."""
+    # KeyError, TypeError: the structures differ otherwise, or TensorFlow has no such type.
     if isinstance(spec, dict):
         return {key: _cast(item, batch[key]) for key, item in spec.items()}
     if isinstance(spec, tuple):
@@ -235,26 +144,13 @@ def _shapes(value: Any) -> str:
 
 
 def _samples(source: Any, indices: list[int]) -> list[Any]:
-    """Return the samples of ``source`` at ``indices``, in their order.
-
-    They are read one by one, or all at once by ``__getitems__`` if ``source`` has it.
-    """
     if hasattr(source, "__getitems__"):
         return list(source.__getitems__(indices))
     return [source[index] for index in indices]
 
 
 def _collated(samples: list[Any], collate: Collate | None) -> Any:
-    """Return the arrays of a batch of ``samples``, in tuples and dicts.
-
-    Args:
-        samples: the samples, at least one.
-        collate: a function that makes the arrays of the list of samples; a list that it returns
-            counts as a tuple. None: the samples are stacked, tuples and dicts member by member.
-
-    Raises:
-        DataError: the samples cannot be stacked, or ``collate`` does not return arrays.
-    """
+    """Return the arrays of a batch of `samples`, in tuples and dicts."""
     if collate is None:
         return _batch_of(samples)
     made = _without_lists(collate(samples))
@@ -262,13 +158,7 @@ def _collated(samples: list[Any], collate: Collate | None) -> Any:
 
 
 def _part(part: Any) -> Any:
-    """Return ``part``, one member of what a collate function has returned, as a numpy array.
-
-    It may be an array, a data frame, or a tensor of TensorFlow or PyTorch.
-
-    Raises:
-        DataError: it is none of these, or TensorFlow has no type for its values.
-    """
+    """Return `part`, one member of what a collate function has returned, as a numpy array."""
     column = column_of(part)
     if column is None:
         raise DataError(
@@ -279,11 +169,7 @@ def _part(part: Any) -> Any:
 
 
 def _batch_of(samples: list[Any]) -> Any:
-    """Return ``samples`` stacked along a new first axis, tuples and dicts member by member.
-
-    Raises:
-        DataError: the samples differ in shape or structure, or are neither numbers nor text.
-    """
+    """Return `samples` stacked along a new first axis, tuples and dicts member by member."""
     try:
         return _stack(samples)
     except (ValueError, KeyError, TypeError) as error:
@@ -296,11 +182,7 @@ def _batch_of(samples: list[Any]) -> Any:
 
 
 def _oddity(samples: list[Any]) -> str | None:
-    """Return a phrase that says how two of ``samples`` differ, for an error message.
-
-    They are compared by their structure, or else by their shapes, lengths or types. The result is
-    None if they do not differ in that.
-    """
+    """Return a phrase that says how two of `samples` differ, for an error message."""
     if any(isinstance(sample, (dict, tuple)) for sample in samples):
         forms = [str(map_parts(sample, lambda part: type(part).__name__)) for sample in samples]
     elif all(hasattr(sample, "shape") for sample in samples):
@@ -314,16 +196,7 @@ def _oddity(samples: list[Any]) -> str | None:
 
 
 def _stack(samples: list[Any]) -> Any:
-    """Return ``samples`` stacked along a new first axis, tuples and dicts member by member.
-
-    Text becomes an array of Python objects.
-
-    Raises:
-        ValueError: the samples differ in shape or in the length of a tuple, or are neither numbers
-            nor text.
-        KeyError: a sample lacks a key of the first one.
-        TypeError: a sample is no tuple or dict, and the first one is.
-    """
+    """Return `samples` stacked along a new first axis, tuples and dicts member by member."""
     first = samples[0]
     if isinstance(first, dict):
         return {key: _stack([sample[key] for sample in samples]) for key in first}
@@ -340,18 +213,11 @@ def _stack(samples: list[Any]) -> Any:
 
 
 def _without_lists(made: Any) -> Any:
-    """Return ``made``, the result of a collate function, as a tuple if it is a list; else as it is.
-
-    Lists within ``made`` stay lists.
-    """
     return tuple(made) if isinstance(made, list) else made
 
 
 def _leaves(value: Any) -> list[Columns]:
-    """Return all columns in ``value``, in order, as a flat list.
-
-    ``value`` is a column, or nested tuples and dicts of columns.
-    """
+    """Return all columns in `value`, in order, as a flat list."""
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in _leaves(item)]
     if isinstance(value, tuple):
@@ -360,12 +226,7 @@ def _leaves(value: Any) -> list[Columns]:
 
 
 def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a copy of nested tuples and dicts with each innermost value replaced.
-
-    Args:
-        value: tuples and dicts. Anything else, a list too, is itself an innermost value.
-        function: takes one innermost value, and returns what replaces it.
-    """
+    """Return a copy of nested tuples and dicts with each innermost value replaced."""
     if isinstance(value, dict):
         return {key: map_parts(item, function) for key, item in value.items()}
     if isinstance(value, tuple):

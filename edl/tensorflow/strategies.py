@@ -19,12 +19,7 @@ from edl.errors import UsageError
 
 
 def refuse_strategy(strategy: Any = None) -> None:
-    """Raise UsageError for any ``tf.distribute`` strategy but TensorFlow's default one.
-
-    Args:
-        strategy: the strategy; None: the one in whose scope this function is called, which is the
-            default one outside of any ``strategy.scope()``.
-    """
+    """Raise UsageError for any `tf.distribute` strategy but TensorFlow's default one."""
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not _is_default(strategy):
         raise UsageError(
@@ -37,16 +32,7 @@ def refuse_strategy(strategy: Any = None) -> None:
 
 @functools.cache
 def watch_strategies(kind: type) -> None:
-    """Patch TensorFlow so that a strategy cannot distribute a data set of the class ``kind``.
-
-    From then on ``strategy.experimental_distribute_dataset()`` raises UsageError for such a data
-    set, unless the strategy is TensorFlow's default one. (Keras' ``fit`` calls it in the scope of a
-    strategy.) The patch lasts for the rest of the process; a second call with the same class does
-    nothing.
-
-    Args:
-        kind: the class of the data sets, subclasses included.
-    """
+    """Patch TensorFlow so that a strategy cannot distribute a data set of the class `kind`."""
     plain = distribute_lib.StrategyBase.experimental_distribute_dataset
 
     @functools.wraps(plain)
@@ -59,7 +45,7 @@ def watch_strategies(kind: type) -> None:
 
 
 def _is_default(strategy: Any) -> bool:
-    """Return whether ``strategy`` is TensorFlow's default one, as in a script that names none."""
+    """Return whether `strategy` is TensorFlow's default one, as in a script that names none."""
     kinds = (
         distribute_lib._DefaultDistributionStrategy,
         distribute_lib._DefaultDistributionStrategyV1,

@@ -40,22 +40,13 @@ _OF_LOCAL_VARIABLES = {
 
 
 def as_it_is(function: Function) -> Function:
-    """Return a function that does the same as ``function`` and that AutoGraph does not translate.
-
-    It is for functions of edl that a user's ``tf.function`` calls: a translation takes processor
-    time at the start of each worker, and changes nothing in a function without a branch or a loop
-    over tensors.
-    """
+    """Return a function that does the same as `function` and that AutoGraph does not translate."""
     marked: Function = tf.autograph.experimental.do_not_convert(function)
     return marked
 
 
 def watch() -> None:
-    """Patch TensorFlow to mark the gradients that plain tapes and ``tf.gradients`` return.
-
-    The mark says that they are this worker's own. The patch lasts for the rest of the process; a
-    second call does nothing.
-    """
+    """Patch TensorFlow to mark the gradients that plain tapes and `tf.gradients` return."""
     tape, version_1 = tf.GradientTape, tf.compat.v1
     if not hasattr(tape.gradient, _MARK):
         tape.gradient = _marking(tape.gradient)
@@ -63,11 +54,7 @@ def watch() -> None:
 
 
 def _marking(function: Function) -> Function:
-    """Return ``function`` wrapped to mark the gradients that it returns as this worker's own.
-
-    ``function`` returns gradients in any nested structure; None among them stays unmarked. The
-    optimizer averages marked gradients over the workers.
-    """
+    """Return `function` wrapped to mark the gradients that it returns as this worker's own."""
 
     @functools.wraps(function)
     def marking(*arguments: Any, **named: Any) -> Any:
@@ -82,23 +69,18 @@ def _marking(function: Function) -> Function:
 
 
 class JobTape:
-    """A tape whose ``gradient`` returns the means over the global batch of all workers.
+    """A tape whose `gradient` returns the means over the global batch of all workers."""
 
-    A script gets it by ``edl.DistributedGradientTape``. It wraps another tape::
-
-        with tf.GradientTape() as tape:
-            loss = ...
-        tape = edl.DistributedGradientTape(tape)
-        gradients = tape.gradient(loss, model.trainable_variables)
-
-    Call ``gradient`` once for a batch, for all variables of the optimizer. The script may change
-    the gradients that it returns. The optimizer applies them, unless no worker has samples in the
-    step, or the other workers have completed the step already, after a crash.
-
-    Args:
-        tape: anything with a ``gradient`` method that returns a gradient for each variable; its
-            other attributes are attributes of this object, too.
-    """
+    # A script gets it by `edl.DistributedGradientTape`. It wraps another tape::
+    #
+    #     with tf.GradientTape() as tape:
+    #         loss = ...
+    #     tape = edl.DistributedGradientTape(tape)
+    #     gradients = tape.gradient(loss, model.trainable_variables)
+    #
+    # Call `gradient` once for a batch, for all variables of the optimizer. The script may change
+    # the gradients that it returns. The optimizer applies them, unless no worker has samples in the
+    # step, or the other workers have completed the step already, after a crash.
 
     def __init__(self, tape: Any) -> None:
         self._tape = tape
@@ -117,48 +99,14 @@ class JobTape:
 
     @as_it_is
     def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
-        """Return the mean gradients of ``target`` by ``sources`` over the global batch.
-
-        All workers call it for each batch, and wait for each other.
-
-        Args:
-            target: the loss.
-            sources: the variables, in any nested structure.
-            *more: further arguments of the wrapped tape's ``gradient``.
-            **named: further arguments of that method, by name.
-
-        Returns:
-            The means, in the structure of ``sources``, as dense tensors; None for a variable on
-            which the loss does not depend.
-
-        Raises:
-            UsageError: the script has several optimizers, and the variables are not all of one; or
-                XLA compiles the calling ``tf.function``.
-            JobFailed, WorkerEvicted, StateDiffers: outside of a ``tf.function``, the job or this
-                worker cannot go on. (In one, the training thread raises them after the call.)
-        """
+        """Return the mean gradients of `target` by `sources` over the global batch."""
         gradients = self._tape.gradient(target, sources, *more, **named)
         means = reduce_early(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(gradients, means)
 
 
 def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Return the means of ``gradients`` over the global batch, before the optimizer gets them.
-
-    The script may change the means before it gives them to the optimizer, which does not reduce
-    them again.
-
-    Args:
-        gradients: the gradients of this worker; None for a variable without one.
-        variables: the variables of the gradients, in the same order.
-
-    Returns:
-        The means, in the same order; None where the gradient is None.
-
-    Raises:
-        UsageError: the variables are not all of one optimizer, or XLA compiles the calling
-            ``tf.function``.
-    """
+    """Return the means of `gradients` over the global batch, before the optimizer gets them."""
     now = training.current()
     means, proceed = now.reduction_of(variables).reduce(gradients, variables, early=True)
     now.reduced_early |= {id(plain(variable)) for variable in variables}
@@ -177,24 +125,7 @@ def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any
 def for_update(
     gradients: Sequence[Any], variables: Sequence[Any], reduction: GradientReduction
 ) -> tuple[list[Any], Any]:
-    """Return the gradients that an optimizer is to apply, and whether to apply them.
-
-    Gradients of a plain tape are reduced here. Those that :func:`reduce_early` has reduced, changed
-    by the script or not, are returned as they are.
-
-    Args:
-        gradients: the gradients that the optimizer was given; None for a variable without one.
-        variables: the variables of the gradients, in the same order.
-        reduction: reduces the optimizer's gradients over all workers.
-
-    Returns:
-        The job's gradients, and a bool or, in a graph, a scalar boolean tensor: False if the step
-        must change no weights.
-
-    Raises:
-        UsageError: the gradients are neither those of a plain tape nor computed from the job's; or
-            reduced ones were applied already in this step.
-    """
+    """Return the gradients that an optimizer is to apply, and whether to apply them."""
     now = training.current()
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     local = [_name(variable) for gradient, variable in pairs if hasattr(gradient, _MARK)]
@@ -212,20 +143,7 @@ def for_update(
 
 
 def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
-    """Return whether to apply the gradients that a tape has reduced in this step.
-
-    The answer is a bool, or a scalar boolean tensor in a graph. It is False if no worker has
-    samples in the step, if the other workers have completed the step without this one, or in the
-    first run of a session that is not edl's.
-
-    Args:
-        reduction: reduces the optimizer's gradients over all workers.
-        gradients: the gradients that the optimizer was given; a graph computes them before it asks
-            whether to apply them.
-
-    Raises:
-        UsageError: the gradients are applied already, or none were reduced.
-    """
+    """Return whether to apply the gradients that a tape has reduced in this step."""
     if tf.executing_eagerly():
         return reduction.applies_early()
     here = tf.compat.v1.get_default_graph()
@@ -243,10 +161,7 @@ def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
 
 
 def _changed(names: list[str]) -> str:
-    """Return the error message for gradients that were changed before the optimizer got them.
-
-    ``names`` are the names of the gradients' variables.
-    """
+    """Return the error message for gradients that were changed before the optimizer got them."""
     return (
         f"the gradients of {few(names)} are not as tape.gradient() returned them (or went through "
         "a tf.function): a worker that clips, scales or adds up its own gradients changes others "
@@ -256,16 +171,11 @@ def _changed(names: list[str]) -> str:
 
 
 def _right_way() -> str:
-    """Return the name of the call that computes the job's gradients, for error messages.
-
-    It is ``edl.DistributedGradientTape(tape)``; in a script that builds graphs of TensorFlow 1 it
-    is ``compute_gradients()`` of the edl.Optimizer.
-    """
+    """Return the name of the call that computes the job's gradients, for error messages."""
     if tf.compat.v1.executing_eagerly_outside_functions():
         return "edl.DistributedGradientTape(tape)"
     return "compute_gradients() of the edl.Optimizer"
 
 
 def _name(variable: Any) -> str:
-    """Return the path of a Keras ``variable``, or the name of one of TensorFlow, for messages."""
     return str(getattr(variable, "path", variable.name))

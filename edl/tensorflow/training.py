@@ -71,43 +71,12 @@ UNFINISHED = (
 
 
 class Training:
-    """The data source, the optimizers and the open step of this process.
-
-    :func:`current` returns the only one.
-
-    Args:
-        worker: the worker that this process is.
-
-    Attributes:
-        worker: the worker that this process is.
-        fits: the record of the script's calls of ``model.fit``.
-        feed: the queue of this worker's batches, on their way through ``tf.data`` to the steps.
-        reduction: the reduction of the first optimizer's gradients.
-        steps: hands out the batches, and begins a step of the job with each.
-        reduced_early: ids of the TensorFlow variables whose gradients a tape has reduced, not the
-            optimizer.
-        reduces_eagerly: whether a tape has reduced gradients outside of any ``tf.function``.
-        updates: the operations that apply gradients in graphs of TensorFlow 1.
-        fitted: the model whose ``fit`` runs, or ran last; None before the first fit.
-        replica: the state that all workers share; None before there is an optimizer.
-        load: the function that takes a batch and returns its arrays; None before there is a source.
-        graph: the graph of the session that takes part in the job; None if there is no session.
-        order: which sample is at each position of an epoch; None: it follows from the arguments of
-            ``edl.Dataset``.
-        epochs: the ``epochs`` of ``elastic_shard_generator``; 0: it was not called.
-        newest_dataset: the ``edl.Dataset``, or the last data set that was made from it by ``map``
-            and the like; None: there is none.
-        batch: in ``fit``, the index in its epoch, from 0, of the batch that was handed out last.
-        fitting: whether Keras' ``fit`` runs and takes the batches.
-        callback_states: the states of the callbacks of the ``fit`` that runs, or ran last; None
-            before the first fit.
-        metrics: the metrics of the model that is fitted, or was last; None before the first fit.
-        tuner: the edl.LRTuner of the only optimizer; None: there is none.
-    """
+    """The data source, the optimizers and the open step of this process."""
 
     def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.fits = Fits(worker)
+        self.worker = worker  # the worker that this process is
+        self.fits = Fits(worker)  # the record of the script's calls of `model.fit`
+        # the queue of this worker's batches, on their way through `tf.data` to the steps
         self.feed = PipelineBatchSource(worker)
         ending.call_first(self.feed.close)
         worker.on_resize(self._resized)
@@ -126,13 +95,16 @@ class Training:
             worker.loader.on_reduced = lambda: (
                 None if self.reduction.several else numbers.end_step()
             )
+        # hands out the batches, and begins a step of the job with each
         self.steps = BatchSteps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.end_batch = self.finish_step
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.reduces_eagerly = False  # a tape has, outside of any tf.function
         self.updates: list[Any] = []  # of graphs: what applies gradients
         self.fitted: Any = None  # the model whose fit runs
+        # the state that all workers share; None before there is an optimizer
         self.replica: TensorFlowReplica | None = None
+        # the function that takes a batch and returns its arrays; None before there is a source
         self.load: Load | None = None
         self.order: SampleOrder | None = None  # of the samples of an epoch
         self.graph: tf.Graph | None = None  # of the session that knows the job
@@ -146,13 +118,6 @@ class Training:
         activity.works_at(lambda: "" if self.fitted is None or self.fitting else AFTER_FIT)
 
     def _named_variables(self) -> list[tuple[str, Any]]:
-        """Return (path, variable) for each variable of the models and of the tracked objects.
-
-        The list is empty before there is an optimizer.
-
-        Raises:
-            UsageError: the models have no variables yet.
-        """
         return [] if self.replica is None else [*self.replica.variables()["model"].items()]
 
     # --- what is trained, and on what
@@ -168,31 +133,7 @@ class Training:
         what: str = "edl.Dataset",
         collate: Collate | None = None,
     ) -> Load:
-        """Declare what the job trains on, and return a function that loads a batch.
-
-        The function takes a :class:`~edl.worker.sampler.Batch` and returns its arrays; it becomes
-        ``load``. With ``global_batch`` no batch is formed ahead of its step from now on.
-
-        Args:
-            source: columns (arrays, lists, data frames, tensors; a tuple or dict of them), an
-                object with ``__len__`` and ``__getitem__(i)``, ``edl.data.stream(...)``, or an
-                iterable with ``state_dict`` and ``load_state_dict``.
-            batch_size: samples of one worker in a step.
-            shuffle: whether to shuffle the samples (of a stream: its shards) anew in each epoch.
-            seed: the seed of the shuffled order; None: 0.
-            max_global_batch: the largest global batch, in samples; None: there is no limit.
-            global_batch: the samples of all workers together, or the smallest and largest number,
-                in place of ``batch_size``; None: ``batch_size`` holds.
-            what: the name of the function that the script called, for messages.
-            collate: a function that makes the arrays of a list of samples; None: they are stacked.
-
-        Raises:
-            DataError: the source is empty, its columns differ in length, or only a part of it is
-                columns.
-            UsageError: there is a source already, the script has called ``fit`` or has an elastic
-                state, edl cannot number the samples (of a ``tf.data.Dataset``, say), or the batch
-                sizes are out of range or set by the job's policy, too.
-        """
+        """Declare what the job trains on, and return a function that loads a batch."""
         if self.fits.done:
             raise UsageError(ONE_MODEL_AND_DATA)
         batches = asked_batching(self.worker, what, batch_size, max_global_batch, global_batch)
@@ -226,29 +167,12 @@ class Training:
         return self.load
 
     def _sample(self, load: Load, index: int, seed: int) -> Any:
-        """Return the batch of one sample, read with Python's and NumPy's generators seeded."""
         with self._numbers.loading(seed, index):  # so not by a load that seeds them, too
             return load(Batch(0, np.array([index])))
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
-        """Add the variables of ``optimizer`` and ``model`` to the state that all workers share.
-
-        Between two calls of ``fit`` nothing is added: the optimizer takes the place of the present
-        one when :meth:`fit_with` is called with its model.
-
-        Args:
-            optimizer: an optimizer of Keras or, in a graph, of ``tf.compat.v1.train``.
-            model: a Keras model, a ``tf.Module`` or a list of variables. None: the model that
-                ``fit`` trains, else all variables created since ``edl.init()``. In a graph the
-                model's variables are always its global ones.
-
-        Returns:
-            The reduction of the optimizer's gradients.
-
-        Raises:
-            UsageError: ``model`` is of a kind that has no variables, or the optimizer cannot be
-                used with the others.
-        """
+        """Add the variables of `optimizer` and `model` to the state that all workers share."""
+        # `None`: the model that `fit` trains, else all variables created since `edl.init()`.
         if model is not None and variables_of(model) is None:
             raise UsageError(
                 f"edl.Optimizer(optimizer, model): a {type(model).__name__} has no variables; "
@@ -284,22 +208,12 @@ class Training:
 
     @property
     def replaces_optimizer(self) -> bool:
-        """Whether the next optimizer that the script wraps takes the place of the present one.
-
-        It does so between two calls of ``model.fit``, in a script with one optimizer. Otherwise the
-        next optimizer is a further one.
-        """
+        """Whether the next optimizer that the script wraps takes the place of the present one."""
+        # Otherwise the next optimizer is a further one.
         return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
 
     def fit_with(self, model: Any) -> None:
-        """Record that ``fit`` trains ``model`` with the optimizer that it was compiled with.
-
-        Call it when ``fit`` begins. After the first fit, an optimizer other than the present one
-        takes its place.
-
-        Raises:
-            UsageError: the model shares no variable with the model of the fit before.
-        """
+        """Record that `fit` trains `model` with the optimizer that it was compiled with."""
         self.fits.check_model(model, self.fitted)
         self.fitted, optimizer = model, model.optimizer
         if self.replaces_optimizer and optimizer is not self._trained[0].optimizer:
@@ -310,46 +224,22 @@ class Training:
             self.replica.rename([type(optimizer).__name__])
 
     def _hand_over(self, leaving: frozenset[int]) -> None:
-        """During a ``fit``, add metric states of workers that leave to those of one that stays.
-
-        The one that stays is the worker of the lowest rank among those that stay. All workers call
-        it, before a switch; outside of a ``fit`` it does nothing. ``leaving`` are the ids of the
-        workers that leave.
-        """
         if self.fitting and self.metrics is not None:
             self.metrics.hand_over(self.worker, leaving)
 
     def _resized(self, before: int, now: int) -> None:
-        """Warn, on rank 0, if a changed number of workers in the ring changes the global batch.
-
-        Only learning rate schedules that do not follow the global batch cause the warning, each
-        once. ``before`` and ``now`` are the numbers of workers before and after the change.
-        """
+        """Warn, on rank 0, if a changed number of workers in the ring changes the global batch."""
         progress = self.worker.loader.progress
         if progress.attached:
             batching = progress.source.batching
             self._batch_changed(batching.of_all(before), batching.of_all(now))
 
     def _batch_changed(self, before: int, now: int) -> None:
-        """Warn, on rank 0, about learning rate schedules that do not follow the global batch.
-
-        Each schedule causes one warning in the log; if ``before`` equals ``now``, none does.
-        ``before`` and ``now`` are the sizes of the global batch before and after a change, in
-        samples.
-        """
         if self.worker.rank == 0 and before != now:
             warn_of_a_changed_batch([each.optimizer for each in self._trained], before, now)
 
     def _check_several(self, optimizer: Any, model: Any) -> None:
-        """Raise an error if a script that has an optimizer cannot use another one, ``optimizer``.
-
-        ``model`` is what ``optimizer`` trains; None: the script names none.
-
-        Raises:
-            UsageError: one of the optimizers names no model, has an edl.LRTuner, or scales a
-                momentum that contains its learning rate; ``optimizer`` is one of TensorFlow 1, or
-                comes after the first batch; or the training has ended.
-        """
+        """Raise an error if a script that has an optimizer cannot use another one, `optimizer`."""
         self.worker.check_trains()
         refuse_logical(self.worker, "a script with several edl.Optimizers trains")
         if self.tuner is not None:
@@ -373,17 +263,11 @@ class Training:
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the script has wrapped an optimizer by ``edl.Optimizer``."""
+        """Whether the script has wrapped an optimizer by `edl.Optimizer`."""
         return bool(self._trained)
 
     def reduction_of(self, variables: Sequence[Any]) -> GradientReduction:
-        """Return the gradient reduction of the optimizer that trains ``variables``.
-
-        In a script with one optimizer it is that one's, whatever the variables are.
-
-        Raises:
-            UsageError: there are several optimizers, and the variables are not all trained by one.
-        """
+        """Return the gradient reduction of the optimizer that trains `variables`."""
         if len(self._trained) < 2:
             return self.reduction
         own = {id(plain(variable)) for variable in variables}
@@ -397,25 +281,16 @@ class Training:
         return found[0].reduction
 
     def _keras_models(self) -> list[Any]:
-        """Return the models of Keras that the script has named or fits, each once."""
         models = [self.fitted, *(each.model for each in self._trained)]
         return list({id(one): one for one in models if isinstance(one, keras.Model)}.values())
 
     def _graph_optimizer(self) -> Any:
-        """Return the script's optimizer if it is one of TensorFlow 1; None if it is one of Keras'.
-
-        A script has at most one of TensorFlow 1, whose variables are among those of its graph.
-        There must be an optimizer.
-        """
+        # There must be an optimizer.
         optimizer = self._trained[0].optimizer
         return optimizer if isinstance(optimizer, tf.compat.v1.train.Optimizer) else None
 
     def buffers(self) -> dict[str, Any]:
-        """Return the variables of the model that are not trained, by name, without its seeds.
-
-        Raises:
-            UsageError: the script does not say which model it trains.
-        """
+        """Return the variables of the model that are not trained, by name, without its seeds."""
         models = [self.fitted, *(each.model for each in self._trained)]
         if all(each is None or isinstance(each, (list, tuple)) for each in models):
             raise UsageError(ONE_MODEL)
@@ -425,14 +300,6 @@ class Training:
         return {n: v for n, v in named.items() if id(v) not in trained and not is_seed(n)}
 
     def _optimizer_variables(self) -> list[Any]:
-        """Return a list of the variables of all Keras optimizers, in the order of the optimizers.
-
-        An optimizer that has no variables yet creates them here. The list is empty for an optimizer
-        of TensorFlow 1.
-
-        Raises:
-            UsageError: there are no variables that an optimizer could train.
-        """
         if self._graph_optimizer() is not None:
             return []
         found: list[Any] = []
@@ -442,33 +309,19 @@ class Training:
         return found
 
     def _optimizer_state(self) -> list[Any]:
-        """Return a list of the variables of all optimizers, also of an optimizer of TensorFlow 1.
-
-        An optimizer of Keras that has no variables yet creates them here.
-        """
+        """Return a list of the variables of all optimizers, also of an optimizer of TensorFlow 1"""
         if (optimizer := self._graph_optimizer()) is not None:
             return list(optimizer.variables())
         return self._optimizer_variables()
 
     def _learning_rates(self) -> dict[str, Any]:
-        """Return the present learning rates of all optimizers, numbers or variables, by name."""
         return present_rates([each.optimizer for each in self._trained])
 
     def _rates(self) -> list[float]:
-        """Return the last update's learning rate of each ``edl.LRSchedule``, by optimizer.
-
-        The list is in the order of the optimizers; those without an ``edl.LRSchedule`` have no
-        entry.
-        """
         return [rate for each in self._trained for rate in last_rates(each.optimizer)]
 
     def _updated_variables(self) -> list[Any]:
-        """Return a list of the variables that an update changes: those that the optimizers train.
-
-        With logical workers, also what they average: the model's variables that are not trained. In
-        a graph of TensorFlow 1 they are the trainable variables of the graph, those of the
-        optimizer, and the global step if the graph has one.
-        """
+        """Return a list of the variables that an update changes: those that the optimizers train"""
         if (optimizer := self._graph_optimizer()) is None:
             if not self.worker.logical:
                 return [v for each in self._trained for v in each.changed()]
@@ -480,11 +333,7 @@ class Training:
         return [*trainable, *optimizer.variables(), *([] if counter is None else [counter])]
 
     def _model_variables(self) -> list[Any]:
-        """Return a list of the variables that workers share beside those of the optimizers.
-
-        They are those of :func:`~edl.tensorflow.trained.shared_variables`; in a graph of TensorFlow
-        1 its global variables.
-        """
+        """Return a list of the variables that workers share beside those of the optimizers."""
         if self._graph_optimizer() is not None:
             graph = self.graph or tf.compat.v1.get_default_graph()
             return list(graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
@@ -496,25 +345,15 @@ class Training:
         return isinstance(self.worker.loader.progress.source, StreamSource)
 
     def batches(self) -> Iterator[Any]:
-        """Return an iterator over this worker's batches, each as loaded arrays.
-
-        ``tf.data`` reads it in a thread of its own. It ends when the training ends, when another
-        one is read, or after an error of edl's, which the training thread raises. A source must
-        have been declared.
-        """
+        """Return an iterator over this worker's batches, each as loaded arrays."""
+        # A source must have been declared.
         assert self.load is not None
         return self.feed.read(self.load)
 
     # --- a step
 
     def finish_step(self) -> None:
-        """Complete the open step in the ledger, if its gradients were averaged over the workers.
-
-        Without an open step, or before its gradients were averaged, only errors are raised.
-
-        Raises:
-            Exception: an error that occurred inside a graph, which ends this worker.
-        """
+        """Complete the open step in the ledger, if its gradients were averaged over the workers."""
         for each in self._trained:
             each.reduction.raise_pending()
         for each in self._trained:
@@ -522,20 +361,12 @@ class Training:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the gradients of the batch handed out last were averaged over the workers.
-
-        With several optimizers it is True as soon as the gradients of one optimizer were averaged.
-        """
+        """Whether the gradients of the batch handed out last were averaged over the workers."""
         return any(each.reduction.done for each in self._trained)
 
     @property
     def has_made_update(self) -> bool:
-        """Whether an update was applied that the job has not counted yet; the next batch counts it.
-
-        If a tape reduces the gradients eagerly, there is an update only when the optimizer has
-        applied them. It is False in a warm-up, in a step that the other workers have completed, and
-        with several optimizers, whose steps are counted with their updates.
-        """
+        """Whether an update was applied that the job has not counted yet."""
         loader = self.worker.loader
         if not loader.open or self.worker.warming_up or self.reduction.several:
             return False
@@ -544,19 +375,9 @@ class Training:
         return bool(loader.engine.updates) or not self.reduces_eagerly
 
     def begin_step(self) -> bool:
-        """Complete the previous step, and hand out the next batch.
-
-        Between the two, the worker switches to another ring if the job has one.
-
-        Returns:
-            True; False if no batch is handed out, because the epoch is over, the job has made all
-            its updates, or a newcomer has had its batch for the warm-up.
-
-        Raises:
-            UsageError: the script has not trained the batch that it got last.
-            SystemExit: with code 0: this worker leaves the job with the switch.
-            StateDiffers, JobFailed, WorkerEvicted: the job or this worker cannot go on.
-        """
+        """Complete the previous step, and hand out the next batch."""
+        # True; False if no batch is handed out, because the epoch is over, the job has made all its
+        # updates, or a newcomer has had its batch for the warm-up.
         self.finish_step()
         begun = self.steps.begin()
         if begun and self.reduction.logical is not None:
@@ -565,7 +386,7 @@ class Training:
 
 
 def one_at_a_time(load: Load) -> Load:
-    """Return ``load`` so that no two threads are in it: a data set may share a file among them."""
+    """Return `load` so that no two threads are in it: a data set may share a file among them."""
     lock = threading.Lock()
 
     def read(batch: Batch) -> Any:
@@ -579,14 +400,7 @@ _training: Training | None = None
 
 
 def current() -> Training:
-    """Return the training of this process.
-
-    It is made by the first call, and anew by the first call after another ``edl.init()`` has begun
-    a new job, at a Python prompt.
-
-    Raises:
-        UsageError: ``edl.init()`` was not called.
-    """
+    """Return the training of this process."""
     global _training
     worker = process.current_worker()
     if _training is None or _training.worker is not worker:  # at a prompt, of a job before

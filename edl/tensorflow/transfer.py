@@ -22,53 +22,23 @@ LARGE_BYTES = 2**25
 
 
 class TensorFlowArrays:
-    """The methods that describe the arrays of a TensorFlow state and broadcast them in the ring.
-
-    It implements :class:`edl.framework.state.Arrays` with numpy arrays. It has no state of its own;
-    ``TensorFlowReplica.arrays`` is one.
-    """
+    """The methods that describe the arrays of a TensorFlow state and broadcast them in the ring."""
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        """Return ``value`` as a numpy array, and a reference that describes it, to send before it.
-
-        A reference (:class:`edl.framework.state.Reference`) has the array's shape, type and size in
-        bytes, and ``index``, its number among the arrays of the state. None is returned if
-        ``value`` is no tensor, variable or array, or if TensorFlow lacks its type: such an array is
-        pickled with the rest of the state.
-        """
+        """Return `value` as a numpy array, and a reference that describes it, to send before it."""
         array = tensor_array_of(value)
         if array is None:
             return None
         return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
 
     def empty(self, reference: Reference) -> Array:
-        """Return a new array with the shape and type of ``reference``.
-
-        It is for arrays without elements, which are not sent.
-        """
+        """Return a new array with the shape and type of `reference`."""
         return np.empty(reference.shape, dtype_of(reference.dtype))
 
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
-        """Broadcast arrays from the rank ``root``; all workers of the ring call it together.
-
-        An array of ``LARGE_BYTES`` (32 MiB) or more is sent alone, smaller ones together in pieces
-        of about that size.
-
-        Args:
-            sent: the descriptions of the arrays to send, with the index of each in ``arrays``;
-                equal on all ranks.
-            arrays: on the root, all arrays of the state; None on the other ranks.
-            root: the rank that sends.
-            keep: whether this worker keeps the arrays that it receives.
-
-        Returns:
-            The arrays received, by index; empty unless ``keep``.
-
-        Raises:
-            CollectiveFailed: a worker is gone.
-        """
+        """Broadcast arrays from the rank `root`; all workers of the ring call it together."""
         received: dict[int, Array] = {}
         for piece in transfers(sent, LARGE_BYTES):
             if arrays is not None:
@@ -92,21 +62,17 @@ exchange = functools.partial(state.exchange_state, TensorFlowArrays())
 
 
 def array_of(value: Any) -> Array | None:
-    """Return ``value`` as a numpy array; None if it is no tensor, variable or numpy value.
-
-    A tensor must be an eager one.
-    """
+    """Return `value` as a numpy array; None if it is no tensor, variable or numpy value."""
+    # A tensor must be an eager one.
     if isinstance(value, (tf.Tensor, tf.Variable)):
         value = value.numpy()
     return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
 
 
 def tensor_array_of(value: Any) -> Array | None:
-    """Return ``value`` as :func:`array_of` does; None also if TensorFlow lacks its type.
-
-    TensorFlow has no dates, texts of a fixed length, records, nor numbers in another byte order,
-    and a masked array would lose its mask.
-    """
+    """Return `value` as `array_of` does; None also if TensorFlow lacks its type."""
+    # TensorFlow has no dates, texts of a fixed length, records, nor numbers in another byte order,
+    # and a masked array would lose its mask.
     array = None if isinstance(value, np.ma.MaskedArray) else array_of(value)
     if array is None or array.dtype.hasobject:
         return None
@@ -117,17 +83,10 @@ def tensor_array_of(value: Any) -> Array | None:
 
 
 def bytes_of(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bytes of ``array`` as a flat array of uint8, in C order.
-
-    It is a view of ``array`` if that is contiguous, else a copy.
-    """
+    """Return the bytes of `array` as a flat array of uint8, in C order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def dtype_of(name: str) -> Any:
-    """Return the numpy type of TensorFlow's type ``name``, such as "float32" or "bfloat16".
-
-    Raises:
-        TypeError: TensorFlow has no type of this name.
-    """
+    """Return the numpy type of TensorFlow's type `name`, such as "float32" or "bfloat16"."""
     return tf.as_dtype(name).as_numpy_dtype

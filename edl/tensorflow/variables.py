@@ -38,66 +38,40 @@ UNKNOWN = (
 
 
 class VariableAccess(Protocol):
-    """A way to read and write the values of variables: eagerly, or in a session.
-
-    :class:`EagerAccess` and :class:`SessionAccess` implement it. The variables are those of
-    TensorFlow, not the variables of Keras that hold them.
-    """
+    """A way to read and write the values of variables: eagerly, or in a session."""
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
-        """Return the values of ``variables`` as arrays, in order."""
+        """Return the values of `variables` as arrays, in order."""
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the elements of variables in byte ranges, as a flat array for each range.
-
-        Args:
-            parts: the ranges of bytes. The attribute ``value`` of each is the variable. A range
-                holds whole elements.
-
-        Returns:
-            The arrays in the order of ``parts``, each of the type of its variable.
-        """
+        """Return the elements of variables in byte ranges, as a flat array for each range."""
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Assign the arrays to the variables in ``values``, pairs of (variable, array)."""
+        """Assign the arrays to the variables in `values`, pairs of (variable, array)."""
 
 
 class EagerAccess:
-    """A :class:`VariableAccess` for TensorFlow 2 and Keras, whose variables hold their values."""
+    """A `VariableAccess` for TensorFlow 2 and Keras, whose variables hold their values."""
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
-        """Return the values of ``variables`` as arrays, in order."""
+        """Return the values of `variables` as arrays, in order."""
         with context.eager_mode():
             return [variable.numpy() for variable in variables]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the elements of variables in byte ranges, as a flat array for each range.
-
-        Use the arrays before the next update: values in main memory are not copied if that can be
-        avoided. Of a value on a device such as a GPU, only the range is copied.
-
-        Args:
-            parts: the ranges of bytes. The attribute ``value`` of each is the variable. A range
-                holds whole elements.
-
-        Returns:
-            The arrays in the order of ``parts``, each of the type of its variable.
-        """
+        """Return the elements of variables in byte ranges, as a flat array for each range."""
         with context.eager_mode():
             return [_read_part(part) for part in parts]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Assign the arrays to the variables in ``values``, pairs of (variable, array)."""
+        """Assign the arrays to the variables in `values`, pairs of (variable, array)."""
         with context.eager_mode():
             for variable, value in values:
                 variable.assign(value)
 
 
 def _read_part(part: ByteRange) -> Array:
-    """Return the elements of a variable in the byte range ``part``, without a copy if possible.
-
-    The array is flat, and has the type of the variable. Use it before the next update.
-    """
+    """Return the elements of a variable in the byte range `part`, without a copy if possible."""
     value: Any = part.value.read_value()
     size = value.dtype.size
     extent = slice(None) if part.is_whole else slice(part.start // size, part.stop // size)
@@ -111,32 +85,19 @@ def _read_part(part: ByteRange) -> Array:
 
 
 class SessionAccess:
-    """A :class:`VariableAccess` for variables of a graph, whose values are in a session.
-
-    Args:
-        session: the session; no step of the job begins when it is used here.
-    """
+    """A `VariableAccess` for variables of a graph, whose values are in a session."""
 
     def __init__(self, session: tf.compat.v1.Session) -> None:
         self._session = session
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
-        """Fetch the values of ``variables`` from the session; return them as arrays, in order."""
+        """Fetch the values of `variables` from the session; return them as arrays, in order."""
         return [np.asarray(value) for value in self._run(list(variables))]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the elements of variables in byte ranges, as a flat array for each range.
-
-        Each variable is fetched as a whole, because no operation can be added to the graph for a
-        part.
-
-        Args:
-            parts: the ranges of bytes. The attribute ``value`` of each is the variable. A range
-                holds whole elements.
-
-        Returns:
-            The arrays in the order of ``parts``, each of the type of its variable.
-        """
+        """Return the elements of variables in byte ranges, as a flat array for each range."""
+        # Each variable is fetched as a whole, because no operation can be added to the graph for a
+        # part.
         read = self.read([part.value for part in parts])
         return [
             value.reshape(-1)[part.start // value.itemsize : part.stop // value.itemsize]
@@ -144,11 +105,9 @@ class SessionAccess:
         ]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Assign the arrays to the variables in ``values``, pairs of (variable, array).
-
-        The session holds the new values. An array is fed into the variable's initializer, because
-        no operation can be added to the graph.
-        """
+        """Assign the arrays to the variables in `values`, pairs of (variable, array)."""
+        # An array is fed into the variable's initializer, because no operation can be added to the
+        # graph.
         # A variable's initializer assigns its second input; no operation is added to the graph,
         # which may be finalized. Several variables may have been made of one input.
         left = [(variable.initializer, value) for variable, value in values]
@@ -164,16 +123,12 @@ class SessionAccess:
             left = later
 
     def _run(self, fetches: Any, feed: Any = None) -> Any:
-        """Run ``fetches`` by the method of ``tf.compat.v1.Session``, and return their values.
-
-        So no step of the job begins, as ``edl.Session.run`` would begin one. ``feed`` is the
-        ``feed_dict`` of the run; None: nothing is fed.
-        """
+        # So no step of the job begins, as `edl.Session.run` would begin one.
         return tf.compat.v1.Session.run(self._session, fetches, feed)
 
 
 class SnapshotAccess(SessionAccess):
-    """A :class:`VariableAccess` to the values that variables had when their session closed."""
+    """A `VariableAccess` to the values that variables had when their session closed."""
 
     def __init__(self, variables: Sequence[Any], session: SessionAccess) -> None:
         super().__init__(session._session)
@@ -181,20 +136,16 @@ class SnapshotAccess(SessionAccess):
         self._values = {id(each): value for each, value in zip(variables, values, strict=True)}
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
-        """Return the kept values of ``variables`` as arrays, in order."""
+        """Return the kept values of `variables` as arrays, in order."""
         return [self._values[id(variable)] for variable in variables]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Keep the arrays in ``values``, pairs of (variable, array), in place of others."""
+        """Keep the arrays in `values`, pairs of (variable, array), in place of others."""
         self._values |= {id(variable): value for variable, value in values}
 
 
 class Created:
-    """The variables that this script has created since :meth:`watch`, in order of creation.
-
-    Only weak references to them are kept. The module's ``CREATED`` is the only object of this
-    class.
-    """
+    """The variables that this script has created since `watch`, in order of creation."""
 
     def __init__(self) -> None:
         self._created: list[weakref.ref[Any]] = []
@@ -202,10 +153,7 @@ class Created:
         self._watching: Any = None
 
     def watch(self) -> None:
-        """Begin to record the variables that the calling thread creates, until the process ends.
-
-        A second call does nothing.
-        """
+        """Begin to record the variables that the calling thread creates, until the process ends."""
         if self._watching is None:
             self._watching = tf.variable_creator_scope(self._create)
             self._watching.__enter__()
@@ -219,11 +167,7 @@ class Created:
             tf.train.Checkpoint.__init__ = init
 
     def _create(self, creator: Any, **arguments: Any) -> Any:
-        """Create a variable by TensorFlow's ``creator``, record it and return it.
-
-        TensorFlow calls it for each new variable; ``arguments`` are those of ``tf.Variable``, which
-        are passed on to ``creator``.
-        """
+        """Create a variable by TensorFlow's `creator`, record it and return it."""
         variable = creator(**arguments)
         self._created.append(weakref.ref(variable))
         return variable
@@ -233,7 +177,7 @@ class Created:
         return [variable for ref in self._created if (variable := ref()) is not None]
 
     def in_checkpoints(self) -> dict[str, Any]:
-        """Return the variables that the script gave to a ``tf.train.Checkpoint``, by name there."""
+        """Return the variables that the script gave to a `tf.train.Checkpoint`, by name there."""
         alive = [checkpoint for ref in self._checkpoints if (checkpoint := ref()) is not None]
         return {
             f"{BESIDE}{number}/{name}": value
@@ -247,18 +191,12 @@ CREATED = Created()
 
 
 def plain(variable: Any) -> Any:
-    """Return the TensorFlow variable that a Keras variable holds.
-
-    A ``variable`` that is none of Keras' is returned as it is.
-    """
+    """Return the TensorFlow variable that a Keras variable holds."""
     return variable.value if hasattr(variable, "overwrite_with_gradient") else variable
 
 
 def check_known(variables: Iterable[Any], known: Iterable[Any]) -> None:
-    """Raise UsageError if one of ``variables``, which a script trains, is not among ``known``.
-
-    Both are variables of Keras or TensorFlow. Those that are not ``known`` are each worker's own.
-    """
+    """Raise UsageError if one of `variables`, which a script trains, is not among `known`."""
     shared = {id(plain(variable)) for variable in known}
     unknown = [str(getattr(v, "path", v.name)) for v in variables if id(plain(v)) not in shared]
     if unknown:
@@ -266,15 +204,7 @@ def check_known(variables: Iterable[Any], known: Iterable[Any]) -> None:
 
 
 def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, Any]:
-    """Return ``variables`` as a dict by path (Keras) or name, in the order given.
-
-    Keras variables are replaced by the TensorFlow variables that they hold. If several variables
-    have the same name, ``#2`` is added to the name of the second, ``#3`` to the third, and so on.
-
-    Args:
-        variables: variables of Keras or TensorFlow.
-        prefix: what each name begins with.
-    """
+    """Return `variables` as a dict by path (Keras) or name, in the order given."""
     found: dict[str, Any] = {}
     times: dict[str, int] = {}
     for variable in variables:
@@ -285,15 +215,7 @@ def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, A
 
 
 def variables_of(thing: Any) -> list[Any] | None:
-    """Return the variables of ``thing`` as a list; None if it is of a kind that has none.
-
-    The list is empty for a model or layer that has not created its variables yet.
-
-    Args:
-        thing: a variable of TensorFlow or Keras, a Keras model or layer, a ``tf.Module`` or another
-            object with an attribute ``variables``, or a list or tuple of variables; for anything
-            else the result is None.
-    """
+    """Return the variables of `thing` as a list; None if it is of a kind that has none."""
     if isinstance(plain(thing), tf.Variable):
         return [thing]
     found = getattr(thing, "variables", None)
@@ -307,16 +229,7 @@ def variables_of(thing: Any) -> list[Any] | None:
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Array]) -> list[str]:
-    """Return phrases about the differences between a script's variables and those of a state.
-
-    Args:
-        mine: the script's variables, by name.
-        theirs: the arrays of the state, by name.
-
-    Returns:
-        A phrase for each name that only one of the two has; if there is none, a phrase for each
-        variable whose shape differs. Both are sorted by name; the list is empty if all fits.
-    """
+    """Return phrases about the differences between a script's variables and those of a state."""
     odd = [f"only one has {name}" for name in sorted(mine.keys() ^ theirs.keys())]
     return odd or [
         f"{name} has shape {theirs[name].shape} there and {tuple(mine[name].shape)} here"

@@ -15,11 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def turn_off_xla(model: Any) -> None:
-    """Set ``jit_compile`` of a Keras ``model`` to False, and log a warning if it was true.
-
-    XLA cannot compile the collectives of the training step. Call it before the first step is
-    traced.
-    """
+    """Set `jit_compile` of a Keras `model` to False, and log a warning if it was true."""
     if model.jit_compile:
         logger.warning("jit_compile is turned off: XLA cannot compile steps with collectives")
         model.jit_compile = False
@@ -32,11 +28,7 @@ APPLIES = (
 
 
 def refuse_xla(why: str = APPLIES) -> None:
-    """Raise UsageError if a ``tf.function(jit_compile=True)`` is being traced in this thread.
-
-    The call stack tells which functions are being traced; if XLA compiles none of them, nothing
-    happens. ``why`` is the text of the error.
-    """
+    """Raise UsageError if a `tf.function(jit_compile=True)` is being traced in this thread."""
     frame: Any = sys._getframe()
     while frame is not None:
         if getattr(frame.f_locals.get("self"), "_jit_compile", False) is True:

@@ -159,14 +159,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     @property
     def _steps(self) -> int:
-        """The number of batches of an epoch: the given one, or that of the present workers."""
         return int(self.steps_per_epoch or self.params["steps"])
 
     def _set(self, epoch: float) -> None:
-        """Set the optimizer's learning rate to ``initial_lr * multiplier(epoch)``.
-
-        ``epoch`` counts from 0, and may have a fraction.
-        """
         self.model.optimizer.learning_rate.assign(self.initial_lr * self.multiplier(epoch))
 
 
@@ -231,16 +226,13 @@ if not TYPE_CHECKING:  # else every name would be one of this module's
 
 
 def _trained_share() -> float | None:
-    """Return the share of the present epoch's samples that the job has trained, from 0 to 1.
-
-    None: it is not known, because ``fit`` trains on a stream, or on no ``edl.Dataset`` at all.
-    """
+    """Return the share of the present epoch's samples that the job has trained, from 0 to 1."""
+    # None: it is not known, because `fit` trains on a stream, or on no `edl.Dataset` at all.
     loader = process.current_worker().loader
     total = loader.progress.source.known_total if loader.progress.attached else 0
     return loader.ledger.done / total if total else None
 
 
 def _ranks() -> int:
-    """Return the number of logical workers; without them that of the workers."""
     worker = process.current_worker()
     return worker.logical or worker.size

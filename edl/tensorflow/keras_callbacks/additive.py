@@ -23,12 +23,7 @@ HARMLESS = {"shape", "dtype", "name", "ndim"}  # attributes of a variable that a
 
 
 def is_additive(metric: Any) -> bool:
-    """Return whether the state of ``metric`` is a sum, so that states of workers can be added.
-
-    It is a sum if each batch only adds to its variables, and to the states of the metrics that it
-    holds. The attribute ``edl_additive`` of its class overrules this. False is returned if that
-    cannot be told from the source code.
-    """
+    """Return whether the state of `metric` is a sum, so that states of workers can be added."""
     said = getattr(type(metric), "edl_additive", None)
     if said is not None:
         return bool(said)
@@ -37,12 +32,9 @@ def is_additive(metric: Any) -> bool:
 
 
 def _only_adds(metric: Any) -> bool:
-    """Return whether the code of ``metric`` changes the variables of its state by adding only.
-
-    The source of ``update_state``, and of what it calls, is read in those of its classes that are
-    not Keras'; Keras' own classes are taken to add only. False is returned if some source cannot be
-    read, or if the code changes no variable at all, since the state is then kept elsewhere.
-    """
+    """Return whether the code of `metric` changes the variables of its state by adding only."""
+    # False is returned if some source cannot be read, or if the code changes no variable at all,
+    # since the state is then kept elsewhere.
     own = []
     for kind in type(metric).__mro__:
         if kind.__module__.partition(".")[0] == "keras":
@@ -65,16 +57,7 @@ def _only_adds(metric: Any) -> bool:
 
 
 def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | None]:
-    """Yield the syntax trees of the methods ``name`` that one call of ``name`` may run.
-
-    The first tree is the method of the first class that defines ``name``. The method of the next
-    class follows if the method before contains ``super()``. None stands for a method whose source
-    cannot be read, as at a prompt.
-
-    Args:
-        kinds: the classes to look in, in the order of inheritance.
-        name: the name of the method.
-    """
+    """Yield the syntax trees of the methods `name` that one call of `name` may run."""
     for kind in kinds:
         if name in vars(kind):
             method = _parsed(vars(kind)[name])
@@ -86,11 +69,7 @@ def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | Non
 
 
 def _parsed(function: Any) -> ast.FunctionDef | None:
-    """Return the syntax tree of ``function``, a method or property; None if it has no source.
-
-    For a value that cannot be called, such as a class's constant, it is the tree of a function
-    without content.
-    """
+    """Return the syntax tree of `function`, a method or property; None if it has no source."""
     if isinstance(function, property):
         function = function.fget
     if isinstance(function, staticmethod | classmethod):
@@ -105,7 +84,7 @@ def _parsed(function: Any) -> ast.FunctionDef | None:
 
 
 def _own_attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
-    """Yield each expression ``self.name`` in the syntax tree ``tree``."""
+    """Yield each expression `self.name` in the syntax tree `tree`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_self(node.value):
             yield node
@@ -116,11 +95,7 @@ def _is_self(node: ast.AST) -> bool:
 
 
 def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
-    """Return whether ``method`` uses variables of ``metric`` for more than adding to them.
-
-    To read a variable's shape, type or name, to compare it with None, and to set the attribute that
-    holds it do not count.
-    """
+    """Return whether `method` uses variables of `metric` for more than adding to them."""
     allowed: set[int] = set()
     for node in ast.walk(method):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -139,17 +114,7 @@ def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
 
 
 def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
-    """Return the ids of the nodes that stand for the variable to which a call adds.
-
-    Args:
-        call: a call of a method.
-        function: the expression that is called, such as ``self.total.assign_add``; it is
-            ``call.func``.
-
-    Returns:
-        The ids (``id()``) of nodes in ``call``; an empty set if the call does not add to a
-        variable.
-    """
+    """Return the ids of the nodes that stand for the variable to which a call adds."""
     target = function.value
     if function.attr in ADDITIONS:
         return {id(_bare(target))}
@@ -160,15 +125,7 @@ def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
 
 
 def _addend(value: ast.AST, target: str) -> ast.AST | None:
-    """Return the first node in the sum ``value`` that is equal to ``target``.
-
-    ``value`` may be the node itself, a sum with it, a difference whose first term it is, or the
-    same by a function ``add`` or ``subtract``. If it is anything else, None is returned.
-
-    Args:
-        value: the syntax tree of the expression.
-        target: the text that ``ast.dump`` returns for the node that is looked for.
-    """
+    """Return the first node in the sum `value` that is equal to `target`."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
         terms = [value.left, value.right][: 1 + isinstance(value.op, ast.Add)]
     elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
@@ -180,18 +137,14 @@ def _addend(value: ast.AST, target: str) -> ast.AST | None:
 
 
 def _bare(node: ast.AST) -> ast.AST:
-    """Return ``node`` without its subscripts: ``self.parts`` in place of ``self.parts[0]``."""
+    """Return `node` without its subscripts: `self.parts` in place of `self.parts[0]`."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return node
 
 
 def _has_variables(value: Any) -> bool:
-    """Return whether ``value``, an attribute of a metric, is or contains a variable.
-
-    Lists, tuples and the values of dicts are searched. A metric that the metric holds is no
-    variable.
-    """
+    """Return whether `value`, an attribute of a metric, is or contains a variable."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, list | tuple):

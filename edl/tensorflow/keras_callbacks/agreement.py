@@ -18,17 +18,9 @@ ROOM = 32  # for metrics in a row; with more of them, as much again
 
 
 def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list[float]:
-    """Return the row with this worker's metrics of an epoch, for :func:`job_metrics`.
-
-    The row holds the worker's id, the number of samples, a checksum of the metrics' names in order,
-    the metrics, and zeros. The zeros fill the room for metrics up to a multiple of ``ROOM`` (32),
-    so that workers with different metrics nearly always have rows of the same length.
-
-    Args:
-        worker: this worker's id.
-        samples: how many samples this worker has trained in the epoch.
-        metrics: this worker's numbers, by the name of the metric.
-    """
+    """Return the row with this worker's metrics of an epoch, for `job_metrics`."""
+    # The zeros fill the room for metrics up to a multiple of `ROOM` (32), so that workers with
+    # different metrics nearly always have rows of the same length.
     names = zlib.crc32("\n".join(metrics).encode())
     room = -(-max(len(metrics), 1) // ROOM) * ROOM
     filling = [0.0] * (room - len(metrics))
@@ -36,18 +28,7 @@ def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list
 
 
 def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, float]:
-    """Return the means of metrics over the workers, by name, weighted with their samples.
-
-    All means are nan if no worker has trained a sample.
-
-    Args:
-        rows: the rows of :func:`metrics_row` of all workers, in rank order.
-        names: the names of this worker's metrics, in the order of its row.
-
-    Raises:
-        UsageError: some workers have other metrics than rank 0, or the same in another order; the
-            message names these workers.
-    """
+    """Return the means of metrics over the workers, by name, weighted with their samples."""
     odd = [f"w{row[0]:.0f}" for row in rows if row[2] != rows[0][2]]
     if odd:
         raise UsageError(
@@ -60,36 +41,18 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """An agreement of all workers at the end of an epoch: the result of :func:`met`.
-
-    Attributes:
-        stop: why all workers stop training; empty if they go on.
-        written: whether the worker that was rank 0 had written its files of the epoch.
-    """
+    """An agreement of all workers at the end of an epoch: the result of `met`."""
 
     stop: str  # why all stop; empty when they do not
     written: bool  # rank 0 had written what there was to write
 
 
 def end_row(worker: int, wants_to_stop: bool, wrote: bool) -> list[float]:
-    """Return the row that a worker sends at the end of an epoch, when its callbacks have run.
-
-    Args:
-        worker: this worker's id.
-        wants_to_stop: whether a callback of this worker wants to stop the training.
-        wrote: whether this worker is rank 0, and so has written the files of the epoch.
-
-    Returns:
-        The three arguments as numbers, in order.
-    """
+    """Return the row that a worker sends at the end of an epoch, when its callbacks have run."""
     return [worker, float(wants_to_stop), float(wrote)]
 
 
 def met(rows: Sequence[Sequence[float]]) -> Met:
-    """Return whether all workers stop training, and whether rank 0 has written the epoch's files.
-
-    ``rows`` are the rows of :func:`end_row` of all workers, in any order. All stop if one worker
-    wants to; the reason names the workers that do.
-    """
+    """Whether all workers stop training, and whether rank 0 has written the epoch's files"""
     stops, reason = stopping([int(row[0]) for row in rows if row[1]])
     return Met(stop=reason if stops else "", written=any(row[2] for row in rows))

@@ -40,23 +40,14 @@ _MISSING: Any = object()
 
 
 class _Memory:
-    """A memory of one callback, over all its fits: it reads and restores the callback's state.
+    """A memory of one callback, over all its fits: it reads and restores the callback's state."""
 
-    The state of a callback is what its ``state_dict()`` returns, or else its attributes that have
-    changed since its first ``fit`` began.
-
-    Args:
-        callback: the callback, in its first fit, before training begins; it is held by a weak
-            reference.
-        model: the model that is fitted.
-
-    Attributes:
-        name: the name of the callback's class.
-    """
+    # The state of a callback is what its `state_dict()` returns, or else its attributes that have
+    # changed since its first `fit` began.
 
     def __init__(self, callback: Any, model: Any) -> None:
         self._of = weakref.ref(callback)
-        self.name = type(callback).__name__
+        self.name = type(callback).__name__  # the name of the callback's class
         self.is_of(model)
         self._first: dict[str, Any] = {}  # but for large ones
         self._prints: dict[str, Any] = {}
@@ -81,12 +72,7 @@ class _Memory:
         self._models = {id(plain(each)) for each in variables_of(model) or []}
 
     def state(self) -> Any:
-        """Return the callback's state: its ``state_dict()``, or its changed attributes by name.
-
-        Changed attributes are those that are data and differ from their values before the first
-        fit, or did not exist then. Their values are stored in the form that
-        :func:`edl.tensorflow.keras_callbacks.values.taken` returns.
-        """
+        """Return the callback's state: its `state_dict()`, or its changed attributes by name."""
         if isinstance(self.callback, Trackable):
             return self.callback.state_dict()
         stored = {name: self._taken(name, value) for name, value in self._attributes()}
@@ -98,13 +84,7 @@ class _Memory:
         }
 
     def load(self, state: Any) -> None:
-        """Restore in the callback a ``state`` that :meth:`state` has returned on any worker.
-
-        A callback with ``load_state_dict()`` gets it by that. In any other, attributes that are not
-        in ``state`` get the values again that they had before the first fit, unless these have more
-        than ``SMALL_BYTES`` (1 MiB) bytes: those stay as they are. An object with variables is
-        restored only if the callback has one under that name.
-        """
+        """Restore in the callback a `state` that `state` has returned on any worker."""
         if isinstance(self.callback, Trackable):
             self.callback.load_state_dict(state)
             return
@@ -117,23 +97,10 @@ class _Memory:
                 setattr(self.callback, name, self._put(name, stored))
 
     def _attributes(self) -> list[tuple[str, Any]]:
-        """Return pairs of name and value of the callback's attributes, in order of creation.
-
-        The model and Keras' ``params`` are left out.
-        """
         return [pair for pair in vars(self.callback).items() if pair[0] not in _KEPT_OUT]
 
     def _taken(self, name: str, value: Any) -> Any:
-        """Return ``value`` as plain data; ``_MISSING`` if it is not part of the callback's state.
-
-        Plain data are those of :func:`edl.tensorflow.keras_callbacks.values.taken`. The model and
-        its layers do not belong to the state of a callback, nor do values that are no data, of
-        which a log message may tell.
-
-        Args:
-            name: the name of the attribute.
-            value: the value of the attribute.
-        """
+        """Return `value` as plain data; `_MISSING` if it is not part of the callback's state."""
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             value = abs(value)  # it has the sign of the direction once this is known
         if self._is_of_the_model(value):
@@ -145,22 +112,14 @@ class _Memory:
             return _MISSING
 
     def _put(self, name: str, stored: Any) -> Any:
-        """Return the value of the attribute ``name`` from ``stored``, which :meth:`_taken` made.
-
-        The caller sets the attribute to it. Where possible it is the attribute's present object
-        with new contents.
-        """
+        """Return the value of the attribute `name` from `stored`, which `_taken` made."""
         mine = restored_value(stored, getattr(self.callback, name, None))
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             return -mine if self.callback.monitor_op is keras.ops.less else mine
         return mine
 
     def _is_of_the_model(self, value: Any) -> bool:
-        """Return whether ``value`` is the model, or layers or weights of it, alone or in a list.
-
-        Newcomers receive such values as part of the model. A tuple counts as a list; for an empty
-        one False is returned.
-        """
+        """Return whether `value` is the model, or layers or weights of it, alone or in a list."""
         if isinstance(value, PLAIN):
             return False
         if isinstance(value, (list, tuple)) and value:
@@ -169,16 +128,7 @@ class _Memory:
         return bool(found) and self._models.issuperset(id(plain(each)) for each in found or [])
 
     def _warn_once(self, name: str, value: Any, what: NoData) -> None:
-        """Log once that each worker keeps its own value of an attribute, if training has set it.
-
-        Nothing is logged for functions, open files and loggers, or for the object that the
-        attribute already held before the first fit.
-
-        Args:
-            name: the name of the attribute.
-            value: its value.
-            what: the error whose text is the type that cannot be sent to other workers.
-        """
+        """Log once that each worker keeps its own value of an attribute, if training has set it."""
         expected = callable(value) or isinstance(value, (io.IOBase, logging.Logger))
         if expected or name in self._warned or self._objects.get(name, _MISSING) is value:
             return
@@ -193,22 +143,7 @@ class _Memory:
 
 
 class CallbackStates:
-    """The states of all callbacks of a ``fit``, which newcomers and checkpoints receive.
-
-    There is one in a process, for all fits; :meth:`follow` gives it the callbacks of each new fit.
-    It is tracked in the job's state, by ``state_dict()`` and ``load_state_dict()``, like an object
-    that a script gives to ``edl.track``.
-
-    Args:
-        worker: this worker.
-
-    Attributes:
-        verbose: the ``verbose`` of the job's ``fit``: 0, 1 or 2.
-        begun: the newest epoch, as Keras counts in this fit, whose ``on_epoch_begin`` has been
-            called on the workers that began it; -1 before the first.
-        received: the dict that :meth:`load_state_dict` was given last; empty: it was given none.
-        told_verbose: a function that :meth:`load_state_dict` calls with the job's ``verbose``.
-    """
+    """The states of all callbacks of a `fit`, which newcomers and checkpoints receive."""
 
     edl_compared = False  # a callback may remember times and other numbers of its worker's own
 
@@ -218,23 +153,17 @@ class CallbackStates:
         self._known: dict[int, _Memory] = {}  # by id of the callback, over all fits
         self._memories: list[_Memory | None] = []
         self._names: list[str] = []
-        self.verbose: Any = 0
+        self.verbose: Any = 0  # the `verbose` of the job's `fit`: 0, 1 or 2
+        # the newest epoch, as Keras counts in this fit, whose `on_epoch_begin` has been called on
+        # the workers that began it; -1 before the first
         self.begun = -1
+        # the dict that `load_state_dict` was given last; empty: it was given none
         self.received: dict[str, Any] = {}
+        # a function that `load_state_dict` calls with the job's `verbose`
         self.told_verbose: Callable[[Any], None] = lambda _verbose: None
 
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
-        """Hold the states of the callbacks of a new fit, in place of those of the last fit.
-
-        A callback's state is the attributes that differ from their values before its first fit. A
-        callback that was in an earlier fit keeps those first values. :attr:`begun` becomes -1.
-
-        Args:
-            callbacks: all callbacks of the fit beside edl's, in order.
-            remembers: for each callback, whether it has a state; if not, only the name of its class
-                is compared between workers.
-            model: the model that is fitted.
-        """
+        """Hold the states of the callbacks of a new fit, in place of those of the last fit."""
         self._callbacks = list(callbacks)
         self._names = [type(callback).__name__ for callback in callbacks]
         self._memories = [
@@ -244,11 +173,6 @@ class CallbackStates:
         self.begun = -1
 
     def _memory_of(self, callback: Any, model: Any) -> _Memory:
-        """Return the :class:`_Memory` of ``callback``, the same one in all its fits.
-
-        A new one is made in the callback's first fit, and deleted with the callback. ``model`` is
-        the model that is fitted now.
-        """
         memory = self._known.get(id(callback))
         if memory is None:
             self._known[id(callback)] = memory = _Memory(callback, model)
@@ -257,14 +181,7 @@ class CallbackStates:
         return memory
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the callbacks, for newcomers and checkpoints.
-
-        Returns:
-            A dict: ``names``: the callbacks' class names; ``states``: their states, None for a
-            callback without one; both in the order of the callbacks. ``verbose``: the ``verbose``
-            of the job's ``fit``. ``begun``: the newest epoch whose ``on_epoch_begin`` was called;
-            -1: none.
-        """
+        """Return the states of the callbacks, for newcomers and checkpoints."""
         return {
             "names": list(self._names),
             "states": [memory.state() if memory else None for memory in self._memories],
@@ -273,21 +190,7 @@ class CallbackStates:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the states of the job's callbacks in this worker's callbacks.
-
-        If ``state`` is from a checkpoint, whose script may have had other callbacks, each callback
-        gets the state of the first callback of the same class that no other has got. If there is
-        none, the callback stays as it is, and a log message says so. If ``state`` is from another
-        worker, its ``verbose`` holds here, too, and :attr:`told_verbose` is called with it.
-
-        Args:
-            state: what :meth:`state_dict` has returned on another worker, or when a checkpoint was
-                saved.
-
-        Raises:
-            JobFailed: the job begins with different callbacks on its workers.
-            UsageError: this newcomer has other callbacks than the job.
-        """
+        """Restore the states of the job's callbacks in this worker's callbacks."""
         saved = self._worker.steps.state_source == self._worker.id  # nobody else has sent it
         if not saved and state["names"] != self._names:
             self._refuse(state["names"])
@@ -306,14 +209,7 @@ class CallbackStates:
                 memory.load(found[1])
 
     def _refuse(self, theirs: Sequence[str]) -> None:
-        """Raise an error that says how this worker's callbacks differ from ``theirs``.
-
-        ``theirs`` are the class names of the callbacks of the other workers, in order.
-
-        Raises:
-            UsageError: this worker is a newcomer.
-            JobFailed: this worker is no newcomer; the whole job ends.
-        """
+        """Raise an error that says how this worker's callbacks differ from `theirs`."""
         mine, worker = self._names, self._worker
         here = _without(mine, theirs)
         there = _without(theirs, mine)
@@ -333,7 +229,7 @@ class CallbackStates:
 
 
 def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return a copy of ``names`` without ``others``; each of these removes one equal name."""
+    """Return a copy of `names` without `others`; each of these removes one equal name."""
     left = list(names)
     for name in others:
         if name in left:

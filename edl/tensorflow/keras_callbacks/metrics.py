@@ -35,14 +35,7 @@ State = list[Any]
 
 
 class EpochMetrics:
-    """The metrics of a model that ``fit`` trains, combined over the samples of all workers.
-
-    Call :meth:`begin_batch` and :meth:`end_batch` around each batch, :meth:`of_job` after the last
-    batch of an epoch, and :meth:`restore` after ``fit`` has read the results.
-
-    Args:
-        model: the compiled Keras model.
-    """
+    """The metrics of a model that `fit` trains, combined over the samples of all workers."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -52,20 +45,14 @@ class EpochMetrics:
         self._replaced: list[Any] = []  # metrics whose result is the job's mean for now
 
     def begin_batch(self, weight: int) -> None:
-        """Remember the states of the metrics before a padding batch; before another, do nothing.
-
-        ``weight`` is the number of samples that count in the batch, 0 for padding.
-        """
+        """Remember the states of the metrics before a padding batch; before another, do nothing."""
         self._shown = None
         if weight == 0:
             variables = self._variables()
             self._before = dict(zip(map(id, variables), _read(variables), strict=True))
 
     def end_batch(self) -> None:
-        """Restore the states of the metrics after a padding batch, which must not count in them.
-
-        After any other batch, do nothing.
-        """
+        """Restore the states of the metrics after a padding batch, which must not count in them."""
         before, self._before = self._before, None
         if before is None:
             return
@@ -74,11 +61,7 @@ class EpochMetrics:
             variable.assign(before.get(id(variable), np.zeros(variable.shape, variable.dtype)))
 
     def results(self) -> dict[str, Any]:
-        """Return the present results of all metrics by name, as Keras gives them to callbacks.
-
-        They are computed from this worker's states, or from the sums after :meth:`combine`. A
-        result is a float, or an array; that of a metric with several results is one item for each.
-        """
+        """Return the present results of all metrics by name, as Keras gives them to callbacks."""
         found: dict[str, Any] = {}
         for name, value in self._model.get_metrics_result().items():
             found.update(value if isinstance(value, Mapping) else {name: value})
@@ -86,25 +69,7 @@ class EpochMetrics:
         return {name: float(v) if v.ndim == 0 else v for name, v in arrays.items()}
 
     def of_job(self, logs: Mapping[str, Any], worker: Worker, samples: int) -> dict[str, Any]:
-        """Combine the metrics of all workers; return the job's values of the numbers in ``logs``.
-
-        All workers call it between two steps, after the last step of the epoch, and each waits for
-        all. The states stay combined as after :meth:`combine`.
-
-        Args:
-            logs: what ``train_step`` has returned for this worker's last batch, by name. A number
-                there belongs to the metric of its name if the names are exactly those of all
-                metrics; else to the metric whose result it equals.
-            worker: this worker.
-            samples: how many samples this worker has trained in the epoch.
-
-        Returns:
-            The job's values of those numbers that belong to metrics on all workers, by name in
-            ``logs``.
-
-        Raises:
-            UsageError: the workers have different metrics.
-        """
+        """Combine the metrics of all workers; return the job's values of the numbers in `logs`."""
         own = self._shown if self._shown is not None else self.results()
         self.combine(worker, samples)
         job = self.results()
@@ -121,19 +86,7 @@ class EpochMetrics:
         }
 
     def combine(self, worker: Worker, samples: int) -> None:
-        """Add up the states of the metrics over all workers; the sums stay until Keras resets them.
-
-        For a metric whose state is no sum, ``result()`` returns the mean of the workers' results
-        until :meth:`restore` is called. All workers call it between two steps, after the last step
-        of the epoch, and each waits for all.
-
-        Args:
-            worker: this worker.
-            samples: how many samples this worker has trained in the epoch.
-
-        Raises:
-            UsageError: the workers have different metrics.
-        """
+        """Add up the states of the metrics over workers; the sums stay until Keras resets them"""
         self.restore()
         metrics = _leaves(self._model.metrics)
         sums = [metric for metric in metrics if is_additive(metric)]
@@ -147,20 +100,7 @@ class EpochMetrics:
                 self._take_mean(metric, worker, samples)
 
     def hand_over(self, worker: Worker, leaving: frozenset[int]) -> None:
-        """Add the metric states of workers that leave to the states of one worker that stays.
-
-        So the job's results of the epoch include the samples of the workers that leave. The worker
-        that stays is the one of the lowest rank; at least one worker stays. States that are no sums
-        are not handed over. All workers of the ring call it between two steps, and each waits for
-        all.
-
-        Args:
-            worker: this worker.
-            leaving: the ids of the workers that leave.
-
-        Raises:
-            UsageError: the workers have different metrics.
-        """
+        """Add the metric states of workers that leave to the states of one worker that stays."""
         sums = [metric for metric in _leaves(self._model.metrics) if is_additive(metric)]
         variables = [variable for metric in sums for variable in metric.variables]
         state = [value.astype(_wide(value.dtype)) for value in _read(variables)]
@@ -174,27 +114,13 @@ class EpochMetrics:
                 variable.assign(value.astype(_numpy_type(variable)))
 
     def restore(self) -> None:
-        """Let each metric compute its result from its own state again.
-
-        It undoes the means that :meth:`combine` has set for metrics whose state is no sum. Sums
-        that :meth:`combine` has made stay.
-        """
+        """Let each metric compute its result from its own state again."""
         for metric in self._replaced:
             del metric.result
         self._replaced.clear()
 
     def _take_mean(self, metric: Any, worker: Worker, samples: int) -> None:
-        """Let ``metric.result()`` be the mean of all workers' results, weighted by their samples.
-
-        This is for a metric whose state is no sum; rank 0 logs a warning that says so, once for
-        each metric. :meth:`restore` undoes it. All workers call it for the same metric, and each
-        waits for all.
-
-        Args:
-            metric: a metric of the model on this worker.
-            worker: this worker.
-            samples: how many samples this worker has trained in the epoch.
-        """
+        """Let `metric.result()` be the mean of all workers' results, weighted by their samples."""
         if metric.name not in self._told:
             self._told.add(metric.name)
             if worker.rank == 0 and worker.is_shared:
@@ -212,15 +138,11 @@ class EpochMetrics:
         self._replaced.append(metric)
 
     def _variables(self) -> list[Any]:
-        """Return the variables in which the metrics of the model hold their states.
-
-        They are in the order of ``model.metrics``, the same on all workers.
-        """
         return [v for metric in _leaves(self._model.metrics) for v in metric.variables]
 
 
 def _leaves(metrics: Iterable[Any]) -> list[Any]:
-    """Return a list of ``metrics``, in which a metric that holds metrics is replaced by them."""
+    """Return a list of `metrics`, in which a metric that holds metrics is replaced by them."""
     found: list[Any] = []
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
@@ -229,16 +151,7 @@ def _leaves(metrics: Iterable[Any]) -> list[Any]:
 
 
 def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
-    """Return the name of the metric whose result equals ``value``.
-
-    If several have that result, it is the one named ``name``. None is returned if no metric has it,
-    or several of other names have.
-
-    Args:
-        name: the name of the number in the logs.
-        value: the number or array in the logs under that name.
-        results: the results of all metrics, by name.
-    """
+    """Return the name of the metric whose result equals `value`."""
     same = [other for other, result in results.items() if _is_same(value, result)]
     if name in same:
         return name
@@ -246,11 +159,7 @@ def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two results are equal but for the rounding of a compiled step (1e-5 relative).
-
-    ``one`` and ``other`` are numbers or arrays; NaN equals NaN. Results of different shapes, or
-    that are no numbers, are not equal.
-    """
+    """Whether two results are equal but for the rounding of a compiled step (1e-5 relative)"""
     if np.shape(one) != np.shape(other):
         return False
     try:
@@ -264,10 +173,6 @@ def _read(variables: Sequence[Any]) -> State:
 
 
 def _wide(kind: Any) -> Any:
-    """Return the numpy type in which metric states of the numpy type ``kind`` are added.
-
-    It is int64 for integers and booleans, to add them exactly, and float64 for all others.
-    """
     return np.int64 if np.issubdtype(kind, np.integer) or kind == np.bool_ else np.float64
 
 
@@ -276,16 +181,7 @@ def _numpy_type(variable: Any) -> Any:
 
 
 def _added(payloads: Sequence[bytes], like: State) -> State:
-    """Return the sums of the workers' metric states, elementwise, as new arrays.
-
-    Args:
-        payloads: the bytes of each worker's state: those of its arrays, one after the other.
-        like: a state, one array for each variable, with the shapes and types of all workers'
-            states; its values are not read.
-
-    Raises:
-        UsageError: the payloads have different sizes.
-    """
+    """Return the sums of the workers' metric states, elementwise, as new arrays."""
     if len({len(payload) for payload in payloads}) > 1:
         raise UsageError(
             "the metrics of the workers have states of different sizes; compile the model with the "

@@ -39,16 +39,9 @@ Arrange = Callable[[Any, list[Any], Any], list[Any]]  # (edl's callback, the oth
 
 
 class Numbering(Protocol):
-    """An object that gives Keras' list of callbacks the job's numbers of the batches of an epoch.
+    """An object that gives Keras' list of callbacks the job's numbers of the batches of an epoch"""
 
-    ``KerasCallback`` is one. Without it Keras passes the count of the batches that this process has
-    taken.
-
-    Attributes:
-        batch: the index in its epoch, from 0, of the batch that :meth:`begin_batch` has begun last.
-    """
-
-    batch: int
+    batch: int  # the index in its epoch, from 0, of the batch that `begin_batch` has begun last
     """The index in the epoch of the batch that was handed out last."""
 
     def begin_batch(self) -> int:
@@ -62,25 +55,12 @@ class Numbering(Protocol):
         """End a batch of the open step, of which other callbacks are not told."""
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``params``, Keras' parameters of ``fit``, with the job's ``steps``.
-
-        That is the number of steps per epoch; None if it is unknown, as for a stream.
-        """
+        """Return a copy of `params`, Keras' parameters of `fit`, with the job's `steps`."""
 
 
 @functools.cache
 def watch_lists(kind: type[Any], arrange: Arrange) -> None:
-    """Patch Keras so that each list with a callback of ``kind`` becomes what ``arrange`` returns.
-
-    The patch lasts for the rest of the process; a second call with the same arguments does nothing.
-    From then on ``fit`` raises UsageError for a list with two callbacks of ``kind``, or with one of
-    Keras' callbacks that cannot work in a job.
-
-    Args:
-        kind: the class of edl's callback, a :class:`Numbering`.
-        arrange: called as ``arrange(callback, others, model)`` with edl's callback, the list of
-            the other callbacks and the model; returns all callbacks in order.
-    """
+    """Patch Keras so that each list with a callback of `kind` becomes what `arrange` returns."""
     plain = keras.callbacks.CallbackList.set_model
 
     def set_model(self: Any, model: Any) -> None:
@@ -99,12 +79,7 @@ def watch_lists(kind: type[Any], arrange: Arrange) -> None:
 
 
 def _number_batches(callbacks: Any, job: Numbering) -> None:
-    """Patch Keras' list ``callbacks`` to pass the batch numbers of ``job`` to its callbacks.
-
-    Each beginning of a batch then begins a step of the job, and the parameters get the job's steps
-    per epoch. A step of logical workers, in which this process may train several batches, is one
-    batch to the callbacks.
-    """
+    """Patch Keras' list `callbacks` to pass the batch numbers of `job` to its callbacks."""
     plain_begin, plain_end, params = (
         callbacks.on_train_batch_begin,
         callbacks.on_train_batch_end,
@@ -128,21 +103,14 @@ def _number_batches(callbacks: Any, job: Numbering) -> None:
 
 
 def with_progress(others: list[Any]) -> list[Any]:
-    """Return ``others``, the callbacks beside edl's, with a progress bar added if there is none.
-
-    The result is ``others`` itself, or a new list with the bar at its end. Keras makes no bar if
-    ``verbose`` is 0, and a newcomer may receive another ``verbose`` from the job.
-    """
+    """Return `others`, the callbacks beside edl's, with a progress bar added if there is none."""
     if any(isinstance(callback, ProgbarLogger) for callback in others):
         return others
     return [*others, ProgbarLogger()]
 
 
 def _check(callbacks: list[Any]) -> None:
-    """Raise UsageError if a callback of Keras that cannot work in a job is among ``callbacks``.
-
-    The message names what to use instead.
-    """
+    """Raise UsageError if a callback of Keras that cannot work in a job is among `callbacks`."""
     for callback in callbacks:
         for kind, why in _REFUSED.items():
             if isinstance(callback, kind):

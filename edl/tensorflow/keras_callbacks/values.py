@@ -27,23 +27,11 @@ NUMBERS = "biufc"  # kinds of arrays; of others those that TensorFlow has, as bf
 
 
 class NoData(Exception):
-    """The error that :func:`taken` raises for a value that cannot be sent to other workers.
-
-    Its text is the type of the value.
-    """
+    """The error that `taken` raises for a value that cannot be sent to other workers."""
 
 
 def taken(value: Any) -> Any:
-    """Return a copy of ``value`` as plain data, to be sent to other workers.
-
-    Later changes of ``value`` do not reach the copy. None, booleans, numbers, texts and bytes are
-    returned as they are, a numpy array as a copy. Anything else becomes a dict with one item, whose
-    key names the kind: a container, a numpy scalar, a tensor, or the variables of an object.
-    :func:`restored_value` is the inverse.
-
-    Raises:
-        NoData: something in ``value`` cannot be sent to other workers, or no file can hold it.
-    """
+    """Return a copy of `value` as plain data, to be sent to other workers."""
     value = plain(value)
     if type(value) in PLAIN:
         return value
@@ -69,16 +57,7 @@ def taken(value: Any) -> Any:
 
 
 def restored_value(stored: Any, mine: Any) -> Any:
-    """Return the value from which :func:`taken` has made ``stored``, to replace ``mine``.
-
-    Lists, dicts, sets, deques and objects with variables in ``mine`` stay the same objects where
-    their kind is that of ``stored``, and get new contents; then the result is ``mine`` itself.
-
-    Args:
-        stored: a result of :func:`taken`.
-        mine: the value to replace; None: there is none. If ``stored`` has the values of an object's
-            variables and ``mine`` has no variables, ``mine`` is returned unchanged.
-    """
+    """Return the value from which `taken` has made `stored`, to replace `mine`."""
     if not isinstance(stored, dict):
         return stored.copy() if isinstance(stored, np.ndarray) else stored
     ((kind, items),) = stored.items()
@@ -105,11 +84,7 @@ def restored_value(stored: Any, mine: Any) -> Any:
 
 
 def _put_dict(items: list[Any], mine: Any) -> Any:
-    """Return the dict that :func:`taken` has stored as ``items``, to replace ``mine``.
-
-    ``items`` are pairs of stored key and stored value. If ``mine`` is a dict, it stays the same
-    object, with new contents.
-    """
+    """Return the dict that `taken` has stored as `items`, to replace `mine`."""
     old = dict(mine) if isinstance(mine, dict) else {}
     keys = [restored_value(key, None) for key, _ in items]
     new = {
@@ -123,10 +98,7 @@ def _put_dict(items: list[Any], mine: Any) -> Any:
 
 
 def value_fingerprint(stored: Any) -> Any:
-    """Return a small value that is equal for equal values of ``stored``, which :func:`taken` made.
-
-    An array is replaced by its type, shape and checksum, and NaN is equal to itself.
-    """
+    """Return a small value that is equal for equal values of `stored`, which `taken` made."""
     if isinstance(stored, np.ndarray):
         return ("array", stored.dtype.name, stored.shape, zlib.crc32(bytes_of(stored).data))
     if isinstance(stored, dict):
@@ -137,15 +109,12 @@ def value_fingerprint(stored: Any) -> Any:
 
 
 def is_small(stored: Any) -> bool:
-    """Return whether the arrays in ``stored`` have at most ``SMALL_BYTES`` bytes together.
-
-    ``stored`` is a value that :func:`taken` has made.
-    """
+    """Return whether the arrays in `stored` have at most `SMALL_BYTES` bytes together."""
     return sum(array.nbytes for array in _arrays(stored)) <= SMALL_BYTES
 
 
 def _arrays(stored: Any) -> list[np.ndarray[Any, Any]]:
-    """Return all arrays in ``stored``, which :func:`taken` has made, at any depth."""
+    """Return all arrays in `stored`, which `taken` has made, at any depth."""
     if isinstance(stored, np.ndarray):
         return [stored]
     if isinstance(stored, dict):

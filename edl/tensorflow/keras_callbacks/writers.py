@@ -28,59 +28,33 @@ _HOOKS = [
 
 
 class Writer(keras.callbacks.Callback):
-    """The base class of callbacks that stand in for one that writes, and let rank 0 alone write.
-
-    The other callback writes files, to the terminal or to a server.
-
-    Args:
-        callback: the callback that writes.
-        worker: the worker that this process is, which knows whether it has rank 0.
-
-    Attributes:
-        remembers: whether the state of ``callback`` is sent to newcomers and into checkpoints.
-        callback: the callback that writes.
-    """
+    """The base class of callbacks that stand in for one that writes, and let rank 0 alone write."""
 
     remembers = False  # what the callback remembers follows the job
 
     def __init__(self, callback: Any, worker: Worker) -> None:
         super().__init__()
-        self.callback = callback
+        self.callback = callback  # the callback that writes
         self._worker = worker
 
     @property
     def writes(self) -> bool:
-        """Whether this worker is rank 0 at the moment, and so writes.
-
-        A worker that warms up never writes.
-        """
+        """Whether this worker is rank 0 at the moment, and so writes."""
+        # A worker that warms up never writes.
         return self._worker.rank == 0 and not self._worker.warming_up
 
     def set_params(self, params: Any) -> None:
-        """Keep ``params``, Keras' parameters of ``fit``; give it to the callback on all workers."""
+        """Keep `params`, Keras' parameters of `fit`; give it to the callback on all workers."""
         super().set_params(params)
         self.callback.set_params(params)
 
     def met(self, written: bool) -> None:
-        """Write the files of the epoch that has ended if its rank 0 has died before it did so.
-
-        Each subclass implements it. It is called on all workers when they have exchanged rows at
-        the end of the epoch. ``written`` says whether the rank 0 of the epoch has written its
-        files; if not, the present rank 0 writes.
-        """
+        """Write the files of the epoch that has ended if its rank 0 has died before it did so."""
         raise NotImplementedError
 
 
 class Gated(Writer):
-    """A writer that calls the hooks of its callback on rank 0 only, and does nothing elsewhere.
-
-    On a worker that is or becomes rank 0, the callback's ``on_train_begin`` is called right before
-    its first other hook, and then ``on_epoch_begin`` if an epoch is under way.
-
-    Args:
-        callback: the callback that writes.
-        worker: the worker that this process is, which knows whether it has rank 0.
-    """
+    """A writer that calls the hooks of its callback on rank 0 only, and does nothing elsewhere."""
 
     def __init__(self, callback: Any, worker: Worker) -> None:
         super().__init__(callback, worker)
@@ -89,58 +63,34 @@ class Gated(Writer):
         self._unwritten: tuple[int, dict[str, Any]] | None = None  # an epoch's end
 
     def hook(self, name: str, *arguments: Any, **named: Any) -> None:
-        """Call the callback's hook ``name`` with ``arguments`` and ``named``, on rank 0 only.
-
-        Before the first hook that this worker calls, it calls ``on_train_begin``, and then
-        ``on_epoch_begin`` if an epoch is under way. A worker that has called no hook does not call
-        ``on_train_end`` either.
-        """
+        """Call the callback's hook `name` with `arguments` and `named`, on rank 0 only."""
         if not self.writes or (name == "on_train_end" and not self._begun):
             return
         self._begin()
         getattr(self.callback, name)(*arguments, **named)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Do nothing: the callback gets ``on_train_begin`` later, before its first other hook.
-
-        A newcomer is not in the job's ring yet when Keras calls this method.
-        """
+        """Do nothing: the callback gets `on_train_begin` later, before its first other hook."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Call the callback's ``on_epoch_begin`` on rank 0, and remember ``epoch`` on all workers.
-
-        A worker that becomes rank 0 within the epoch calls it before the next hook.
-        """
+        """Call the callback's `on_epoch_begin` on rank 0, and remember `epoch` on all workers."""
         self._epoch = None
         self.hook("on_epoch_begin", epoch, logs)
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Call the callback's ``on_epoch_end`` on rank 0; keep ``epoch`` and ``logs`` everywhere.
-
-        If rank 0 dies before all workers have exchanged rows, :meth:`met` calls it on its
-        successor.
-        """
+        """Call the callback's `on_epoch_end` on rank 0; keep `epoch` and `logs` everywhere."""
         self._unwritten = (epoch, dict(logs or {}))
         self._end_epoch()
 
     def met(self, written: bool) -> None:
-        """Call the callback's ``on_epoch_end`` on rank 0 if the former rank 0 died before it did.
-
-        ``written`` says whether the worker that was rank 0 at the end of the epoch has called it.
-        If not, the present rank 0 calls it, unless the callback's file shows that the dead one has
-        written. Afterwards the number and the logs of the epoch, which :meth:`on_epoch_end` has
-        kept, are forgotten on all workers.
-        """
+        """Call the callback's `on_epoch_end` on rank 0 if the former rank 0 died before it did."""
         if not written and self._unwritten is not None and not self._has_written():
             self._end_epoch()
         self._epoch = self._unwritten = None
 
     def _end_epoch(self) -> None:
-        """Call the callback's ``on_epoch_end`` on rank 0 only, and then :meth:`flush`.
-
-        The arguments are the number and the logs of the epoch that :meth:`on_epoch_end` has kept.
-        """
+        """Call the callback's `on_epoch_end` on rank 0 only, and then `flush`."""
         assert self._unwritten is not None
         epoch, logs = self._unwritten
         if self.writes:
@@ -149,20 +99,10 @@ class Gated(Writer):
             self.flush()
 
     def _has_written(self) -> bool:
-        """Return whether the callback's file shows that another worker has written the last epoch.
-
-        Here it is False; a subclass whose file shows it overrides this.
-        """
         return False
 
     def _begin(self) -> None:
-        """Call the callback's ``on_train_begin`` on this worker, unless a call before has done it.
-
-        The first call of this method sets the callback's model, and calls in this order:
-        :meth:`resume`, if the job has trained in this fit; the callback's ``on_train_begin``;
-        :meth:`began`; and the callback's ``on_epoch_begin``, if an epoch has begun on this worker
-        and not ended. Later calls do nothing. The caller has checked that this worker has rank 0.
-        """
+        """Call the callback's `on_train_begin` on this worker, unless a call before has done it."""
         if self._begun:
             return
         self._begun = True
@@ -175,20 +115,17 @@ class Gated(Writer):
             self.callback.on_epoch_begin(self._epoch)
 
     def resume(self) -> None:
-        """Prepare the callback to append to files of other workers or runs; here do nothing.
-
-        Called before ``on_train_begin``, if the job has trained in this fit.
-        """
+        """Prepare the callback to append to files of other workers or runs; here do nothing."""
 
     def began(self) -> None:
-        """Adjust the callback after its ``on_train_begin``, in a subclass; here do nothing."""
+        """Adjust the callback after its `on_train_begin`, in a subclass; here do nothing."""
 
     def flush(self) -> None:
         """Write the callback's buffered output to its files, in a subclass; here do nothing."""
 
 
 def _forwarding(name: str) -> Callable[..., None]:
-    """Return a method of :class:`Gated` that calls the callback's hook ``name`` on rank 0 only."""
+    """Return a method of `Gated` that calls the callback's hook `name` on rank 0 only."""
 
     def on(self: Gated, *arguments: Any, **named: Any) -> None:
         self.hook(name, *arguments, **named)
@@ -202,12 +139,7 @@ for _name in _HOOKS:
 
 
 class GatedCSV(Gated):
-    """A writer for ``CSVLogger``, whose file gets one line for each epoch, even if rank 0 dies.
-
-    Args:
-        callback: Keras' ``CSVLogger``, which writes the file.
-        worker: the worker that this process is, which knows whether it has rank 0.
-    """
+    """A writer for `CSVLogger`, whose file gets one line for each epoch, even if rank 0 dies."""
 
     def __init__(self, callback: Any, worker: Worker) -> None:
         super().__init__(callback, worker)
@@ -216,20 +148,14 @@ class GatedCSV(Gated):
         callback.append_header = True  # of a new file; Keras sets it in the constructor only
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Keep the length of the file to which the script lets the callback append.
-
-        Of a newcomer it is the length when its own call of ``fit`` begins.
-        """
+        """Keep the length of the file to which the script lets the callback append."""
         super().on_train_begin(logs)
         if self._appends:
             with contextlib.suppress(OSError):
                 self._length = os.path.getsize(self.callback.filename)
 
     def resume(self) -> None:
-        """Let the callback append to its file, from which an incomplete last line is removed.
-
-        If there is no such file, only the mode of the callback is set.
-        """
+        """Let the callback append to its file, from which an incomplete last line is removed."""
         self.callback.append = True
         path = self.callback.filename
         with contextlib.suppress(OSError), open(path, "rb+") as file:
@@ -241,11 +167,7 @@ class GatedCSV(Gated):
         self.callback.append = self._appends
 
     def _has_written(self) -> bool:
-        """Return whether the last whole line of the callback's file is about the last epoch.
-
-        That is the one that :meth:`on_epoch_end` has kept. It is False if there is no such file, or
-        if the file has only what was in it before this fit.
-        """
+        """Return whether the last whole line of the callback's file is about the last epoch."""
         assert self._unwritten is not None
         try:
             with open(self.callback.filename, "rb") as file:
@@ -259,13 +181,10 @@ class GatedCSV(Gated):
 
 
 class GatedTensorBoard(Gated):
-    """A writer for ``TensorBoard``: each rank 0 writes its own event files to one directory."""
+    """A writer for `TensorBoard`: each rank 0 writes its own event files to one directory."""
 
     def began(self) -> None:
-        """Set the callback's count of batches to the number of updates that the job has made.
-
-        The callback numbers its records by this count.
-        """
+        """Set the callback's count of batches to the number of updates that the job has made."""
         self.callback._global_train_batch = self._worker.step
 
     def flush(self) -> None:
@@ -275,14 +194,10 @@ class GatedTensorBoard(Gated):
 
 
 class GatedProgress(Gated):
-    """A writer for Keras' progress bar, which does not give the bar the number of steps of ``fit``.
+    """A writer for Keras' progress bar, which does not give the bar the number of steps of `fit`"""
 
-    That number would be wrong when workers join or leave; the bar learns it from the epoch before.
-
-    Args:
-        callback: Keras' ``ProgbarLogger``, which draws the bar.
-        worker: the worker that this process is, which knows whether it has rank 0.
-    """
+    # That number would be wrong when workers join or leave; the bar learns it from the epoch
+    # before.
 
     callback: ProgbarLogger
 
@@ -291,11 +206,11 @@ class GatedProgress(Gated):
         self._generation = 0
 
     def set_params(self, params: Any) -> None:
-        """Give the callback ``params``, Keras' parameters of ``fit``, with None for ``steps``."""
+        """Give the callback `params`, Keras' parameters of `fit`, with None for `steps`."""
         super().set_params({**params, "steps": None})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the bar of ``epoch`` on rank 0; reset its length if workers have joined or left."""
+        """Begin the bar of `epoch` on rank 0; reset its length if workers have joined or left."""
         if self._generation != self._worker.generation:
             self._generation, self.callback.target = self._worker.generation, None
         super().on_epoch_begin(epoch, logs)
@@ -305,14 +220,7 @@ _REPLACED = "_edl_replaced"  # an attribute of a function that replaces a method
 
 
 class Saver(Writer):
-    """A writer for ``ModelCheckpoint``: all workers track the best value, and rank 0 alone saves.
-
-    The callback's method that decides whether to save is replaced, so it returns False elsewhere.
-
-    Args:
-        callback: Keras' ``ModelCheckpoint``, which saves the model.
-        worker: the worker that this process is, which knows whether it has rank 0.
-    """
+    """A writer for `ModelCheckpoint`: all workers track the best value, and rank 0 alone saves."""
 
     remembers = True
 
@@ -337,13 +245,7 @@ class Saver(Writer):
             callback._should_save_model = should_save
 
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
-        """Let the callback save the model now, whether or not it would decide to save.
-
-        Args:
-            epoch: Keras' index of the epoch, from 0, for the name of the file.
-            batch: Keras' index of the batch in the epoch; None: at the end of the epoch.
-            logs: Keras' logs of the epoch or batch, by name, for the name of the file.
-        """
+        """Let the callback save the model now, whether or not it would decide to save."""
         decides = self.callback._should_save_model
         self.callback._should_save_model = lambda *_: True
         try:
@@ -352,32 +254,24 @@ class Saver(Writer):
             self.callback._should_save_model = decides
 
     def set_model(self, model: Any) -> None:
-        """Give the callback ``model`` in a wrapper that saves on rank 0 only."""
+        """Give the callback `model` in a wrapper that saves on rank 0 only."""
         super().set_model(model)
         self.callback.set_model(_Unsaved(model, self))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Let the callback decide whether to save the model; if so, rank 0 saves it.
-
-        Other workers remember that a save was decided: :meth:`met` makes it on the successor of
-        rank 0 if rank 0 dies before it has saved.
-        """
+        """Let the callback decide whether to save the model; if so, rank 0 saves it."""
         self._unsaved = None
         self.callback.on_epoch_end(epoch, logs)
 
     def met(self, written: bool) -> None:
-        """Save the model if the callback has decided to and the epoch's rank 0 died before that.
-
-        ``written`` says whether the epoch's rank 0 has saved the model. If not, the present rank 0
-        does.
-        """
+        """Save the model if the callback has decided to and the epoch's rank 0 died before that."""
         unsaved, self._unsaved = self._unsaved, None
         if unsaved is not None and not written and self.writes:
             unsaved()
 
 
 def _passing(name: str) -> Callable[..., None]:
-    """Return a method of :class:`Saver` that calls the callback's hook ``name`` on all workers."""
+    """Return a method of `Saver` that calls the callback's hook `name` on all workers."""
 
     def on(self: Saver, *arguments: Any, **named: Any) -> None:
         getattr(self.callback, name)(*arguments, **named)
@@ -391,15 +285,7 @@ for _name in _HOOKS:
 
 
 class _Unsaved:
-    """A wrapper of the model whose save methods save on rank 0 only, and do nothing elsewhere.
-
-    These are ``save``, ``save_weights`` and ``export``. All other attributes and calls are passed
-    on to the model.
-
-    Args:
-        model: the Keras model.
-        saver: the :class:`Saver` whose callback gets the wrapper.
-    """
+    """A wrapper of the model whose save methods save on rank 0 only, and do nothing elsewhere."""
 
     _SAVES = ("save", "save_weights", "export")
 
@@ -432,16 +318,7 @@ WRITERS: list[tuple[type, type[Writer]]] = [
 
 
 def standing_in(callback: Any, worker: Worker) -> Writer | None:
-    """Return a new writer that lets ``callback`` write on rank 0 only, in its place in a ``fit``.
-
-    There are writers for ModelCheckpoint, CSVLogger, TensorBoard, RemoteMonitor and the progress
-    bar of Keras, and for classes derived from them; and for a callback of the script's own that was
-    marked by :func:`mark_as_sent`. For any other callback None is returned.
-
-    Args:
-        callback: a callback of the fit.
-        worker: this worker.
-    """
+    """Return a new writer that lets `callback` write on rank 0 only, in its place in a `fit`."""
     for kind, writer in WRITERS:
         if isinstance(callback, kind):
             return writer(callback, worker)
@@ -453,25 +330,19 @@ def standing_in(callback: Any, worker: Worker) -> Writer | None:
 
 
 def has_writer(callback: Any) -> bool:
-    """Return whether ``callback``, given to all workers, is let write on rank 0 only."""
+    """Return whether `callback`, given to all workers, is let write on rank 0 only."""
     return isinstance(callback, tuple(kind for kind, _ in WRITERS))
 
 
 def mark_as_sent(callback: Any) -> Any:
-    """Mark a callback as a copy of one that the script gives to rank 0 only; return the callback.
-
-    So its hooks are called on the worker only that becomes rank 0 later.
-    """
+    """Mark a callback as a copy of one that the script gives to rank 0 only; return the callback"""
     setattr(callback, _SENT, True)
     return callback
 
 
 def _acts_on_training(callback: Any) -> bool:
-    """Return whether a callback is derived from one of Keras' or edl's, such as EarlyStopping.
-
-    These change the training, as all workers must, or write nothing. ``LambdaCallback``, which
-    calls functions of the script, does not count.
-    """
+    """Return whether a callback is derived from one of Keras' or edl's, such as EarlyStopping."""
+    # These change the training, as all workers must, or write nothing.
     packages = {
         kind.__module__.partition(".")[0] for kind in type(callback).__mro__ if kind not in _BASES
     }
