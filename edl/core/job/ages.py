@@ -18,45 +18,31 @@ AWAY_S = 10.0  # when a look comes later than this, the leader could not read me
 
 @dataclass(frozen=True)
 class Ages:
-    """How long the facts by which a leader decides have been true, in seconds.
+    """How long the facts by which a leader decides have been true, in seconds."""
 
-    Times are measured with the leader's own clock. :meth:`AgeTracker.look` returns an object.
+    # Times are measured with the leader's own clock. So a time limit that is compared with an age
+    # may take longer than configured, but never less.
 
-    For a new leader all ages begin at 0, however long a fact was true before. Time in which the
-    leader cannot read ZooKeeper is not counted, for the workers may not be able to write to it
-    then, either. So a time limit that is compared with an age may take longer than configured, but
-    never less.
-
-    Attributes:
-        leading_s: the time since the leader's term began.
-        stage_s: for each worker with a session, by its id, the time since the leader first saw it
-            in its present stage.
-        generation_s: the time since the leader first saw the newest generation; before the first
-            one, since its term began.
-        broken_s: the time since the leader first saw a member of the ring report that the ring of
-            the newest generation broke; 0.0 while none does.
-        lost_s: the time since the leader first saw that all workers of the ring are evicted, except
-            those that were to leave it anyway; 0.0 while one is not.
-        reclaims_s: for each open demand to give slots back, the time since the leader first saw it.
-            Time in which the leader could not read counts here: the slots' owner waits.
-    """
-
-    leading_s: float = 0.0
+    leading_s: float = 0.0  # the time since the leader's term began
+    # for each worker with a session, by its id, the time since the leader first saw it in its
+    # present stage
     stage_s: Mapping[int, float] = field(default_factory=dict)
+    # the time since the leader first saw the newest generation; before the first one, since its
+    # term began
     generation_s: float = 0.0
+    # the time since the leader first saw a member of the ring report that the ring of the newest
+    # generation broke; 0.0 while none does
     broken_s: float = 0.0
+    # the time since the leader first saw that all workers of the ring are evicted, except those
+    # that were to leave it anyway; 0.0 while one is not
     lost_s: float = 0.0
+    # for each open demand to give slots back, the time since the leader first saw it. Time in which
+    # the leader could not read counts here: the slots' owner waits.
     reclaims_s: Mapping[Reclaim, float] = field(default_factory=dict)
 
 
 class AgeTracker:
-    """An object that computes :class:`Ages` from the snapshots that one leader reads in its term.
-
-    The leader passes each new snapshot to :meth:`look`.
-
-    Args:
-        now_s: the time at which the leader's term begins, by its own clock, in seconds.
-    """
+    """An object that computes `Ages` from the snapshots that one leader reads in its term."""
 
     def __init__(self, now_s: float) -> None:
         self._since = now_s
@@ -69,17 +55,10 @@ class AgeTracker:
         self._reclaims = ReclaimTracker()
 
     def look(self, now: Snapshot, now_s: float) -> Ages:
-        """Return the ages of the facts in a new snapshot, and keep what the next call needs of it.
-
-        If more than :data:`AWAY_S` (10) seconds have passed since the call before, the leader could
-        not read meanwhile, and the time beyond these 10 seconds is not counted in any age but those
-        of ``reclaims_s``.
-
-        Args:
-            now: the state of the job in ZooKeeper.
-            now_s: the time at which it was read, by the leader's clock, in seconds; not before that
-                of the last call.
-        """
+        """The ages of the facts in a new snapshot, and keep what the next call needs of it"""
+        # If more than `AWAY_S` (10) seconds have passed since the call before, the leader could not
+        # read meanwhile, and the time beyond these 10 seconds is not counted in any age but those
+        # of `reclaims_s`.
         reclaims_s = self._reclaims.look(now.desired, now_s)
         self._away_s += max(0.0, now_s - self._looked_s - AWAY_S)
         self._looked_s = now_s
@@ -113,10 +92,4 @@ class AgeTracker:
 
 
 def _is_lost(now: Snapshot, generation: Generation) -> bool:
-    """Return whether each worker of the ring that was to stay in it is evicted.
-
-    Args:
-        now: the state of the job in ZooKeeper, with the ring and the evicted workers.
-        generation: the newest generation, which names the workers that were to leave.
-    """
     return all(member.id in now.evicted for member in now.ring if member.id not in generation.left)

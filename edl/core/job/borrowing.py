@@ -29,16 +29,13 @@ MARGIN_S = 2.0
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """Whether a change of the desired size borrows slots, and by when it gives slots back.
+    """Whether a change of the desired size borrows slots, and by when it gives slots back."""
 
-    Attributes:
-        borrows: whether the slots of workers that the change adds are borrowed; if False they are
-            the job's own.
-        within_s: the slots of workers that the change removes must be free after this many seconds;
-            None: there is no deadline, and no request to give them back is made.
-    """
-
+    # whether the slots of workers that the change adds are borrowed; if False they are the job's
+    # own
     borrows: bool = False
+    # the slots of workers that the change removes must be free after this many seconds; None: there
+    # is no deadline, and no request to give them back is made
     within_s: float | None = None
 
 
@@ -49,25 +46,7 @@ NO_LEASE_TERMS = LeaseTerms()
 
 
 def borrow(now: Snapshot, slots: int, host: str | None, desired: Placement) -> dict[str, int]:
-    """Return the desired workers by host after workers were added in up to ``slots`` free slots.
-
-    Fewer workers are added where the hosts have fewer free slots, or where the job's sizes do not
-    allow as many. The free slots of the hosts are used in the order of the hosts' names. Nothing is
-    written to ZooKeeper, and the result does not say which slots are borrowed.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        slots: the largest number of slots to borrow, at least 1.
-        host: the only host to add workers on; None: all hosts.
-        desired: the number of workers now desired on each host; it may be newer than the one in
-            ``now``.
-
-    Returns:
-        The number of desired workers by host, the ones of ``desired`` included.
-
-    Raises:
-        UsageError: not a single worker can be added, or ``host`` is not available.
-    """
+    """Return the desired workers by host after workers were added in up to `slots` free slots."""
     name, sizes, np = now.job.name, now.job.sizes, sum(desired.values())
     refusal = f"cannot borrow {counted(slots, 'slot')} for job {name}"
     hosts = [replace(one, slots=one.slots - len(one.disabled)) for one in now.available]
@@ -90,26 +69,9 @@ def borrow(now: Snapshot, slots: int, host: str | None, desired: Placement) -> d
 def reclaim(
     now: Snapshot, slots: int | None, host: str | None, desired: Placement
 ) -> dict[str, int]:
-    """Return the desired workers by host after the job has given back ``slots`` borrowed slots.
-
-    The borrowed slots of the last host by name are given back first. If the job's sizes do not
-    allow the number of workers that is left, the next smaller allowed size is placed. Nothing is
-    written to ZooKeeper.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        slots: how many slots to give back, at least 1; None: all borrowed ones.
-        host: the only host whose slots are given back; None: all hosts.
-        desired: the number of workers now desired on each host; it may be newer than the one in
-            ``now``.
-
-    Returns:
-        The number of desired workers by host.
-
-    Raises:
-        UsageError: fewer slots are borrowed than ``slots``, or none; or no allowed number of
-            workers would be left.
-    """
+    """Return the desired workers by host after the job has given back `slots` borrowed slots."""
+    # UsageError: fewer slots are borrowed than `slots`, or none; or no allowed number of workers
+    # would be left.
     job = now.job
     borrowed = borrowed_after(now.desired, desired, NO_LEASE_TERMS)
     here = {name: n for name, n in borrowed.items() if host in (None, name)}
@@ -141,17 +103,7 @@ def reclaim(
 
 
 def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict[str, int]:
-    """Return how many slots of each host the job borrows after a change of its desired workers.
-
-    Args:
-        before: the desired workers before the change, with the slots that were borrowed then.
-        hosts: the number of desired workers by host after the change.
-        terms: whether the slots of added workers are borrowed. Removed workers always free borrowed
-            slots first.
-
-    Returns:
-        The number of borrowed slots by host; a host without any is left out.
-    """
+    """Return how many slots of each host the job borrows after a change of its desired workers."""
     borrowed: dict[str, int] = {}
     for host, n in hosts.items():
         more = n - before.hosts.get(host, 0)
@@ -165,18 +117,8 @@ def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict
 def reclaims_after(
     before: Desired, hosts: Placement, terms: LeaseTerms, now_s: float
 ) -> tuple[Reclaim, ...]:
-    """Return the requests to give slots back that are open after a change of the desired workers.
-
-    The older requests come first, in their order; one is dropped if the change adds workers on its
-    host. Then come the new ones: one for each host that the change takes workers from, by name.
-
-    Args:
-        before: the desired workers before the change, with the open requests to give slots back.
-        hosts: the number of desired workers by host after the change.
-        terms: by when the slots of the workers that the change removes must be given back
-            (``within_s``, in seconds after ``now_s``). If it is None, the change makes no request.
-        now_s: the time of the change, in seconds since 1970.
-    """
+    """Return the requests to give slots back that are open after a change of the desired workers"""
+    # `now_s`: the time of the change, in seconds since 1970.
     fewer = {host: n - hosts.get(host, 0) for host, n in before.hosts.items()}
     kept = [one for one in before.reclaims if fewer.get(one.host, 0) >= 0]
     if terms.within_s is not None:
@@ -189,70 +131,33 @@ def reclaims_after(
 
 
 class ReclaimTracker:
-    """An object that computes for how long one process has seen each demand to give slots back.
+    """An object that computes for how long one process has seen each demand to give slots back."""
 
-    No host's clock is compared with another's, so a deadline counts from when the process that
-    judges it first saw the demand: it may be later than asked, but is never earlier. A process that
-    starts later, such as a new leader, counts from its own first look.
-    """
+    # No host's clock is compared with another's, so a deadline counts from when the process that
+    # judges it first saw the demand: it may be later than asked, but is never earlier.
 
     def __init__(self) -> None:
         self._since: dict[Reclaim, float] = {}
 
     def look(self, desired: Desired, now_s: float) -> dict[Reclaim, float]:
-        """Return the age of each open demand in seconds, and keep what the next call needs.
-
-        Args:
-            desired: the desired workers, with the open demands to give slots back.
-            now_s: the time at which they were read, by the monotonic clock of this process, in
-                seconds.
-        """
+        """Return the age of each open demand in seconds, and keep what the next call needs."""
         self._since = {one: self._since.get(one, now_s) for one in desired.reclaims}
         return {one: now_s - since_s for one, since_s in self._since.items()}
 
 
 def is_late(reclaim: Reclaim, age_s: float) -> bool:
-    """Return whether a deadline to give slots back is so near that the slots' workers are evicted.
-
-    They are evicted because a planned switch might end after the deadline. The result is True from
-    a margin before the deadline on: :data:`MARGIN_S` (2) seconds, but at most half of the time from
-    the request to the deadline.
-
-    Args:
-        reclaim: the request to give slots back, with its deadline.
-        age_s: for how long the caller has seen the request, in seconds.
-    """
+    """Whether a deadline to give slots back is so near that the slots' workers are evicted"""
+    # They are evicted because a planned switch might end after the deadline.
     return age_s >= reclaim.within_s - min(MARGIN_S, reclaim.within_s / 2)
 
 
 def overdue_on(host: str, ages_s: Mapping[Reclaim, float]) -> bool:
-    """Return whether a request to give back slots of a host is near its deadline, or past it.
-
-    Near is as in :func:`is_late`: at most :data:`MARGIN_S` (2) seconds before the deadline.
-
-    Args:
-        host: the name of the host.
-        ages_s: for how long the caller has seen each open request, in seconds.
-    """
+    """Return whether a request to give back slots of a host is near its deadline, or past it."""
     return any(one.host == host and is_late(one, age_s) for one, age_s in ages_s.items())
 
 
 def overdue(now: Snapshot, ages_s: Mapping[Reclaim, float]) -> dict[int, str]:
-    """Return the workers to evict because the deadline to give back their borrowed slots is near.
-
-    They are the workers of the ring beyond the number that their host may have at the deadline.
-    Workers that are about to leave come first, then those with the highest ranks, or with the
-    highest slots if the launcher assigns by slot. Until all newcomers of the newest generation have
-    entered it, no worker of that generation is in the result: a newcomer may not have received the
-    job's state yet.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        ages_s: for how long the caller has seen each open request to give slots back, in seconds.
-
-    Returns:
-        The reason of the eviction, by worker id.
-    """
+    """Return the workers to evict because the deadline to give back their borrowed slots is near"""
     new = now.generation
     late = [one for one in now.desired.reclaims if is_late(one, ages_s.get(one, 0.0))]
     if new is None or not late:
@@ -279,19 +184,7 @@ def overdue(now: Snapshot, ages_s: Mapping[Reclaim, float]) -> dict[int, str]:
 def returned(
     now: Snapshot, ages_s: Mapping[Reclaim, float], host: str | None = None, hidden: int = 0
 ) -> tuple[Reclaim, ...]:
-    """Return the open requests to give slots back that are fulfilled, in their order.
-
-    A request is fulfilled when its host has at most as many workers as are desired there, plus
-    those that may leave by a later deadline. Workers with a session in ZooKeeper and members of the
-    ring count. The requests stay open until :func:`without_reclaimed` removes them.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        ages_s: for how long the caller has seen each open request, in seconds.
-        host: the host of the agent that asks; None: the leader asks, for all hosts without an
-            agent.
-        hidden: how many further worker processes ``host`` has that ZooKeeper does not list.
-    """
+    """Return the open requests to give slots back that are fulfilled, in their order."""
     agents = {one.name for one in now.hosts}
     there = {(m.host, m.id) for m in now.members} | {(s.host, s.id) for s in now.ring}
     here = Counter(name for name, _ in there)
@@ -304,16 +197,7 @@ def returned(
 
 
 def _allowed(desired: Desired, reclaim: Reclaim, ages_s: Mapping[Reclaim, float]) -> int:
-    """Return how many workers a host may have at the deadline of a request to give slots back.
-
-    These are the workers that are desired there, and those whose slots other requests want back by
-    a later deadline.
-
-    Args:
-        desired: the desired workers, with the open requests to give slots back.
-        reclaim: the request, which names the host and the deadline.
-        ages_s: for how long the caller has seen each open request, in seconds.
-    """
+    """Return how many workers a host may have at the deadline of a request to give slots back."""
     left_s = {one: one.within_s - ages_s.get(one, 0.0) for one in desired.reclaims}
     later = (one for one in desired.reclaims if left_s[one] > left_s[reclaim])
     leave_later = sum(one.slots for one in later if one.host == reclaim.host)
@@ -321,14 +205,7 @@ def _allowed(desired: Desired, reclaim: Reclaim, ages_s: Mapping[Reclaim, float]
 
 
 def describe_returned(one: Reclaim, after_s: float) -> tuple[ReclaimedDetails, str]:
-    """Return the event of slots that were given back, as the pair (its details, its sentence).
-
-    The sentence says after how many seconds, and whether that was too late.
-
-    Args:
-        one: the request to give the slots back, which is fulfilled.
-        after_s: for how long the caller had seen the request when the slots were free, in seconds.
-    """
+    """Return the event of slots that were given back, as the pair (its details, its sentence)."""
     within_s = one.within_s
     late = f", later than the {within_s:g} s that were left" if after_s > within_s else ""
     have = verb(one.slots, "was", "were")
@@ -340,5 +217,5 @@ def describe_returned(one: Reclaim, after_s: float) -> tuple[ReclaimedDetails, s
 
 
 def without_reclaimed(desired: Desired, done: Collection[Reclaim]) -> Desired:
-    """Return a copy of ``desired`` without the open requests ``done``, which are fulfilled."""
+    """Return a copy of `desired` without the open requests `done`, which are fulfilled."""
     return replace(desired, reclaims=tuple(one for one in desired.reclaims if one not in done))

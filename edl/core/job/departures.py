@@ -31,13 +31,7 @@ ALL_ASKED = "all workers were asked to leave, as when horovodrun ends"
 
 
 class DepartureCause(Enum):
-    """The reason why a worker may leave the ring.
-
-    ``SIGNAL``: it got SIGTERM. ``DRAIN``: a request to drain or to replace it was accepted.
-    ``UNASSIGNED``: its host has more workers than are assigned to it, no worker is assigned to its
-    slot any more, or the job may not use its device any more. When the ring needs some of its
-    leaving workers for longer, an ``UNASSIGNED`` one is kept first, a ``SIGNAL`` one last.
-    """
+    """The reason why a worker may leave the ring."""
 
     SIGNAL = "it was sent SIGTERM"
     DRAIN = "its drain was accepted"
@@ -46,33 +40,22 @@ class DepartureCause(Enum):
 
 @dataclass(frozen=True)
 class Departure:
-    """A worker that may leave the ring, and what its departure changes.
+    """A worker that may leave the ring, and what its departure changes."""
 
-    Attributes:
-        id: the worker's id.
-        host: the worker's host.
-        why: the reason why the worker may leave.
-        share: by how much the number of workers wanted on ``host`` falls when the worker has left:
-            0 or 1.
-        must: whether the worker leaves with the next switch, however small the ring is then; if
-            False it may be kept until the ring can do without it.
-        refilled: whether the launcher starts another worker in the slot, once this one has left and
-            not before.
-    """
-
-    id: int
-    host: str
-    why: DepartureCause
+    id: int  # the worker's id
+    host: str  # the worker's host
+    why: DepartureCause  # the reason why the worker may leave
+    # by how much the number of workers wanted on `host` falls when the worker has left: 0 or 1
     share: int = 0
+    # whether the worker leaves with the next switch, however small the ring is then; if False it
+    # may be kept until the ring can do without it
     must: bool = False
+    # whether the launcher starts another worker in the slot, once this one has left and not before
     refilled: bool = False
 
     @property
     def moves(self) -> bool:
-        """Whether another worker is to take the place of this one, which stays until then.
-
-        It is True for ``UNASSIGNED`` and for a replacement, False for a drain and for SIGTERM.
-        """
+        """Whether another worker is to take the place of this one, which stays until then."""
         return self.why is DepartureCause.UNASSIGNED or (
             self.why is DepartureCause.DRAIN and self.share == 0
         )
@@ -85,23 +68,7 @@ def departures_of(
     ages: Ages,
     limits: Limits,
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Find the workers of a ring that may leave, and answer the open requests to drain or replace.
-
-    Nothing is written to ZooKeeper.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring, in rank order.
-        healthy: the workers that are alive and have a session, by id; all of ``active`` are among
-            them.
-        ages: how long each worker has been in its stage, in seconds.
-        limits: the leader's time limits.
-
-    Returns:
-        the pair (the requests, each with its answer; the departures, in the order in which the
-        workers should leave: workers that got SIGTERM, drained or replaced ones, then workers to
-        which no place is assigned).
-    """
+    """Find workers of a ring that may leave, and answer the open requests to drain or replace"""
     by_slot = now.assigned.by_slot
     revoked = {s.id for s in active if not now.assigned.grants(s.host, healthy[s.id].used_device)}
     answers, drained = _drained(now, active)
@@ -133,25 +100,10 @@ def gather_departures(
     ages: Ages,
     limits: Limits,
 ) -> tuple[str, float] | None:
-    """Decide whether workers that got SIGTERM wait for other workers of their hosts to get it, too.
-
-    An engine that takes a host away may signal each of its processes. The workers note that one
-    after another, and without a wait each of them would leave in a switch of its own. They wait
-    until all workers of their hosts are to leave, for ``limits.leave_gather_s`` seconds at most. A
-    switch that has another cause takes them along.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring.
-        leavers: the departures of all workers that may leave.
-        leaving: the departures that would happen with a switch now, in which no worker joins.
-        ages: how long each worker has been in its stage, in seconds.
-        limits: the leader's time limits.
-
-    Returns:
-        the pair (the reason to wait, as a sentence; the seconds after which the wait is over at the
-        latest); None if the switch need not wait.
-    """
+    """Decide whether workers that got SIGTERM wait for other workers of their hosts to get it"""
+    # The workers note that one after another, and without a wait each of them would leave in a
+    # switch of its own.
+    # `leaving`: the departures that would happen with a switch now, in which no worker joins.
     if not all(_may_gather(now, one, ages, limits) for one in leaving):
         return None
     here = Counter(member.host for member in active)
@@ -170,19 +122,7 @@ def gather_departures(
 
 
 def _may_gather(now: Snapshot, one: Departure, ages: Ages, limits: Limits) -> bool:
-    """Return whether the departure ``one`` may wait for other workers of its host to get SIGTERM.
-
-    It may not if ``limits.leave_gather_s`` seconds are over, if it is not due to SIGTERM, or if the
-    number of workers wanted on the host has been lowered already, with or without a deadline: then
-    it is known who else is to leave. Nor may it if another worker takes its place, as where the
-    launcher assigns workers by slot.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        one: the departure.
-        ages: how long each worker has been in its stage, in seconds.
-        limits: the leader's time limits.
-    """
+    """Return whether the departure `one` may wait for other workers of its host to get SIGTERM."""
     if one.why is not DepartureCause.SIGNAL or one.must or not one.share:
         return False
     if any(reclaim.host == one.host for reclaim in now.desired.reclaims):
@@ -191,12 +131,7 @@ def _may_gather(now: Snapshot, one: Departure, ages: Ages, limits: Limits) -> bo
 
 
 def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dict[str, int]:
-    """Return a copy of ``assigned`` (workers by host) after the departures ``leavers``.
-
-    Args:
-        assigned: the number of assigned workers by host before.
-        leavers: the departures; each lowers the number of its host by its ``share``, 0 or 1.
-    """
+    """Return a copy of `assigned` (workers by host) after the departures `leavers`."""
     lowered = dict(assigned)
     for one in leavers:
         if one.share:
@@ -207,21 +142,10 @@ def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dic
 def _drained(
     now: Snapshot, active: Sequence[RingMember]
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Return the answers to all open requests to drain or replace workers, and who leaves by them.
-
-    A request is refused if its kind is unknown here, if its worker is not in the ring or leaves by
-    an earlier request, if the launcher assigns by slot, or if without a drained worker too few
-    would train or the job may not have that size. An accepted drain lowers the number of workers
-    assigned to its host by one, unless that is 0 already. A replacement does not lower it.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring, in rank order.
-
-    Returns:
-        the pair (the requests, each with its answer; the departures of the workers whose requests
-        were accepted, in the order of the requests).
-    """
+    """The answers to all open requests to drain or replace workers, and who leaves by them"""
+    # A request is refused if its kind is unknown here, if its worker is not in the ring or leaves
+    # by an earlier request, if the launcher assigns by slot, or if without a drained worker too few
+    # would train or the job may not have that size.
     assigned = dict(now.assigned.hosts)
     answers: list[Request] = []
     drained: dict[int, Departure] = {}
@@ -254,29 +178,12 @@ def _drained(
 
 
 def attainable_size(now: Snapshot, active: Sequence[RingMember], assigned: Placement) -> int:
-    """Return how many of the ``assigned`` workers are in the ring or can be started, on all hosts.
-
-    On a host without an agent no worker can be started, unless the launcher assigns by slot.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring.
-        assigned: the number of assigned workers by host.
-    """
+    """Return how many of the `assigned` workers are in the ring or can be started, on all hosts."""
     return sum(attainable(now, active, assigned).values())
 
 
 def attainable(now: Snapshot, active: Sequence[RingMember], assigned: Placement) -> dict[str, int]:
-    """Return by host how many of the ``assigned`` workers are in the ring or can be started.
-
-    On a host without an agent (it may have died) no worker can be started, so its number is at most
-    that of its ring members. If the launcher assigns by slot, all assigned workers can be started.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring.
-        assigned: the number of assigned workers by host.
-    """
+    """Return by host how many of the `assigned` workers are in the ring or can be started."""
     if now.assigned.by_slot:
         return dict(assigned)
     agents, here = {host.name for host in now.hosts}, Counter(member.host for member in active)
@@ -284,18 +191,9 @@ def attainable(now: Snapshot, active: Sequence[RingMember], assigned: Placement)
 
 
 def _why_not(now: Snapshot, member: RingMember, assigned: Placement, left: int) -> str:
-    """Return a clause that says why a worker cannot be drained; empty if it can.
-
-    It cannot if fewer than ``min_np`` workers would train or be wanted, or if the job may not have
-    the smaller number of workers.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        member: the worker that is to leave for good.
-        assigned: the number of assigned workers by host, from which the workers that are drained
-            already are subtracted.
-        left: the size of the ring without the workers that are drained already.
-    """
+    """Return a clause that says why a worker cannot be drained; empty if it can."""
+    # It cannot if fewer than `min_np` workers would train or be wanted, or if the job may not have
+    # the smaller number of workers.
     sizes, np = now.job.sizes, sum(assigned.values())
     wanted = f"{workers_train(left)}, {np} {verb(np)} wanted"
     if not sizes.enough(min(np, left) - 1):
@@ -312,25 +210,8 @@ def _shares(
     asked: Sequence[RingMember],
     drained: Collection[int],
 ) -> dict[int, int]:
-    """Decide for which workers that got SIGTERM the wanted number falls, so none replaces them.
-
-    The departure of such a worker lowers the number of workers that are wanted on its host by one.
-    That number stays where the host has more workers than are wanted anyway, and where the job may
-    not have the smaller size: then a replacement is needed. It is lowered for as many of the
-    workers as possible.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        assigned: the number of assigned workers by host, from which the workers of ``drained`` that
-            are not replaced are subtracted already (:func:`without_departed`).
-        active: the members of the ring, those of ``drained`` included.
-        asked: the members that got SIGTERM, none of them in ``drained``.
-        drained: the ids of the members that leave because of a request.
-
-    Returns:
-        for each of ``asked``, by worker id: 1 if the number falls with its departure, else 0. An
-        empty dict means 0 for all.
-    """
+    """Decide for which workers that got SIGTERM the wanted number falls, so none replaces them."""
+    # `drained`: the ids of the members that leave because of a request.
     sizes = now.job.sizes
     for most in range(len(asked), 0, -1):
         lower, shares = dict(assigned), dict.fromkeys((member.id for member in asked), 0)
@@ -355,20 +236,8 @@ def _unassigned(
     by_slot: bool,
     revoked: Collection[int] = (),
 ) -> tuple[Departure, ...]:
-    """Return the departures of the workers beyond the number that is assigned to their host.
-
-    The workers in ``revoked`` come first, then the others host by host, by name.
-
-    Args:
-        active: the members of the ring, in rank order.
-        leaving: the ids of workers that leave for another reason; they are left out.
-        assigned: the number of assigned workers by host, from which the workers of ``leaving`` that
-            are not replaced are subtracted already.
-        by_slot: whether the launcher assigns by slot: then the workers in slots beyond the assigned
-            ones leave. Otherwise the highest ranks of a host leave.
-        revoked: the ids of the workers on devices that the job may not use any more: they leave,
-            too, and do not count toward the number.
-    """
+    """Return the departures of the workers beyond the number that is assigned to their host."""
+    # Otherwise the highest ranks of a host leave.
     here_by_host: dict[str, list[RingMember]] = defaultdict(list)
     unwanted: list[RingMember] = []
     for member in active:
@@ -383,14 +252,4 @@ def _unassigned(
 
 
 def _impatient(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Return whether a worker that got SIGTERM cannot wait for its replacement any longer.
-
-    It may wait until ``limits.leave_grace_s`` seconds after the present leader first saw that it
-    got SIGTERM.
-
-    Args:
-        member: the record of the worker.
-        ages: how long each worker has been in its stage, in seconds.
-        limits: the leader's time limits.
-    """
     return ages.stage_s.get(member.id, 0.0) >= limits.leave_grace_s

@@ -26,24 +26,18 @@ from edl.core.records import Assigned, Desired, RequestedBy
 
 @dataclass(frozen=True)
 class DesiredChange:
-    """A change of the desired workers of a job; ``bool(change)`` is False if nothing changes.
+    """A change of the desired workers of a job; `bool(change)` is False if nothing changes."""
 
-    Attributes:
-        before: the record of the desired workers until now.
-        desired: the record of the desired workers from now on; equal to ``before`` if nothing
-            changes.
-        assigned: the record of the assigned workers, to be written together with ``desired``; None:
-            it stays as it is, because the launcher assigns by itself or nothing changes.
-        assigned_before: the record of the assigned workers that ``assigned`` replaces; None if
-            ``assigned`` is None.
-        devices: the hosts whose devices for the job change, with their new devices, as a clause for
-            the event's sentence; empty if none change.
-    """
-
-    before: Desired
+    before: Desired  # the record of the desired workers until now
+    # the record of the desired workers from now on; equal to `before` if nothing changes
     desired: Desired
+    # the record of the assigned workers, to be written together with `desired`; None: it stays as
+    # it is, because the launcher assigns by itself or nothing changes
     assigned: Assigned | None = None
+    # the record of the assigned workers that `assigned` replaces; None if `assigned` is None
     assigned_before: Assigned | None = None
+    # the hosts whose devices for the job change, with their new devices, as a clause for the
+    # event's sentence; empty if none change
     devices: str = ""
 
     def __bool__(self) -> bool:
@@ -51,25 +45,15 @@ class DesiredChange:
 
     @property
     def moves(self) -> bool:
-        """Whether the desired number of workers changes on any host.
-
-        It is False if only the requests to give borrowed slots back, or the job's devices, change.
-        """
+        """Whether the desired number of workers changes on any host."""
         return dict(self.desired.hosts) != dict(self.before.hosts)
 
     def starts_from(self, desired: Desired, assigned: Assigned) -> bool:
-        """Return whether the records that the change would overwrite are still as it found them.
-
-        A record that the change does not write is not compared.
-
-        Args:
-            desired: the present record of the desired workers.
-            assigned: the present record of the assigned workers.
-        """
+        """Return whether the records that the change would overwrite are still as it found them."""
         return desired == self.before and self.assigned_before in (None, assigned)
 
     def at(self, at_s: float) -> DesiredChange:
-        """Return a copy of this change with the time ``at_s``, in seconds since 1970."""
+        """Return a copy of this change with the time `at_s`, in seconds since 1970."""
         return replace(self, desired=replace(self.desired, at_s=at_s))
 
     @property
@@ -79,11 +63,6 @@ class DesiredChange:
         return DesiredDetails(str(self.desired.by), before, after)
 
     def __str__(self) -> str:
-        """Return why the desired workers change, by how many, and where, as a sentence.
-
-        Example: "edl scale: 2 -> 3 workers wanted (b: 0 -> 1)". The part in brackets has the hosts
-        whose number changes, by name, and the changed devices.
-        """
         before, after = self.before.hosts, self.desired.hosts
         where = ", ".join(
             f"{host}: {before.get(host, 0)} -> {after.get(host, 0)}"
@@ -106,25 +85,9 @@ def set_desired(
     terms: LeaseTerms = NO_LEASE_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
-    """Return the change that makes ``hosts`` the desired workers; nothing is written to ZooKeeper.
-
-    The result is False as a bool if neither the numbers nor the devices of any host change.
-
-    Args:
-        before: the desired workers until now.
-        assigned: the assigned workers until now. They are changed to the same numbers, unless the
-            launcher assigns by slot.
-        hosts: the number of desired workers by host from now on.
-        by: who asks for the change.
-        why: the reason, as a clause that begins the sentence of the event.
-        at_s: the time of the change, in seconds since 1970; requests to give slots back count from
-            it.
-        terms: whether added slots are borrowed, and by when removed ones must be free. If ``by`` is
-            a profile (which measures the job at several sizes and then restores its size), the
-            borrowed slots stay as they are.
-        devices: the numbers of the devices that the job may use, by host; other hosts keep theirs.
-            They are ignored if the launcher assigns by slot.
-    """
+    """Return the change that makes `hosts` the desired workers; nothing is written to ZooKeeper."""
+    # `at_s`: the time of the change, in seconds since 1970; requests to give slots back count from
+    # it.
     granted = {**assigned.devices, **devices}
     if dict(hosts) == dict(before.hosts) and granted == dict(assigned.devices):
         return DesiredChange(before, before)

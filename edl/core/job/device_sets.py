@@ -24,15 +24,7 @@ NO_DEVICES: DeviceSets = {}
 
 
 def device_sets(devices: Mapping[str, Sequence[SupportsIndex]] | None) -> DeviceSets:
-    """Return the devices that a user's program gives for each host, checked and sorted.
-
-    Args:
-        devices: the numbers of the devices, by host; None: none are given.
-
-    Raises:
-        UsageError: ``devices`` is no mapping of hosts to numbers, a number is not a whole one of at
-            least 0, or a host has a number twice.
-    """
+    """Return the devices that a user's program gives for each host, checked and sorted."""
     if devices is None:
         return NO_DEVICES
     if not isinstance(devices, Mapping):
@@ -44,17 +36,7 @@ def device_sets(devices: Mapping[str, Sequence[SupportsIndex]] | None) -> Device
 
 
 def check_devices(what: str, hosts: Placement, devices: DeviceSets) -> None:
-    """Raise an error if more workers are placed on a host than it has devices for the job.
-
-    Args:
-        what: what is refused, for the message, like "place workers of job digits".
-        hosts: the number of workers by host.
-        devices: the devices that the job may use, by host; it has none on other hosts. Empty: the
-            job is not limited to devices.
-
-    Raises:
-        UsageError: a host has too few devices.
-    """
+    """Raise an error if more workers are placed on a host than it has devices for the job."""
     for host, np in sorted(hosts.items()) if devices else ():
         allowed = devices.get(host, ())
         if np > len(allowed):
@@ -68,24 +50,7 @@ def check_devices(what: str, hosts: Placement, devices: DeviceSets) -> None:
 def placed_exactly(
     now: Snapshot, hosts: Placement, devices: DeviceSets, desired: Placement
 ) -> dict[str, int]:
-    """Return the placement with exactly ``hosts``: all other hosts of the job have no worker.
-
-    A host that gets no more workers than are desired on it needs no agent.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        hosts: the number of workers to place on each host.
-        devices: the devices that the job may use from now on, by host; other hosts keep theirs.
-        desired: the number of workers now desired on each host; it may be newer than the one in
-            ``now``.
-
-    Returns:
-        The number of desired workers by host.
-
-    Raises:
-        UsageError: the job may not have that many workers, or a host has no agent, too few slots,
-            or too few devices.
-    """
+    """Return the placement with exactly `hosts`: all other hosts of the job have no worker."""
     job = now.job
     job.sizes.check_scale(job.name, sum(hosts.values()))
     refusal = f"place workers of job {job.name}"
@@ -108,12 +73,7 @@ def placed_exactly(
 
 
 def is_placed(now: Snapshot, hosts: Placement) -> bool:
-    """Return whether a ring trains with the workers of ``hosts``, each on a device it may use.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        hosts: the number of workers by host.
-    """
+    """Return whether a ring trains with the workers of `hosts`, each on a device it may use."""
     if now.generation is None or workers_of_ring(now) != {h: n for h, n in hosts.items() if n}:
         return False
     ring = now.generation.worker_ids
@@ -124,19 +84,13 @@ def is_placed(now: Snapshot, hosts: Placement) -> bool:
 
 
 def workers_of_ring(now: Snapshot) -> dict[str, int]:
-    """Return how many workers of the newest generation each host has, by name of the host.
-
-    ``now`` is the state of the job in ZooKeeper.
-    """
+    """Return how many workers of the newest generation each host has, by name of the host."""
     members = now.generation.members if now.generation is not None else ()
     return dict(sorted(Counter(member.host for member in members).items()))
 
 
 def describe_devices(devices: DeviceSets) -> str:
-    """Return a clause that names the devices of each host, such as "devices of a: 0, 1".
-
-    It is empty if ``devices`` has no host.
-    """
+    """Return a clause that names the devices of each host, such as "devices of a: 0, 1"."""
     return "; ".join(
         f"devices of {host}: {', '.join(map(str, numbers)) or 'none'}"
         for host, numbers in sorted(devices.items())
@@ -144,11 +98,7 @@ def describe_devices(devices: DeviceSets) -> str:
 
 
 def _numbers(host: str, given: object) -> tuple[int, ...]:
-    """Return the numbers ``given`` of the devices of ``host``, checked and sorted.
-
-    Raises:
-        UsageError: they are not whole numbers of at least 0, or one of them is given twice.
-    """
+    """Return the numbers `given` of the devices of `host`, checked and sorted."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise UsageError(
             f"the devices of host {host} are {given!r}; give their numbers, for example: (0, 1)"

@@ -28,61 +28,37 @@ LOOK_SHARE = 1 / 3  # of that time, to look up the newest checkpoint
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job, as a worker reports it for the job's record.
+    """The end of a job, as a worker reports it for the job's record."""
 
-    Attributes:
-        state: the state in which the job ends, such as ``FINISHED`` or ``FAILED``.
-        reason: why, in a sentence.
-        exit_code: the exit code of `edl run`.
-        finished_in: the number of the generation whose ring has trained to the end; 0: none has.
-    """
-
-    state: JobState
-    reason: str
+    state: JobState  # the state in which the job ends, such as `FINISHED` or `FAILED`
+    reason: str  # why, in a sentence
     exit_code: int = 0  # of `edl run`
+    # the number of the generation whose ring has trained to the end; 0: none has
     finished_in: int = 0
 
 
 @dataclass(frozen=True)
 class Preemption:
-    """The bound within which a worker of a preempted job has to save and end.
+    """The bound within which a worker of a preempted job has to save and end."""
 
-    Attributes:
-        cause: what preempts the job, such as "edl preempt --within 30s".
-        within_s: the bound, in seconds.
-        save_until_s: until when a checkpoint may be written, in seconds of the worker's monotonic
-            clock.
-    """
-
-    cause: str
-    within_s: float
+    cause: str  # what preempts the job, such as "edl preempt --within 30s"
+    within_s: float  # the bound, in seconds
+    # until when a checkpoint may be written, in seconds of the worker's monotonic clock
     save_until_s: float
 
 
 def save_limit_s(within_s: float) -> float:
-    """Return for how many seconds a job that is preempted within ``within_s`` seconds may save.
-
-    The rest, 3 s or a quarter of the bound, is for the processes to end.
-    """
+    """Return for how many seconds a job that is preempted within `within_s` seconds may save."""
     return within_s - min(END_S, END_SHARE * within_s)
 
 
 def look_limit_s(within_s: float) -> float:
-    """Return how long a preempted worker may read the directory of checkpoints, in seconds.
-
-    It reads it after its last save has failed, to name the newest checkpoint. The result is a third
-    of the time that :func:`save_limit_s` leaves of the bound of ``within_s`` seconds.
-    """
+    """Return how long a preempted worker may read the directory of checkpoints, in seconds."""
     return LOOK_SHARE * (within_s - save_limit_s(within_s))
 
 
 def why_tight(within_s: float, saved_in_s: float) -> str:
-    """Return a sentence that says that a bound is probably too short; empty: it is not.
-
-    Args:
-        within_s: the bound, in seconds, within which the job is to save and end.
-        saved_in_s: how many seconds it took to copy and write the job's newest checkpoint.
-    """
+    """Return a sentence that says that a bound is probably too short; empty: it is not."""
     limit_s = save_limit_s(within_s)
     if saved_in_s <= limit_s:
         return ""
@@ -94,27 +70,16 @@ def why_tight(within_s: float, saved_in_s: float) -> str:
 
 
 def bound_of_signal(job: Job, number: signal.Signals) -> float:
-    """Return the bound, in seconds, within which a signal to its launcher preempts ``job``.
-
-    It is 0 if the signal only stops the job: if it is Ctrl-C or the end of a terminal, if the
-    setting ``preempt_within_s`` has no value, or if the job has no checkpoint to go on from.
-    """
+    """Return the bound, in seconds, within which a signal to its launcher preempts `job`."""
     within_s = job.spec.settings.preempt_within_s
     preempts = number not in (signal.SIGINT, signal.SIGHUP) and job.saved_step >= 0
     return within_s if preempts and within_s is not None else 0.0
 
 
 def halted(cause: str, step: int, saved_step: int | None, directory: str, why: str = "") -> JobEnd:
-    """Return the end of a job that was preempted.
-
-    Args:
-        cause: what has preempted the job, such as "edl preempt --within 30s".
-        step: the number of steps that the job had completed, as far as it is known.
-        saved_step: the step of the newest complete checkpoint; -1: there is none; None: it is not
-            known, because the directory cannot be read, or has one of an earlier start.
-        directory: the directory of that checkpoint.
-        why: why no checkpoint of ``step`` was written, as a clause; empty: that is not known.
-    """
+    """Return the end of a job that was preempted."""
+    # `saved_step`: the step of the newest complete checkpoint; -1: there is none; None: it is not
+    # known, because the directory cannot be read, or has one of an earlier start.
     if saved_step is not None and saved_step >= max(0, step):
         reason = f"{cause}: step {saved_step} is saved in {directory}; `edl run --resume` goes on"
         return JobEnd(JobState.STOPPED, reason, HALTED_EXIT)

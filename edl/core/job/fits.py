@@ -21,44 +21,29 @@ from edl.errors import EdlError
 
 @dataclass(frozen=True)
 class DoneFit:
-    """A finished call of Keras' ``fit``.
+    """A finished call of Keras' `fit`."""
 
-    Attributes:
-        until: how many epochs the job had trained when the fit was done, over all fits until then.
-        epochs: the indices of the fit's epochs, as in Keras' ``History.epoch``.
-        history: the metrics of each epoch by name, as in Keras' ``History.history``; each is a JSON
-            value (:func:`json_value`).
-    """
-
+    # how many epochs the job had trained when the fit was done, over all fits until then
     until: int
-    epochs: Sequence[int] = ()
+    epochs: Sequence[int] = ()  # the indices of the fit's epochs, as in Keras' `History.epoch`
+    # the metrics of each epoch by name, as in Keras' `History.history`; each is a JSON value
+    # (`json_value`)
     history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ScriptFits:
-    """The calls of Keras' ``fit`` that a worker's script has finished, and how many it has begun.
+    """The calls of Keras' `fit` that a worker's script has finished, and how many it has begun."""
 
-    Attributes:
-        done: the finished calls, in order.
-        begun: how many calls the script has begun, the finished ones included.
-    """
-
-    done: tuple[DoneFit, ...] = ()
-    begun: int = 0
+    done: tuple[DoneFit, ...] = ()  # the finished calls, in order
+    begun: int = 0  # how many calls the script has begun, the finished ones included
 
 
 NO_FITS = ScriptFits()
 
 
 class FitIsDone(EdlError):
-    """The error that makes a script skip a call of Keras' ``fit`` that the job has done already.
-
-    It is raised inside the call, which catches it and ends without training.
-
-    Args:
-        done: all calls of ``fit`` that the job has done.
-    """
+    """The error that makes a script skip a call of Keras' `fit` that the job has done already."""
 
     def __init__(self, done: Sequence[DoneFit]) -> None:
         super().__init__(f"the job has done {counted(len(done), 'fit')}")
@@ -66,29 +51,18 @@ class FitIsDone(EdlError):
 
 
 def fits_of(said: Any) -> tuple[DoneFit, ...]:
-    """Return the finished fits from their JSON form, in order: the inverse of :func:`as_json`.
-
-    Args:
-        said: the list of JSON objects that :func:`as_json` gave to another worker or to a
-            checkpoint.
-    """
+    """Return the finished fits from their JSON form, in order: the inverse of `as_json`."""
     return tuple(DoneFit(**each) for each in said)
 
 
 def as_json(fits: Sequence[DoneFit]) -> list[dict[str, Any]]:
-    """Return one JSON object for each finished fit, in order, for newcomers and for checkpoints.
-
-    Each object has the attributes of :class:`DoneFit` by name; the metrics must be JSON values.
-    """
+    """Return one JSON object for each finished fit, in order, for newcomers and for checkpoints."""
+    # Each object has the attributes of `DoneFit` by name; the metrics must be JSON values.
     return [vars(each) for each in fits]
 
 
 def json_value(value: Any) -> Any:
-    """Return ``value`` as a JSON value, for the history of a finished fit.
-
-    Text, booleans, None, numbers, lists and dicts stay what they are, with tuples as lists and keys
-    as text. What JSON has no form for, such as a date or bytes, becomes its text, ``str(value)``.
-    """
+    """Return `value` as a JSON value, for the history of a finished fit."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, numbers.Real):
@@ -101,14 +75,7 @@ def json_value(value: Any) -> Any:
 
 
 def ended_before(worker: int, passed: int, begun: int) -> str:
-    """Return the error message for a newcomer that cannot join because its script has ended.
-
-    Args:
-        worker: the id of the newcomer, a number.
-        passed: how many times its script has called ``fit``; the job had done all of these fits
-            before.
-        begun: how many fits the other workers have begun, the present one included.
-    """
+    """Return the error message for a newcomer that cannot join because its script has ended."""
     return (
         f"w{worker} cannot join: its script ended after {counted(passed, 'fit')}, and the job is "
         f"in fit {begun}; all workers must call fit as often, whatever the numbers that they see"
@@ -116,12 +83,7 @@ def ended_before(worker: int, passed: int, begun: int) -> str:
 
 
 def resumed_too_short(passed: int, saved: int) -> str:
-    """Return the error message for a script that ends before it reaches the fit of its checkpoint.
-
-    Args:
-        passed: how many times the script has called ``fit`` until its end.
-        saved: how many fits were done before the fit in which the checkpoint was made.
-    """
+    """The error message for a script that ends before it reaches the fit of its checkpoint"""
     return (
         f"the checkpoint is of fit {saved + 1}, and the script ended after "
         f"{counted(passed, 'fit')}; resume with the script that has made it, or begin in another "
@@ -130,13 +92,7 @@ def resumed_too_short(passed: int, saved: int) -> str:
 
 
 def passed_too_far(worker: int, passed: int, saved: int) -> str:
-    """Return the error message for a checkpoint of a fit that a worker has skipped already.
-
-    Args:
-        worker: the worker's id.
-        passed: how many fits its script has skipped.
-        saved: how many fits were done before the fit in which the checkpoint was made.
-    """
+    """Return the error message for a checkpoint of a fit that a worker has skipped already."""
     return (
         f"the checkpoint is of fit {saved + 1}, and w{worker} has passed over "
         f"{counted(passed, 'fit')}; start the job again with `edl run --resume`"

@@ -19,15 +19,7 @@ from edl.core.snapshot import Snapshot
 
 
 def has_too_few_places(snapshot: Snapshot) -> bool:
-    """Return whether a job cannot begin on its present hosts with any number that it may have.
-
-    It cannot if too many of its workers are assigned to hosts without an agent, or to agents with
-    fewer slots. The answer is False for a job that has begun or was started by horovodrun, whose
-    driver finds hosts.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-    """
+    """Return whether a job cannot begin on its present hosts with any number that it may have."""
     if snapshot.generation is not None or snapshot.job.state is not JobState.RUNNING:
         return False
     if snapshot.assigned.by_slot:
@@ -36,12 +28,7 @@ def has_too_few_places(snapshot: Snapshot) -> bool:
 
 
 def why_too_few(snapshot: Snapshot, within_s: float) -> str:
-    """Return the sentence with which a job fails because its hosts have too few workers.
-
-    Args:
-        snapshot: the job's records in ZooKeeper; :func:`has_too_few_places` is True of them.
-        within_s: for how many seconds the hosts were waited for.
-    """
+    """Return the sentence with which a job fails because its hosts have too few workers."""
     here, places = sum(_workers(snapshot).values()), _places(snapshot)
     sizes = snapshot.job.sizes
     least = sizes.above(sizes.min_np) or sizes.min_np
@@ -61,16 +48,11 @@ def why_too_few(snapshot: Snapshot, within_s: float) -> str:
 
 
 def _workers(snapshot: Snapshot) -> Mapping[str, int]:
-    """Return, by host, the number of registered workers in ``snapshot``, without evicted ones."""
     return Counter(m.host for m in snapshot.members if m.id not in snapshot.evicted)
 
 
 def _places(snapshot: Snapshot) -> dict[str, int]:
-    """Return how many workers each host can have at most, by host.
-
-    It is the number of workers that are registered there (without evicted ones), or, if that is
-    more, the number assigned to the host, up to the slots of its agent (0 without an agent).
-    """
+    """Return how many workers each host can have at most, by host."""
     here, slots = _workers(snapshot), {host.name: host.slots for host in snapshot.hosts}
     return {
         host: max(here.get(host, 0), min(snapshot.assigned.hosts.get(host, 0), slots.get(host, 0)))

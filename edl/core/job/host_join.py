@@ -21,30 +21,8 @@ def request_workers(
     got: int | None = None,
     late: bool = False,
 ) -> dict[str, int]:
-    """Return the desired workers by host after a joining host has asked for ``np`` workers in all.
-
-    The host keeps the workers that are desired on it, and gets as many more, up to ``np``, as the
-    job's allowed sizes and its devices on that host permit. Nothing is written to ZooKeeper. A host
-    that asks again only gets workers that were desired on hosts that are gone: a worker that `edl
-    scale` or `edl drain` has removed is not added again. If such a removal has left the host fewer
-    than it had, ``desired`` is returned unchanged. Hosts that are gone have 0 workers in the
-    result. If the host does not get all, other hosts that still wait get workers together with it,
-    as far as the job may have the sum: with 2 workers and `--sizes 2,4`, two hosts that ask for 1
-    each get 1 each.
-
-    Args:
-        snapshot: the state of the job in ZooKeeper.
-        desired: the number of workers desired on each host; it may be newer than the one in
-            ``snapshot``.
-        host: the host that asks.
-        np: how many workers the host asks for, the ones that it has included.
-        got: how many workers were desired on ``host`` after it asked last; None: it never asked.
-        late: whether all hosts of a new job have had the time to register. If False, and the job
-            has no ring yet, a host without an agent does not count as gone.
-
-    Returns:
-        The number of desired workers by host.
-    """
+    """Return the desired workers by host after a joining host has asked for `np` workers in all."""
+    # `got`: how many workers were desired on `host` after it asked last; None: it never asked.
     has = desired.get(host, 0)
     if withdrawn(has, got):
         return dict(desired)
@@ -68,23 +46,13 @@ def request_workers(
 
 
 def withdrawn(has: int, got: int | None) -> bool:
-    """Return whether workers were taken from a host since it asked for them.
-
-    If True, the caller must not ask for them again. It is False for a host that never asked.
-
-    Args:
-        has: how many workers are desired on the host now.
-        got: how many were desired there after it asked last; None: it never asked.
-    """
+    """Return whether workers were taken from a host since it asked for them."""
+    # If True, the caller must not ask for them again. It is False for a host that never asked.
+    # `got`: how many were desired there after it asked last; None: it never asked.
     return got is not None and has < got
 
 
 def is_last(snapshot: Snapshot, host: str) -> bool:
-    """Return whether no workers are desired on any present host other than ``host``.
-
-    Neither workers on ``host`` nor its own presence count. A host is present if it has an agent, a
-    worker in ZooKeeper or a member of the newest generation. ``snapshot`` is the state of the job
-    in ZooKeeper.
-    """
+    """Return whether no workers are desired on any present host other than `host`."""
     others = snapshot.present - {host}
     return not any(count for name, count in snapshot.desired.hosts.items() if name in others)

@@ -33,28 +33,23 @@ from edl.core.snapshot import GONE, Snapshot
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """The times after which silence, or a ring that completes no step, is a sign of a dead worker.
+    """The times after that silence, or a ring that completes no step, is a sign of a dead worker"""
 
-    Attributes:
-        switch_s: a switch in which no worker has failed takes less than this, in seconds.
-        frozen_s: the ring stands still when no step has completed for this many seconds, and for
-            ``frozen_steps`` times the usual step time.
-        frozen_steps: how many usual step times must pass without a complete step, see ``frozen_s``.
-        answer_s: how long a worker's port may take to answer, in seconds.
-        silence_s: for this many seconds after a missing answer, a worker counts as silent without
-            being asked again.
-        newcomer_s: if n newcomers are ready, each of them is asked again at the earliest n times
-            this many seconds after its last answer.
-        session_s: the ZooKeeper session time-out that was granted, in seconds: a frozen worker
-            leaves ZooKeeper that much later.
-    """
-
-    switch_s: float = 0.5
+    switch_s: float = 0.5  # a switch in which no worker has failed takes less than this, in seconds
+    # the ring stands still when no step has completed for this many seconds, and for `frozen_steps`
+    # times the usual step time
     frozen_s: float = 1.0
+    # how many usual step times must pass without a complete step, see `frozen_s`
     frozen_steps: int = 5
-    answer_s: float = 0.5
+    answer_s: float = 0.5  # how long a worker's port may take to answer, in seconds
+    # for this many seconds after a missing answer, a worker counts as silent without being asked
+    # again
     silence_s: float = 1.0
+    # if n newcomers are ready, each of them is asked again at the earliest n times this many
+    # seconds after its last answer
     newcomer_s: float = 0.01
+    # the ZooKeeper session time-out that was granted, in seconds: a frozen worker leaves ZooKeeper
+    # that much later
     session_s: float = 6.0
 
 
@@ -62,12 +57,7 @@ USUAL = LivenessLimits()
 
 
 class Liveness(StrEnum):
-    """The result of an HTTP request to a worker's port, as a sign of whether its process lives.
-
-    ``ALIVE``: it answered. ``REFUSED``: no process listens, so the worker's process is gone and its
-    machine is up. ``SILENT``: no answer came in time; the process may be frozen, overloaded or cut
-    off, so this proves nothing.
-    """
+    """The result of an HTTP request to a worker's port, as a sign of whether its process lives."""
 
     ALIVE = "alive"  # it answered
     REFUSED = "refused"  # no process listens: the worker is gone, its machine is up
@@ -76,46 +66,32 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of one HTTP request to a worker's port.
+    """The result of one HTTP request to a worker's port."""
 
-    Attributes:
-        liveness: whether the port answered, refused the connection, or was silent.
-        name: the name of the worker that answered, as it says ("w3"), which may be another one than
-            was asked; None: there was no answer.
-    """
-
-    liveness: Liveness
+    liveness: Liveness  # whether the port answered, refused the connection, or was silent
+    # the name of the worker that answered, as it says ("w3"), which may be another one than was
+    # asked; None: there was no answer
     name: str | None = None
 
 
 @dataclass(frozen=True)
 class RingIdle:
-    """How long a ring has completed no step, as far as the leader knows.
+    """How long a ring has completed no step, as far as the leader knows."""
 
-    Attributes:
-        quiet_s: the time since the last complete step that the leader knows of, in seconds.
-        usual_s: the median time of a step, in seconds; 0 before the first step.
-        observed: a clause about what the leader saw, for the end of the sentence that states a
-            proof of death; empty: none.
-        least_s: how long the ring must complete no step to count as standing still, in seconds;
-            None: ``limits.frozen_s``. It is long for a leader that is not in the ring and has never
-            heard of a step, for that leader may be the one that is cut off.
-        limits: the time limits.
-    """
-
-    quiet_s: float
-    usual_s: float
+    quiet_s: float  # the time since the last complete step that the leader knows of, in seconds
+    usual_s: float  # the median time of a step, in seconds; 0 before the first step
+    # a clause about what the leader saw, for the end of the sentence that states a proof of death;
+    # empty: none
     observed: str = ""
+    # how long the ring must complete no step to count as standing still, in seconds; None:
+    # `limits.frozen_s`. It is long for a leader that is not in the ring and has never heard of a
+    # step, for that leader may be the one that is cut off.
     least_s: float | None = None
-    limits: LivenessLimits = USUAL
+    limits: LivenessLimits = USUAL  # the time limits
 
     @property
     def stands(self) -> bool:
-        """Whether the ring stands still: no step has completed for much longer than a step takes.
-
-        It is so if ``quiet_s`` exceeds both ``least_s`` (None: ``limits.frozen_s``) and
-        ``limits.frozen_steps`` times ``usual_s``.
-        """
+        """Whether the ring stands still: no step has completed for much longer than a step takes"""
         least_s = self.limits.frozen_s if self.least_s is None else self.least_s
         return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)
 
@@ -127,28 +103,12 @@ def workers_to_probe(
     idle: RingIdle,
     heard_s: Mapping[int, float] = MappingProxyType({}),
 ) -> dict[int, tuple[str, int]]:
-    """Return the addresses of the workers that the leader should ask over HTTP whether they live.
-
-    These are the ready newcomers, and all members of the newest generation and of the ring before
-    it if one of them has not entered that generation, has left ZooKeeper or reports a broken ring.
-    Evicted workers are never asked. When the ring stands still, all members are asked, too: if one
-    is frozen, its silence is then known when its session ends, which completes the proof.
-
-    Members are not asked during a switch announced less than ``limits.switch_s`` ago, for that
-    would slow it down, unless one has left ZooKeeper or reports a broken ring. With n ready
-    newcomers, one that answered less than n times ``limits.newcomer_s`` ago is not asked.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        leader: the id of the leader itself, which is not asked.
-        announced_s: how long ago the present generation was announced, in seconds.
-        idle: how long the ring has completed no step, and the time limits.
-        heard_s: how long ago a worker answered last, in seconds, by worker id; a worker that is not
-            in it has never answered.
-
-    Returns:
-        the pair (address, port) to ask, by worker id.
-    """
+    """Return the addresses of the workers that the leader should ask over HTTP whether they live"""
+    # Evicted workers are never asked. Members are not asked during a switch announced less than
+    # `limits.switch_s` ago, for that would slow it down, unless one has left ZooKeeper or reports a
+    # broken ring.
+    # `heard_s`: how long ago a worker answered last, in seconds, by worker id; a worker that is not
+    # in it has never answered.
     members = {member.id: member for member in now.members}
     ready = [member for member in now.members if member.stage is Stage.READY]
     lately_s = idle.limits.newcomer_s * len(ready)
@@ -168,18 +128,7 @@ def workers_to_probe(
 def proof(
     worker: int, place: str, answer: ProbeResult, now: Snapshot, idle: RingIdle
 ) -> str | None:
-    """Return a sentence that says what proves that a worker is dead; None if nothing does.
-
-    It is dead if its process has ended (:func:`gone`), or if it is frozen or cut off: it did not
-    answer, has no ZooKeeper session, and the ring stands still or is broken.
-
-    Args:
-        worker: the id of the worker that was asked.
-        place: where the worker was asked, in words for the sentence (its host and port).
-        answer: the result of the request to its port.
-        now: the state of the job in ZooKeeper.
-        idle: how long the ring has completed no step, and the time limits.
-    """
+    """Return a sentence that says what proves that a worker is dead; None if nothing does."""
     if (reason := gone(worker, place, answer)) is not None:
         return reason
     if answer.liveness is Liveness.ALIVE or any(m.id == worker for m in now.members):
@@ -201,16 +150,7 @@ def proof(
 
 
 def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
-    """Return a sentence that says what proves that a worker's process has ended; None: it is open.
-
-    It has ended if its port refuses connections, or if another worker answers there. The state of
-    the ring does not matter. The sentence begins with :data:`GONE`.
-
-    Args:
-        worker: the id of the worker that was asked.
-        place: where the worker was asked, in words for the sentence (its host and port).
-        answer: the result of the request to its port.
-    """
+    """A sentence that says what proves that a worker's process has ended; None: it is open"""
     if answer.liveness is Liveness.REFUSED:
         return f"{GONE}: {place} refuses connections"
     if answer.name not in (None, f"w{worker}"):
@@ -219,24 +159,12 @@ def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
 
 
 def ring_members(generation: Generation | None) -> dict[int, RingMember]:
-    """Return the members of a generation, and of the ring before it, by worker id.
-
-    A worker in both has its entry from the ring before. The result is empty if ``generation`` is
-    None.
-    """
+    """Return the members of a generation, and of the ring before it, by worker id."""
     return {s.id: s for s in (*generation.members, *generation.previous)} if generation else {}
 
 
 def _enters(worker: int, now: Snapshot) -> bool:
-    """Return whether a worker is a newcomer of a planned generation that no member has entered yet.
-
-    False means that it is none, or that a member has entered the newest generation, or that this
-    generation was not planned but followed a start or a crash.
-
-    Args:
-        worker: the worker's id.
-        now: the state of the job in ZooKeeper, with its newest generation.
-    """
+    """Whether a worker is a newcomer of a planned generation that no member has entered yet"""
     current = now.generation
     if current is None or not current.previous or worker not in current.joined:
         return False
@@ -245,22 +173,12 @@ def _enters(worker: int, now: Snapshot) -> bool:
 
 
 def _leaves(worker: int, now: Snapshot) -> bool:
-    """Return whether a worker leaves in the planned switch to the newest generation.
-
-    It is False if that generation was not planned but follows a start or a crash. ``worker`` is the
-    worker's id, ``now`` the state of the job in ZooKeeper.
-    """
     current = now.generation
     return current is not None and bool(current.previous) and worker in current.left
 
 
 def _placed(worker: int, now: Snapshot) -> str:
-    """Return the name of a worker with its rank and host: "w3 (rank 2, host a)".
-
-    A worker that is no member of the newest generation is "without a rank".
-
-    ``worker`` is the worker's id, ``now`` the state of the job in ZooKeeper.
-    """
+    """Return the name of a worker with its rank and host: "w3 (rank 2, host a)"."""
     member = ring_members(now.generation).get(worker)
     rank = now.generation.rank_of(worker) if now.generation else None
     host = member.host if member else "?"
@@ -268,12 +186,7 @@ def _placed(worker: int, now: Snapshot) -> str:
 
 
 def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Member]) -> bool:
-    """Return whether any ring member has left ZooKeeper, or reports that the ring it is in broke.
-
-    Args:
-        ring_members: the members of the newest generation and of the ring before it, by worker id.
-        members: the worker records in ZooKeeper, by worker id.
-    """
+    """Whether any ring member has left ZooKeeper, or reports that the ring it is in broke"""
     return any(
         worker not in members
         or ((broken := members[worker].broken) and broken.generation >= members[worker].generation)
@@ -282,14 +195,7 @@ def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Memb
 
 
 def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bool:
-    """Return whether all members of ``generation`` are in its ring, and none reports it as broken.
-
-    It is False if there is no generation, or if a member has left ZooKeeper.
-
-    Args:
-        generation: the newest generation; None: there is none.
-        members: the worker records in ZooKeeper, by worker id.
-    """
+    """Return whether all members of `generation` are in its ring, and none reports it as broken."""
     return generation is not None and all(
         member.id in members
         and members[member.id].generation >= generation.number
@@ -299,10 +205,4 @@ def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bo
 
 
 def _reports(member: Member, generation: int) -> bool:
-    """Return whether a worker reports the ring of one generation, or of a newer one, as broken.
-
-    Args:
-        member: the record of the worker.
-        generation: the number of the generation.
-    """
     return member.broken is not None and member.broken.generation >= generation

@@ -19,41 +19,17 @@ PATIENCE_S = 60.0  # a process that cannot write the job takes it for removed af
 
 
 def begins_s(own: int, generation: Generation | None) -> float:
-    """Return how many seconds a worker waits for lower ranks to write the job's records first.
-
-    A worker waits :data:`TURN_S` (0.1) seconds for each lower rank, at most for :data:`TURNS` (50).
-    A worker without a rank in ``generation`` waits the longest time. Before the first generation
-    nobody waits: the result is 0.
-
-    Args:
-        own: the id of the worker.
-        generation: the newest generation that it has read; None: there was none yet.
-    """
+    """Return how many seconds a worker waits for lower ranks to write the job's records first."""
     rank = None if generation is None else generation.rank_of(own)
     return TURN_S * min(TURNS, 0 if generation is None else TURNS if rank is None else rank)
 
 
 def may_write(own: int, generation: Generation | None, evicted: Collection[int]) -> bool:
-    """Return whether a worker may write the lost records of its job again.
-
-    It may if it is not evicted and is a member of the newest generation or of the ring before it;
-    before the first generation every worker may that is not evicted.
-
-    Args:
-        own: the id of the worker.
-        generation: the newest generation that the worker has read; None: there was none yet.
-        evicted: the ids of the evicted workers.
-    """
+    """Return whether a worker may write the lost records of its job again."""
     return own not in evicted and (generation is None or generation.knows(own))
 
 
 def is_newest(generation: Generation | None, known_to_others: Iterable[int]) -> bool:
-    """Return whether no other worker that was asked knows a newer generation than this one does.
-
-    Args:
-        generation: the newest generation that this worker has read; None: none, which counts as 0.
-        known_to_others: the number of the newest generation that each other worker which answered
-            knows; empty gives True.
-    """
+    """Return whether no other worker that was asked knows a newer generation than this one does."""
     number = 0 if generation is None else generation.number
     return all(known <= number for known in known_to_others)

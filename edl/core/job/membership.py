@@ -49,27 +49,9 @@ def decide(
     silent: frozenset[int] = frozenset(),
     overdue: Mapping[int, str] = MappingProxyType({}),
 ) -> MembershipDecision:
-    """Return what the leader does about the members of the job, with the reason.
-
-    The function has no effect; the leader carries out the decision. The first of these that applies
-    decides: a job that is to stop, a job without a ring, a broken ring, a switch that is not
-    complete, and else the planned changes of a ring. Dead members are evicted in any case.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        term: the leader's own term.
-        ages: how long the facts in ``now`` have stayed the same, in seconds.
-        limits: the time limits of the decision.
-        dead: the proof that a worker is dead, as a sentence by worker id, whether or not the
-            worker's session still lives.
-        silent: the ids of workers whose port has not answered just now; that alone proves nothing.
-        overdue: the reason to evict a worker because its borrowed slot is due to be given back, by
-            worker id. These workers count as dead if another worker of the ring has a session and
-            answers, so that the job's state is not lost.
-
-    Returns:
-        the decision. It may hold no generation and nothing else to do; the reason is always set.
-    """
+    """Return what the leader does about the members of the job, with the reason."""
+    # `overdue`: the reason to evict a worker because its borrowed slot is due to be given back, by
+    # worker id.
     # The state of the job must outlive the workers that are overdue.
     answering = {member.id for member in now.ring} - {*dead, *overdue, *now.evicted, *silent}
     if answering & {member.id for member in now.members}:
@@ -95,17 +77,7 @@ def decide(
 
 
 def _dead_members(now: Snapshot, dead: Iterable[int], silent: frozenset[int]) -> set[int]:
-    """Return the ids of the workers in ``dead`` that the leader evicts.
-
-    They are members of the newest generation or of the one before that were not evicted yet.
-    Workers that left with the newest generation and have no record in ZooKeeper any more are not
-    evicted, unless they are silent before the switch. The result is empty when the job is over.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        dead: the ids of the workers that are proven dead.
-        silent: the ids of workers whose port has not answered just now.
-    """
+    """Return the ids of the workers in `dead` that the leader evicts."""
     current = now.generation
     if current is None or now.job.state.over:
         return set()
@@ -127,21 +99,7 @@ def _decide(
     dead: frozenset[int],
     silent: frozenset[int],
 ) -> MembershipDecision:
-    """Return the decision for a job that is to stop, starts or has a ring.
-
-    A job that is to stop gets a generation without members, and a job without a ring starts if
-    enough workers are ready.
-
-    For a job with a ring :func:`_decide_for_ring` decides. A job that has ended gets no generation.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        term: the leader's own term.
-        ages: how long the facts in ``now`` have stayed the same, in seconds.
-        limits: the time limits of the decision.
-        dead: the ids of the workers that are proven dead.
-        silent: the ids of workers whose port has not answered just now.
-    """
+    """Return the decision for a job that is to stop, starts or has a ring."""
     # A worker counts while it has a session and is neither proven dead nor evicted.
     gone = frozenset({*dead, *now.evicted, *let_go(now)})
     healthy = {member.id: member for member in now.members if member.id not in gone}
@@ -172,23 +130,7 @@ def _decide_for_ring(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision for a job that has a ring: restart, repair or change it, or wait.
-
-    Until a worker has entered the generation ``current``, the ring is that of the generation
-    before. A ring of which no worker has a session is started again or waited for; a broken one is
-    repaired; a ring of which a worker has finished gets no further generation; else the ring is
-    changed as planned.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        current: the newest generation.
-        healthy: the workers that have a session and are neither proven dead nor evicted, by id.
-        gone: the ids of the workers that are proven dead or evicted.
-        silent: the ids of workers whose port has not answered just now, which proves nothing.
-        term: the leader's own term.
-        ages: how long the facts in ``now`` have stayed the same, in seconds.
-        limits: the time limits of the decision.
-    """
+    """Return the decision for a job that has a ring: restart, repair or change it, or wait."""
     ring = now.ring
     # A member that lost its session is not dead for that: it opens another one, and reports then.
     no_session = [m.id for m in ring if m.id not in healthy and m.id not in gone]
@@ -217,21 +159,7 @@ def _decide_for_running(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision for a ring that no member reports as broken: to change it, or to wait.
-
-    A planned generation that no member has entered is replaced if a newcomer of it cannot join.
-    Nothing else is decided until all members have entered the newest generation and have a session.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        current: the newest generation.
-        healthy: the workers that have a session and are neither proven dead nor evicted, by id.
-        gone: the ids of the workers that are proven dead or evicted.
-        silent: the ids of workers whose port has not answered just now, which proves nothing.
-        term: the leader's own term.
-        ages: how long the facts in ``now`` have stayed the same, in seconds.
-        limits: the time limits of the decision.
-    """
+    """Return the decision for a ring that no member reports as broken: to change it, or to wait."""
     # Rule 4: newcomers that cannot join hold no state, so a generation without them may take the
     # place of this one, while no member has entered it and the ring before goes on. It does not
     # go on when it has lost a member, too: then it breaks, and its members report that. At a start
@@ -290,22 +218,7 @@ def _start(
     limits: Limits,
     before: Sequence[str] = (),
 ) -> MembershipDecision:
-    """Return the decision to start a ring with the ready workers, or to wait for more of them.
-
-    It starts with the largest allowed number of ready workers if ``wanted`` are ready, or if the
-    leader's term is ``limits.start_s`` seconds old and ``min_np`` are ready. A decision to wait
-    evicts newcomers that have been preparing for too long. Ranks go host by host: first the hosts
-    in ``before``, then other hosts by their lowest worker id. The generation has the number 1.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        wanted: how many workers the ring is to have.
-        healthy: the workers that are alive and have a session, by id.
-        term: the leader's term.
-        ages: how long the facts in ``now`` have stayed the same, in seconds.
-        limits: the leader's time limits.
-        before: the hosts of a ring that has died, in the order of its ranks; empty: there was none.
-    """
+    """Return the decision to start a ring with the ready workers, or to wait for more of them."""
     ready = [m for m in healthy.values() if m.stage is Stage.READY]
     count, job = len(ready), now.job
     size = job.sizes.below(count) if job.sizes.enough(count) else None
@@ -339,24 +252,9 @@ def _restart(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision to start a job again, or to wait, when its whole ring has left ZooKeeper.
-
-    It waits while a worker may be alive with the job's state; a newcomer of ``current`` that does
-    not tell within ``limits.report_s`` seconds whether it has the state is evicted. If a newcomer
-    of ``current`` holds the state, the job goes on from that; otherwise it starts like a new job,
-    with no state but a checkpoint.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        current: the newest generation.
-        ring: the members of the ring that is lost, in rank order.
-        healthy: the workers that are alive and have a session, by id.
-        no_session: the ids of workers that are not proven dead and may hold the job's state; the
-            job waits for them.
-        term: the leader's term.
-        ages: how long the facts in ``now`` have stayed the same, in seconds.
-        limits: the leader's time limits.
-    """
+    """The decision to start a job again, or to wait, when its whole ring has left ZooKeeper"""
+    # If a newcomer of `current` holds the state, the job goes on from that; otherwise it starts
+    # like a new job, with no state but a checkpoint.
     # A worker without a session may be training, with the newest state.
     if no_session:
         missing = sorted({*no_session, *(member.id for member in ring)})
@@ -402,20 +300,7 @@ def _restart(
 
 
 def _wanted_after_death(now: Snapshot, ages: Ages, limits: Limits) -> tuple[int, tuple[str, ...]]:
-    """Return with how many workers a job starts again after its whole ring has died.
-
-    It is an allowed size, chosen by the assigned number of workers; hosts without an agent are left
-    out once the leader's term is ``limits.gather_s`` seconds old, if the others are enough.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        ages: how long the leader's term has lasted, in seconds.
-        limits: the leader's time limits.
-
-    Returns:
-        the pair (the number of workers, the names of the hosts without an agent that are not waited
-        for).
-    """
+    """Return with how many workers a job starts again after its whole ring has died."""
     agents = {host.name for host in now.hosts}
     hostless = tuple(host for host, n in now.assigned.hosts.items() if n and host not in agents)
     startable = sum(n for host, n in now.assigned.hosts.items() if host in agents)
@@ -430,16 +315,7 @@ def _wanted_after_death(now: Snapshot, ages: Ages, limits: Limits) -> tuple[int,
 def _lost_newcomers(
     current: Generation, healthy: Mapping[int, Member], gone: frozenset[int]
 ) -> tuple[int, ...]:
-    """Return the ids of the newcomers of ``current`` that cannot join it.
-
-    First come the dead or evicted ones, then those whose script is in another fit (call of Keras'
-    ``fit``) than the ring of ``current``. A newcomer that only has lost its session can still join.
-
-    Args:
-        current: the newest generation.
-        healthy: the workers that have a session and are neither dead nor evicted, by id.
-        gone: the ids of the workers that are proven dead or evicted.
-    """
+    """Return the ids of the newcomers of `current` that cannot join it."""
     dead = tuple(worker for worker in current.joined if worker in gone)
     joined = (worker for worker in current.joined if worker in healthy)
     return dead + tuple(worker for worker in joined if healthy[worker].fits != current.fits)
@@ -452,19 +328,10 @@ def _replace_newcomers(
     lost: tuple[int, ...],
     term: int,
 ) -> MembershipDecision:
-    """Return the decision that replaces a planned generation by one without its lost newcomers.
-
-    The new generation has the next number. If fewer workers than wanted would be left without the
-    lost newcomers, that many of the workers that were to leave stay, at most one for each lost
-    newcomer; those that got SIGTERM are the last to be kept.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        current: the newest generation, which no member has entered.
-        healthy: the workers that are alive and have a session, by id.
-        lost: the ids of the newcomers that cannot join.
-        term: the leader's term.
-    """
+    """Return the decision that replaces a planned generation by one without its lost newcomers."""
+    # If fewer workers than wanted would be left without the lost newcomers, that many of the
+    # workers that were to leave stay, at most one for each lost newcomer; those that got SIGTERM
+    # are the last to be kept.
     joined = tuple(worker for worker in current.joined if worker not in lost)
     old = [member.id for member in current.members if member.id not in current.joined]
     # Leavers stay in the places of lost newcomers, so that the ring is as large as is wanted.
@@ -498,27 +365,13 @@ def _replace_newcomers(
 
 
 def _departing(current: Generation, healthy: Mapping[int, Member]) -> list[int]:
-    """Return the ids of the workers that leave with a generation, those that got SIGTERM last.
-
-    The others are in rank order.
-
-    Args:
-        current: the generation.
-        healthy: the workers that are alive and have a session, by id; only these are in the result.
-    """
     leavers = [m.id for m in current.previous if m.id in current.left and m.id in healthy]
     return sorted(leavers, key=lambda worker: healthy[worker].stage is Stage.LEAVING)
 
 
 def _heard(newcomer: Member, planned: Generation) -> bool:
-    """Return whether a newcomer of a planned generation has told if it has the job's state or not.
-
-    It has told once it has entered the generation ``planned``, has noted in its record that it has
-    seen it, or has reported that the generation's ring broke.
-    """
     return broke(newcomer, planned) or newcomer.newest_generation >= planned.number
 
 
 def _has_entered(member: Member, generation: Generation) -> bool:
-    """Return whether ``member``, by its record, has entered ``generation`` or a newer one."""
     return member.generation >= generation.number

@@ -24,25 +24,14 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Move:
-    """A request to migrate workers between two hosts, and what held when it was made.
+    """A request to migrate workers between two hosts, and what held when it was made."""
 
-    As a text it is "2 workers of JOB from SOURCE to TARGET".
-
-    Attributes:
-        job: the name of the job.
-        source: the host that the workers leave.
-        target: the host that gets new workers in their place.
-        np: how many workers move.
-        desired: the number of desired workers by host that the request wrote to ZooKeeper.
-        since: the number of the newest generation when the migration was asked for; 0: none.
-    """
-
-    job: str
-    source: str
-    target: str
-    np: int
-    desired: Placement
-    since: int
+    job: str  # the name of the job
+    source: str  # the host that the workers leave
+    target: str  # the host that gets new workers in their place
+    np: int  # how many workers move
+    desired: Placement  # the number of desired workers by host that the request wrote to ZooKeeper
+    since: int  # the number of the newest generation when the migration was asked for; 0: none
 
     def __str__(self) -> str:
         return f"{workers(self.np)} of {self.job} from {self.source} to {self.target}"
@@ -50,25 +39,21 @@ class Move:
 
 @dataclass(frozen=True)
 class MigrationStatus:
-    """How far a migration of workers between two hosts has come.
+    """How far a migration of workers between two hosts has come."""
 
-    Attributes:
-        done: whether the two hosts have the numbers of workers that are desired now, and all
-            members have entered the newest generation.
-        there: how many workers have moved: the new workers on the target that are members of the
-            newest generation, at most the number that was asked for.
-        changed: whether the numbers of workers desired on the two hosts are other ones than the
-            migration asked for.
-        arrived: by host, the number of members of the newest generation and of newcomers that are
-            preparing or ready.
-        text: the progress as a sentence, for people.
-    """
-
+    # whether the two hosts have the numbers of workers that are desired now, and all members have
+    # entered the newest generation
     done: bool
+    # how many workers have moved: the new workers on the target that are members of the newest
+    # generation, at most the number that was asked for
     there: int
+    # whether the numbers of workers desired on the two hosts are other ones than the migration
+    # asked for
     changed: bool
+    # by host, the number of members of the newest generation and of newcomers that are preparing or
+    # ready
     arrived: Mapping[str, int]
-    text: str
+    text: str  # the progress as a sentence, for people
 
 
 @dataclass(frozen=True)
@@ -102,12 +87,7 @@ class Migration:
 
 
 def standing(move: Move, now: Snapshot) -> MigrationStatus:
-    """Return how far a migration has come; it goes on whatever the result is.
-
-    Args:
-        move: the request to migrate.
-        now: the state of the job in ZooKeeper.
-    """
+    """Return how far a migration has come; it goes on whatever the result is."""
     generation, desired = now.generation, now.desired.hosts
     members = generation.members if generation is not None else ()
     number = generation.number if generation is not None else 0
@@ -141,18 +121,8 @@ def outcome(
     last: int,
     seen: Iterable[Generation] = (),
 ) -> Migration:
-    """Return how a finished migration went, from the job's event log and the generations seen.
-
-    The generations after ``move.since`` up to ``last`` are looked at.
-
-    Args:
-        move: the request to migrate workers.
-        events: the job's event log.
-        hosts: the name of each worker's host, by the worker's name ("w3").
-        last: the number of the generation in which the migration was done.
-        seen: generations that the caller has read during the migration; a generation whose leader
-            died before it could log it is not in the event log.
-    """
+    """Return how a finished migration went, from the job's event log and the generations seen."""
+    # The generations after `move.since` up to `last` are looked at.
     logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
     written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}
     for one in seen:
@@ -161,14 +131,7 @@ def outcome(
     between = range(move.since + 1, last + 1)
 
     def moved(joined: Sequence[str], left: Sequence[str], repair: bool) -> bool:
-        """Return whether workers came to the target or left the source in a generation.
-
-        Args:
-            joined: the names of the workers that joined with it.
-            left: the names of the workers that left with it.
-            repair: whether it repaired a broken ring: then the workers that left have died, and the
-                result is False.
-        """
+        """Return whether workers came to the target or left the source in a generation."""
         if repair:  # the workers that left have died
             return False
         came = any(hosts.get(w) == move.target for w in joined)
@@ -182,8 +145,5 @@ def outcome(
 
 
 def stall_s(switch: SwitchDetails) -> float:
-    """Return for how many seconds a switch held up the old member that waited longest.
-
-    It is 0.0 if the switch had no old member. ``switch`` has the times of each worker.
-    """
+    """Return for how many seconds a switch held up the old member that waited longest."""
     return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)

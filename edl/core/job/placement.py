@@ -23,17 +23,8 @@ Placement = Mapping[str, int]  # workers by host
 
 
 def whole(number: SupportsIndex, least: int | None = None) -> int:
-    """Return a number of workers from a user's program as an int; NumPy's integers are accepted.
-
-    A float such as 2.0 is refused: a desired number of 2.0 would end all agents that read it.
-
-    Args:
-        number: the number that the program gives.
-        least: the smallest number that is accepted; None: any.
-
-    Raises:
-        UsageError: ``number`` is not an integer, or is below ``least``.
-    """
+    """Return a number of workers from a user's program as an int; NumPy's integers are accepted."""
+    # A float such as 2.0 is refused: a desired number of 2.0 would end all agents that read it.
     try:
         count = operator.index(number)
     except TypeError:
@@ -46,23 +37,7 @@ def whole(number: SupportsIndex, least: int | None = None) -> int:
 def place_workers(
     job: str, np: int, desired: Placement, hosts: Sequence[Host], by_slot: bool = False
 ) -> dict[str, int]:
-    """Return the placement (workers by host) of ``np`` workers that differs least from ``desired``.
-
-    Further workers go to free slots of the available hosts, by name. A host that is not available
-    keeps the workers it has, but gets no new one. When the number falls, such hosts lose their
-    workers first, then the last hosts by name. Hosts of ``desired`` that are left with 0 workers
-    are in the result, too.
-
-    Args:
-        job: the name of the job, for the error message.
-        np: how many workers are wanted, at least 0.
-        desired: the number of workers now wanted on each host.
-        hosts: the available hosts, with their slots.
-        by_slot: whether the launcher assigns by slot, for the error message.
-
-    Raises:
-        UsageError: the available hosts have too few free slots for ``np`` workers in all.
-    """
+    """Return the placement (workers by host) of `np` workers that differs least from `desired`."""
     slots = {host.name: host.slots for host in hosts}
     new = {name: max(0, wanted) for name, wanted in sorted(desired.items())}
     lacking = np - sum(new.values())
@@ -83,23 +58,10 @@ def place_workers(
 def move(
     now: Snapshot, np: int | None, source: str, target: str, desired: Placement
 ) -> dict[str, int]:
-    """Return the desired workers by host after ``np`` workers were moved from a host to another.
-
-    Nothing is written to ZooKeeper.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        np: how many workers to move, at least 1; None: all of ``source``.
-        source: the host that loses the workers.
-        target: the host that gets them.
-        desired: the number of workers now wanted on each host; it may be newer than the one in
-            ``now``.
-
-    Raises:
-        UsageError: the two hosts are one; fewer than ``np`` workers, or none, are desired on
-            ``source``; ``target`` is not available or has too few free slots; or the launcher is
-            horovodrun, which must keep one of its hosts, and no worker would be left on them.
-    """
+    """Return the desired workers by host after `np` workers were moved from a host to another."""
+    # UsageError: the two hosts are one; fewer than `np` workers, or none, are desired on `source`;
+    # `target` is not available or has too few free slots; or the launcher is horovodrun, which must
+    # keep one of its hosts, and no worker would be left on them.
     job, by_slot = now.job.name, now.assigned.by_slot
     there, here = desired.get(target, 0), desired.get(source, 0)
     np = here if np is None else np
@@ -132,14 +94,7 @@ def move(
 
 
 def to_add(job: str, by_slot: bool, host: str = "") -> str:
-    """Return advice on how to let a job use one more host, as a clause of an error message.
-
-    Args:
-        job: the name of the job.
-        by_slot: whether the job's launcher is horovodrun, which assigns by slot; then the advice
-            names `edl-discover`, else `edl join`.
-        host: the name of the host; empty: any other host.
-    """
+    """Return advice on how to let a job use one more host, as a clause of an error message."""
     if by_slot:
         return f"let edl-discover offer {host or 'another host'} to horovodrun"
     named = f" --host {host}" if host else ""
@@ -147,20 +102,7 @@ def to_add(job: str, by_slot: bool, host: str = "") -> str:
 
 
 def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dict[str, int]:
-    """Return ``desired`` without the moves of workers to ``host`` that have not happened yet.
-
-    A worker that was to be started on ``host``, and is not there, becomes wanted again on a host
-    that still has the worker to be moved. Such hosts are tried by name.
-
-    Args:
-        desired: the number of workers wanted on each host.
-        host: the host that the workers were to move to.
-        here: the number of workers in the ring on each host. A host with more workers than are
-            wanted keeps the surplus until its replacements are ready.
-
-    Returns:
-        The desired number of workers by host.
-    """
+    """Return `desired` without the moves of workers to `host` that have not happened yet."""
     new = dict(desired)
     for name in sorted({*here} - {host}):
         lacking = max(0, new.get(host, 0) - here.get(host, 0))
@@ -171,22 +113,8 @@ def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dic
 
 
 def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
-    """Return the desired workers by host after ``host`` has left the job.
-
-    Hosts that are gone lose their workers, too. These hosts are in the result with 0 workers. A
-    worker that was to move to one of them, and is not there yet, stays where it is. If the number
-    of workers that is left is not an allowed size of the job, workers are added in free slots of
-    other hosts; without free slots the job gets the next smaller allowed size.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        host: the host that loses its workers.
-        desired: the number of workers now wanted on each host; it may be newer than the one in
-            ``now``.
-
-    Raises:
-        UsageError: fewer than ``min_np`` workers would be left, or no allowed number.
-    """
+    """Return the desired workers by host after `host` has left the job."""
+    # UsageError: fewer than `min_np` workers would be left, or no allowed number.
     job, before = now.job, now.desired.hosts
     here = Counter(member.host for member in (now.generation.members if now.generation else ()))
     new = dict(desired)
@@ -210,20 +138,7 @@ def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]
 def without_slot(
     now: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
 ) -> dict[str, int] | None:
-    """Return the desired workers by host after a slot of ``host`` was disabled.
-
-    The host has one worker fewer. If the job's number of workers is then not an allowed size, a
-    worker is added in a free slot, on this host or another one; without a free slot the job gets
-    the next smaller allowed size. The result is None if the job may have no number of workers that
-    is left.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        host: the host of the disabled slot.
-        given_up: the numbers of all disabled slots of ``host``, the new one included.
-        elsewhere: whether a worker in another slot might succeed; if False, no worker is added in a
-            free slot.
-    """
+    """Return the desired workers by host after a slot of `host` was disabled."""
     job, desired = now.job, now.desired.hosts
     fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}
     usable = [
@@ -237,19 +152,7 @@ def without_slot(
 def _settled(
     job: Job, wanted: int, desired: dict[str, int], hosts: Sequence[Host]
 ) -> dict[str, int] | None:
-    """Return the placement ``desired``, or a near one whose number of workers the job may have.
-
-    Args:
-        job: the job, whose sizes limit the number.
-        wanted: the number of workers to place if that of ``desired`` is not allowed. If ``wanted``
-            is not allowed or finds no slots, the next allowed number below that of ``desired`` is
-            placed.
-        desired: the number of workers by host; it is returned itself if its number is allowed.
-        hosts: the hosts whose free slots may be used.
-
-    Returns:
-        the number of workers by host; None if no number can be placed.
-    """
+    """Return the placement `desired`, or a near one whose number of workers the job may have."""
     left = sum(desired.values())
     if job.sizes.allows(left):
         return desired
@@ -261,15 +164,7 @@ def _settled(
 
 
 def _too_few(job: str, np: int, desired: Placement, slots: Mapping[str, int], by_slot: bool) -> str:
-    """Return the error message for a job that wants more workers than its hosts have slots.
-
-    Args:
-        job: the name of the job.
-        np: how many workers are wanted.
-        desired: the number of workers now wanted on each host.
-        slots: the number of slots of each available host, by name.
-        by_slot: whether the launcher is horovodrun, which assigns by slot.
-    """
+    """Return the error message for a job that wants more workers than its hosts have slots."""
     parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
     gone = sorted(set(desired) - set(slots))
     missing = "no longer discovered" if by_slot else "without an agent"

@@ -120,13 +120,7 @@ class Curve(Record):
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Return the numbers of workers in a text such as "1..4", "1,2,4" or "3", largest first.
-
-    Both ends of "1..4" are included; a number that comes twice is returned once.
-
-    Raises:
-        UsageError: ``text`` names no number, has another form, or has a number below 1.
-    """
+    """Return the numbers of workers in a text such as "1..4", "1,2,4" or "3", largest first."""
     try:
         first, dots, last = text.partition("..")
         found = range(int(first), int(last) + 1) if dots else [int(n) for n in text.split(",")]
@@ -136,17 +130,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
-    """Return numbers of workers in the order in which a profile measures them: largest first.
-
-    A number that comes twice is returned once.
-
-    Args:
-        found: the numbers of workers, in any order.
-        text: what the user has typed, for the error message; empty: the numbers are shown.
-
-    Raises:
-        UsageError: there is no number, or one below 1.
-    """
+    """Return numbers of workers in the order in which a profile measures them: largest first."""
     ordered = tuple(sorted(set(found), reverse=True))
     if not ordered or ordered[-1] < 1:
         raise UsageError(
@@ -158,19 +142,8 @@ def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
 def measured_point(
     readings: Sequence[ProgressSample], np: int, steps: int = STEPS, warm_up: int = WARM_UP
 ) -> Point | None:
-    """Return the throughput of the ring of the last reading; None if it was not seen long enough.
-
-    The readings of the last reading's worker in its present ring are used. The time between two
-    epochs, in which a script evaluates or saves, is left out. It is included if epochs are so short
-    that of :data:`PATIENCE` (3) times ``steps`` steps fewer than ``steps`` lie within epochs.
-
-    Args:
-        readings: the progress counters of one worker at one time each, oldest first; when a ring
-            ends, the worker may be another one.
-        np: the number of workers that the ring must have; else None is returned.
-        steps: how many steps must be measured at least.
-        warm_up: how many first steps of the ring are left out.
-    """
+    """Return the throughput of the ring of the last reading; None if it was not seen long enough"""
+    # `steps`: how many steps must be measured at least.
     run = _newest(readings)
     if not run or run[0].size != np:
         return None
@@ -188,13 +161,7 @@ def measured_point(
 
 
 def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
-    """Return the readings of the last reading's worker in its present ring, oldest first.
-
-    Of several readings at the same step only the newest one is returned.
-
-    Args:
-        readings: the progress counters of one worker at one time each, oldest first.
-    """
+    """Return the readings of the last reading's worker in its present ring, oldest first."""
     run: list[ProgressSample] = []
     for reading in reversed(readings):
         last = readings[-1]
@@ -206,7 +173,6 @@ def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
 
 
 def _steps(a: ProgressSample, b: ProgressSample) -> float:
-    """Return the number of steps that the worker trained from reading ``a`` to the later ``b``."""
     return b.step - a.step
 
 
@@ -214,5 +180,4 @@ def _sum(
     pairs: Iterable[tuple[ProgressSample, ProgressSample]],
     difference: Callable[[ProgressSample, ProgressSample], float],
 ) -> float:
-    """Return the sum of ``difference(a, b)`` over all pairs (a, b) of readings, or 0."""
     return sum(difference(a, b) for a, b in pairs)

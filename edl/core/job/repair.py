@@ -28,21 +28,7 @@ def repair(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision that repairs a broken ring, or one to wait for reports of its members.
-
-    A repair is a generation with the next number, of the workers that have reported, in their old
-    order. It is decided when each member of the ring has reported, is dead or has finished.
-
-    Args:
-        current: the newest generation.
-        ring: the members of the ring that broke, in rank order.
-        training: the healthy workers that have not finished, by id.
-        no_session: the ids of members without a session that are not proven dead: they may live and
-            hold the newest state.
-        term: the leader's term.
-        ages: for how many seconds the ring has been broken.
-        limits: the leader's time limits.
-    """
+    """Return the decision that repairs a broken ring, or one to wait for reports of its members."""
     unreported = [m.id for m in ring if m.id in training and not broke(training[m.id], current)]
     # A member that did not report may have made one step more than the others, and be the only
     # one with that state.
@@ -88,21 +74,8 @@ def _await_reports(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision to wait for reports on a broken ring, or to evict who has not reported.
-
-    The members that have not reported are evicted once the ring has been broken for
-    ``limits.report_s`` seconds, if ``is_safe``. Otherwise the decision only says which reports are
-    awaited.
-
-    Args:
-        current: the newest generation.
-        unreported: the ids of members with a session that have not reported.
-        no_session: the ids of members without a session that are not proven dead; they are evicted,
-            too.
-        is_safe: whether a member that has reported holds the state of the job.
-        ages: for how many seconds the ring has been broken.
-        limits: the leader's time limits.
-    """
+    """Return the decision to wait for reports on a broken ring, or to evict who has not reported"""
+    # Otherwise the decision only says which reports are awaited.
     broken = f"generation {current.number} is broken"
     # The time limit evicts a member only where the state outlives it.
     if is_safe and ages.broken_s >= limits.report_s:
@@ -119,20 +92,7 @@ def _await_reports(
 
 
 def _state_source(progress: Mapping[int, tuple[int, int, int]]) -> tuple[int, tuple[int, ...]]:
-    """Choose the worker from whose state a repaired ring goes on, and who receives that state.
-
-    It is the first worker with the most progress, by steps, then by exchanges and leaves. The
-    workers that have completed fewer steps receive its state. If no worker has a state, the first
-    one is chosen, and all receive its initial state.
-
-    Args:
-        progress: for each survivor by worker id, in the order of ranks: its
-            :attr:`~edl.core.records.RingFailure.progress`. A step of -1 is that of a worker without
-            state.
-
-    Returns:
-        the pair (the id of that worker, the ids of the workers that receive the state from it).
-    """
+    """Choose the worker from whose state a repaired ring goes on, and who receives that state."""
     most = max(progress.values())
     newest, *_ = most
     # Without any state the first survivor sends its initial one to all.
@@ -143,10 +103,5 @@ def _state_source(progress: Mapping[int, tuple[int, int, int]]) -> tuple[int, tu
 
 
 def has_state(members: Iterable[Member], current: Generation) -> bool:
-    """Return whether any of ``members`` holds the job's state and reports its ring as broken.
-
-    Args:
-        members: the records of workers.
-        current: the newest generation; a report of a break that it has repaired does not count.
-    """
+    """Return whether any of `members` holds the job's state and reports its ring as broken."""
     return any(m.broken is not None and m.broken.step >= 0 and broke(m, current) for m in members)

@@ -13,12 +13,7 @@ NETWORK = "look for what keeps these workers from connecting to each other"
 
 
 class RepairCount:
-    """The number of repairs in a row that one worker has seen without a death and without progress.
-
-    Args:
-        cut_limit_s: for how many seconds rings that cannot be built are repaired, however often:
-            the network may come back.
-    """
+    """The repairs in a row that one worker has seen without a death and without progress."""
 
     def __init__(self, cut_limit_s: float) -> None:
         self._cut_limit_s = cut_limit_s
@@ -34,18 +29,7 @@ class RepairCount:
         why: str,
         now_s: float,
     ) -> str:
-        """Count one more repair; return why the job is to end instead, or "" if it is to go on.
-
-        It is to end at the next repair after ``MOST_REPAIRS`` (10) without a death and progress.
-        After a ring that could not be built it goes on until ``cut_limit_s`` have passed, too.
-
-        Args:
-            workers: the ids of the workers of the ring that is built next.
-            progress: how many steps, exchanges and leaves the worker has completed.
-            is_built: whether the ring that broke had been built.
-            why: how it broke, as a clause.
-            now_s: the time, in seconds; only differences count.
-        """
+        """Count one more repair; return why the job is to end instead, or "" if it is to go on."""
         if (workers, progress) != self._last:
             self._last, self._count, self._since_s = (workers, progress), 0, now_s
         self._count += 1

@@ -18,23 +18,9 @@ from edl.core.snapshot import Snapshot
 def replacement(
     now: Snapshot, worker: int, avoided: Collection[str]
 ) -> tuple[str, Placement] | None:
-    """Return the host for the replacement of ``worker``, and the workers to desire for it.
-
-    It is the other host with the most free slots, by name if several have as many, and the worker's
-    own host only if no other one has a free slot. Nothing is written to ZooKeeper.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        worker: the id of the worker to replace.
-        avoided: the names of hosts that are not chosen, because they are slow themselves; the
-            worker's own host may be one.
-
-    Returns:
-        the pair (the host's name, the number of desired workers by host, unchanged if the host is
-        the worker's own); None if no host has a free slot, if ``worker`` is no member of the ring,
-        if fewer workers are desired on its host than are in the ring there, so that one leaves it
-        anyway, or if the launcher assigns by slot.
-    """
+    """Return the host for the replacement of `worker`, and the workers to desire for it."""
+    # `avoided`: the names of hosts that are not chosen, because they are slow themselves; the
+    # worker's own host may be one.
     members = now.generation.members if now.generation is not None else ()
     member = next((member for member in members if member.id == worker), None)
     if member is None or now.assigned.by_slot:
@@ -56,17 +42,7 @@ def replacement(
 
 
 def taken_back(now: Snapshot, request: Request) -> Placement:
-    """Return the desired workers by host after a replacement is given up, as no worker started.
-
-    The worker is wanted on its own host again. The desired workers stay as they are if the worker
-    has left the ring, if its replacement was to start on its own host, or if no worker is desired
-    on the replacement's host any more. Nothing is written to ZooKeeper.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        request: the request to replace a worker, which names the worker and the host of the
-            replacement.
-    """
+    """Return the desired workers by host after a replacement is given up, as no worker started."""
     desired, generation = dict(now.desired.hosts), now.generation
     members = generation.members if generation is not None else ()
     member = next((member for member in members if member.id == request.worker), None)
@@ -77,9 +53,4 @@ def taken_back(now: Snapshot, request: Request) -> Placement:
 
 
 def _free(host: Host, desired: int) -> int:
-    """Return how many slots of ``host`` are free when ``desired`` workers are wanted there.
-
-    It is 0 if the host is about to leave; disabled slots are not free. It is negative if more
-    workers are wanted than the host has slots that are not disabled.
-    """
     return 0 if host.leaving else host.slots - len(host.disabled) - desired

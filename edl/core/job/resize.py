@@ -41,36 +41,23 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Target:
-    """The ring that is planned for after a switch.
+    """The ring that is planned for after a switch."""
 
-    Attributes:
-        size: the number of its workers.
-        joining: the ids of the newcomers that join.
-        leaving: the departures of the members that leave with the switch.
-        postponed: the departures that are put off, so that the ring keeps enough workers.
-    """
-
-    size: int
-    joining: tuple[int, ...]
-    leaving: tuple[Departure, ...]
+    size: int  # the number of its workers
+    joining: tuple[int, ...]  # the ids of the newcomers that join
+    leaving: tuple[Departure, ...]  # the departures of the members that leave with the switch
+    # the departures that are put off, so that the ring keeps enough workers
     postponed: tuple[Departure, ...]
 
 
 @dataclass(frozen=True)
 class Newcomers:
-    """The newcomers of a ring, sorted by what happens to them.
+    """The newcomers of a ring, sorted by what happens to them."""
 
-    Attributes:
-        ready: the ids of the newcomers that may join with the next switch.
-        coming: the ids of the newcomers that are expected to become ready.
-        evict: the reason to evict a newcomer, by worker id.
-        ready_s: the longest time for which one of ``ready`` has been ready, in seconds; 0.0: none
-            is.
-    """
-
-    ready: tuple[int, ...]
-    coming: tuple[int, ...]
-    evict: Mapping[int, str]
+    ready: tuple[int, ...]  # the ids of the newcomers that may join with the next switch
+    coming: tuple[int, ...]  # the ids of the newcomers that are expected to become ready
+    evict: Mapping[int, str]  # the reason to evict a newcomer, by worker id
+    # the longest time for which one of `ready` has been ready, in seconds; 0.0: none is
     ready_s: float
 
 
@@ -83,18 +70,7 @@ def next_generation(
     limits: Limits,
     unresponsive: frozenset[int],
 ) -> MembershipDecision:
-    """Return the decision with the next generation of a ring that trains, or why there is none.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        current: the newest generation, which all its members have entered.
-        healthy: the workers that are alive and have a session, by id; all members of the ring are
-            among them.
-        term: the leader's term.
-        ages: how long the facts in ``now`` have stayed the same, in seconds.
-        limits: the leader's time limits.
-        unresponsive: the ids of workers whose port did not answer just now.
-    """
+    """Return the decision with the next generation of a ring that trains, or why there is none."""
     active, before = current.members, now.assigned
     now = _with_allowed_size(now, active, ages, limits)
     arriving = _arriving(healthy)
@@ -135,10 +111,7 @@ def next_generation(
 
 
 def _arriving(healthy: Mapping[int, Member]) -> list[Member]:
-    """Return the workers that have never been in a ring and are preparing or ready to join one.
-
-    ``healthy`` holds the workers that are alive and have a session, by id.
-    """
+    """Return the workers that have never been in a ring and are preparing or ready to join one."""
     stages = (Stage.PREPARING, Stage.READY)
     return [
         member for member in healthy.values() if member.generation == 0 and member.stage in stages
@@ -148,10 +121,6 @@ def _arriving(healthy: Mapping[int, Member]) -> list[Member]:
 def _all_terminated(
     now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure]
 ) -> bool:
-    """Return whether the launcher assigns by slot and every worker of the ring got SIGTERM.
-
-    ``active`` holds the members of the ring, ``leavers`` the departures of those that may leave.
-    """
     terminated = sum(one.why is DepartureCause.SIGNAL for one in leavers)
     return now.assigned.by_slot and terminated == len(active)
 
@@ -166,21 +135,6 @@ def _switch(
     answers: Sequence[Request],
     evict: Mapping[int, str],
 ) -> MembershipDecision:
-    """Return the decision to switch to the ring ``target``, with the next generation.
-
-    Args:
-        now: the state of the job in ZooKeeper, with the assigned workers that the switch starts
-            from.
-        before: the assigned workers as ZooKeeper has them. They differ from the ones in ``now`` if
-            a crash has left a size that is not allowed, and an allowed one was assigned for the
-            switch.
-        current: the newest generation.
-        healthy: the workers that are alive and have a session, by id.
-        term: the leader's term.
-        target: the ring after the switch.
-        answers: the answered requests; an accepted one of a postponed worker stays open.
-        evict: the reason to evict a worker, by worker id.
-    """
     # The desired number falls with the switch in which a worker leaves, and not before: else it
     # would fall again with each decision. So the drain of a postponed worker stays open, too.
     postponed = {one.id for one in target.postponed}
@@ -196,16 +150,7 @@ def _switch(
 def _changed(
     now: Snapshot, before: Assigned, lowered: Placement, leaving: Sequence[int]
 ) -> DesiredChange | None:
-    """Return the change of the desired workers to write with a switch; None if nothing changes.
-
-    Args:
-        now: the state of the job in ZooKeeper, with the assigned workers that the switch starts
-            from.
-        before: the assigned workers as ZooKeeper has them.
-        lowered: the number of assigned workers by host after the switch. Where the launcher assigns
-            by slot it is as before.
-        leaving: the ids of the workers that leave.
-    """
+    """Return the change of the desired workers to write with a switch; None if nothing changes."""
     if lowered == before.hosts:
         return None
     why = f"{names(leaving)} {verb(len(leaving), 'leaves', 'leave')}"
@@ -217,18 +162,10 @@ def _changed(
 def _with_allowed_size(
     now: Snapshot, active: Sequence[RingMember], ages: Ages, limits: Limits
 ) -> Snapshot:
-    """Return a copy of ``now`` with fewer assigned, if a crash has left a size that is not allowed.
-
-    The next smaller allowed size is assigned, if no agent can start the workers that the ring
-    lacks, and ``limits.start_s`` seconds have passed since the generation began. Otherwise the
-    result is ``now`` itself.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring.
-        ages: how long the newest generation has been known, in seconds.
-        limits: the leader's time limits.
-    """
+    """Return a copy of `now` with fewer assigned, if a crash has left a size that is not allowed"""
+    # The next smaller allowed size is assigned, if no agent can start the workers that the ring
+    # lacks, and `limits.start_s` seconds have passed since the generation began. Otherwise the
+    # result is `now` itself.
     sizes, assigned = now.job.sizes, now.assigned
     left, size = len(active), sizes.below(len(active))
     # A launcher that assigns slots fills them again.
@@ -257,17 +194,7 @@ def _sort_newcomers(
     ages: Ages,
     limits: Limits,
 ) -> Newcomers:
-    """Sort the newcomers by whether they may join, are awaited, or are evicted.
-
-    Args:
-        arriving: the workers that prepare for their first ring, or are ready for it.
-        now: the state of the job in ZooKeeper.
-        current: the newest generation.
-        leavers: the departures of the workers that may leave.
-        unresponsive: the ids of workers whose port did not answer just now; they are not ready.
-        ages: how long each worker has been in its stage, in seconds.
-        limits: the leader's time limits.
-    """
+    """Sort the newcomers by whether they may join, are awaited, or are evicted."""
     assigned = without_departed(now.assigned.hosts, leavers)
     misplaced = _beyond(arriving, now.assigned, assigned)
     placed = [m for m in arriving if m.id not in misplaced]
@@ -293,26 +220,13 @@ def _sort_newcomers(
 
 
 def _beyond(arriving: Sequence[Member], launcher: Assigned, assigned: Placement) -> list[int]:
-    """Return the ids of the newcomers whose slots the launcher has taken back, in ascending order.
-
-    Args:
-        arriving: the records of the workers that are about to join the ring.
-        launcher: the assigned workers; the result is empty unless they are assigned by slot.
-        assigned: the number n of assigned workers by host after the departures; slots from n on are
-            taken back.
-    """
+    """The ids of the newcomers whose slots the launcher has taken back, in ascending order"""
     if not launcher.by_slot:
         return []
     return sorted(m.id for m in arriving if m.slot >= assigned.get(m.host, 0))
 
 
 def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
-    """Return the ids of the newcomers that cannot join the next ring yet, even if they are ready.
-
-    These have not noted in their record that they have seen the newest generation, number
-    ``generation``, or are ready for an earlier fit (call of Keras' ``fit``) than another newcomer.
-    ``arriving`` holds the records of all newcomers.
-    """
     fits = max((m.fits for m in arriving if m.stage is Stage.READY), default=0)
     return {m.id for m in arriving if m.newest_generation < generation or m.fits < fits}
 
@@ -320,13 +234,7 @@ def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
 def _lacking(
     active: Sequence[RingMember], leavers: Sequence[Departure], assigned: Placement
 ) -> Counter[str]:
-    """Return how many workers each host lacks after the departures; below 0: it has too many.
-
-    Args:
-        active: the members of the ring.
-        leavers: the departures of the workers that leave, which do not count as present.
-        assigned: the number of assigned workers by host after these departures.
-    """
+    """Return how many workers each host lacks after the departures; below 0: it has too many."""
     leaving = {one.id for one in leavers}
     lacking = Counter(dict(assigned))
     lacking.subtract(member.host for member in active if member.id not in leaving)
@@ -334,14 +242,7 @@ def _lacking(
 
 
 def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limits) -> str:
-    """Return a clause why a newcomer that exceeded a time limit is evicted; empty if it has not.
-
-    Args:
-        member: the record of the newcomer.
-        unaware: the ids of the newcomers that :func:`_unaware` found.
-        ages: how long each worker has been in its stage, in seconds.
-        limits: the leader's time limits.
-    """
+    """Return a clause why a newcomer that exceeded a time limit is evicted; empty if it has not."""
     if is_stuck(member, ages, limits):
         return f"it was not ready after {limits.prepare_s:g} s"
     ready = member.stage is Stage.READY
@@ -351,11 +252,7 @@ def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limi
 
 
 def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Return whether a newcomer has been ready for ``limits.notice_s`` in the newest generation.
-
-    Within that time it must note in its record that it has seen the generation. ``ages`` says how
-    long ``member`` has been in its stage and the generation has been known, in seconds.
-    """
+    # Within that time it must note in its record that it has seen the generation.
     return min(ages.generation_s, ages.stage_s.get(member.id, 0.0)) >= limits.notice_s
 
 
@@ -365,18 +262,8 @@ def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
 def _target(
     now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure], ready: Sequence[int]
 ) -> Target:
-    """Choose the ring after the switch: one that postpones as few departures as possible.
-
-    The size is one to which the ring may be changed (:func:`_fits`), and at least :func:`_floor`.
-    Of several such sizes the largest is chosen. If there is none, only the workers leave that must,
-    and at most as many newcomers join.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring, in rank order.
-        leavers: the departures of the workers that may leave.
-        ready: the ids of the newcomers that may join; the first ones join.
-    """
+    """Choose the ring after the switch: one that postpones as few departures as possible."""
+    # If there is none, only the workers leave that must, and at most as many newcomers join.
     order = _hold_order(active, leavers)
     # A worker has to bring the state into a new ring; that one goes with the next switch.
     source = order[:1] if ready and len(leavers) == len(active) else []
@@ -399,29 +286,15 @@ def _target(
 
 
 def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) -> bool:
-    """Return whether a ring of ``train`` workers may be changed to ``size`` workers in one switch.
-
-    The job's sizes must allow the change. But the ring may always shrink to the number of workers
-    that is assigned after the departures ``leaving``, and to any number if the launcher refills the
-    slot of one of the leaving workers. ``now`` is the state of the job in ZooKeeper.
-    """
+    """Return whether a ring of `train` workers may be changed to `size` workers in one switch."""
+    # The job's sizes must allow the change.
     assigned = sum(without_departed(now.assigned.hosts, leaving).values())
     refilled = any(one.refilled for one in leaving)
     return now.job.sizes.keeps(size, train) or refilled or (size == assigned < train)
 
 
 def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> list[Departure]:
-    """Return all departures in the order in which they are postponed when the ring needs workers.
-
-    Workers that wait for a replacement are postponed first, then drained ones, then those that got
-    SIGTERM. When all members are to leave, the first one sends the state to the newcomers: an
-    unassigned worker, or a drained one if no worker is unassigned; of several, the one of lowest
-    rank.
-
-    Args:
-        active: the members of the ring, in rank order.
-        leavers: the departures of the workers that may leave.
-    """
+    """Return all departures in the order in which they are postponed when the ring needs workers"""
     order = [one for one in leavers[::-1] if one.moves]
     order += [one for one in leavers[::-1] if not one.moves]
     if leavers and len(leavers) == len(active):
@@ -433,17 +306,8 @@ def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> l
 
 
 def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Departure]) -> int:
-    """Return the smallest size that the ring may have after the departures ``leaving``.
-
-    If one of them waits for a replacement, the ring keeps the wanted size, even if no agent can
-    start the new worker. If one was asked to leave, the ring keeps as many workers as are in it or
-    can be started. If all must leave whatever the size, the result is 0.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring.
-        leaving: the departures that happen with the switch.
-    """
+    """Return the smallest size that the ring may have after the departures `leaving`."""
+    # If all must leave whatever the size, the result is 0.
     assigned = without_departed(now.assigned.hosts, leaving)
     refilled = sum(one.refilled for one in leaving)
 
@@ -469,20 +333,7 @@ def _may_wait(
     healthy: Mapping[int, Member],
     limits: Limits,
 ) -> bool:
-    """Return whether ready newcomers that replace other workers may wait for further newcomers.
-
-    They may not if a member got SIGTERM, or if the ring lacks workers meanwhile.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring.
-        leavers: the departures of the workers that may leave.
-        target: the ring after a switch without waiting.
-        newcomers: the newcomers; they wait no longer than ``limits.prepare_s`` after the first of
-            them was ready.
-        healthy: the workers that are alive and have a session, by id.
-        limits: the leader's time limits.
-    """
+    """Return whether ready newcomers that replace other workers may wait for further newcomers."""
     # No worker waits for its replacement, so nothing is gained.
     if not target.postponed:
         return False
@@ -503,18 +354,7 @@ def _awaited(
     newcomers: Newcomers,
     healthy: Mapping[int, Member],
 ) -> list[str]:
-    """Return texts for the workers that ready newcomers may wait for: "w5", "2 more of b" (a host).
-
-    These are the newcomers that are preparing, and the workers that are about to be started: by an
-    agent, or under horovodrun by an `edl-worker`.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        active: the members of the ring.
-        leavers: the departures of the workers that may leave.
-        newcomers: the workers that are about to join: those that are ready and those that prepare.
-        healthy: the workers that are alive and have a session, by id.
-    """
+    """Return texts for workers that ready newcomers may wait for: "w5", "2 more of b" (a host)"""
     lacking = _lacking(active, leavers, without_departed(now.assigned.hosts, leavers))
     lacking.subtract(healthy[w].host for w in (*newcomers.ready, *newcomers.coming))
     hosts = {host.name for host in now.hosts} | {slot.host for slot in now.slots}
@@ -527,14 +367,7 @@ def _awaited(
 def _standstill(
     now: Snapshot, target: Target, newcomers: Newcomers, healthy: Mapping[int, Member]
 ) -> str:
-    """Return a sentence that says why the ring does not change yet, and what it waits for.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        target: the ring as it is, with the departures that are postponed.
-        newcomers: the workers that are about to join: those that are ready and those that prepare.
-        healthy: the workers that are alive and have a session, by id.
-    """
+    """Return a sentence that says why the ring does not change yet, and what it waits for."""
     train, wanted = target.size, now.assigned.np
     ready, coming = newcomers.ready, newcomers.coming
     postponed = sorted(one.id for one in target.postponed)
@@ -563,16 +396,7 @@ def _generation(
     joining: Sequence[int],
     leaving: Sequence[int],
 ) -> Generation:
-    """Return the next generation: the members that stay, in their order, then newcomers by id.
-
-    Args:
-        current: the newest generation.
-        healthy: the workers that are alive and have a session, by id.
-        term: the leader's term.
-        wanted: the number of workers that are wanted, for the sentence that states the reason.
-        joining: the ids of the newcomers that join.
-        leaving: the ids of the members that leave.
-    """
+    """Return the next generation: the members that stay, in their order, then newcomers by id."""
     active = current.members
     stay = [member for member in active if member.id not in leaving]
     members = (*stay, *(ring_member(healthy[w]) for w in sorted(joining)))

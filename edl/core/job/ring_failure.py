@@ -25,42 +25,21 @@ _ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 
 def short_error(text: str) -> str:
-    """Return the first line of an error that is not empty, without the names of source files.
-
-    It has at most :data:`MAX_CHARS` (200) characters; a longer line ends with an ellipsis.
-    Horovod's text that it has been shut down becomes "another worker has left it". An empty
-    ``text`` gives an empty line.
-    """
+    """Return the first line of an error that is not empty, without the names of source files."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     line = "another worker has left it" if line.startswith(_SHUT_DOWN) else _SOURCE.sub("", line)
     return line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…"
 
 
 def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int | None:
-    """Return the rank of the one ring member whose address an error names.
-
-    The result is None if the error names the address of no member, or of several; two members with
-    the same address are several. The member with ``own_rank`` is not considered.
-
-    Args:
-        text: the error that Horovod raised.
-        members: the members of the ring that broke, in rank order.
-        own_rank: the rank of the worker that got the error.
-    """
+    """Return the rank of the one ring member whose address an error names."""
     named = set(_ADDRESS.findall(text))
     ranks = [rank for rank, s in enumerate(members) if rank != own_rank and s.address in named]
     return ranks[0] if len(ranks) == 1 else None
 
 
 def broke(member: Member | None, current: Generation) -> bool:
-    """Return whether a worker reports a broken ring that no generation has repaired yet.
-
-    Args:
-        member: the record of the worker; None: it has none, so the result is False.
-        current: the newest generation. If it has a higher number than the ring in the report and is
-            a repair, the result is False. If it is a planned one, decided while the ring broke, the
-            report still counts.
-    """
+    """Return whether a worker reports a broken ring that no generation has repaired yet."""
     if member is None or member.broken is None:
         return False
     if member.broken.generation >= current.number:
@@ -76,14 +55,7 @@ def let_go(now: Snapshot) -> set[int]:
 
 
 def is_broken(now: Snapshot) -> bool:
-    """Return whether any member of the ring reports a failure that no generation has repaired.
-
-    Evicted workers do not count: one that was cut off may be back for a moment, with the report of
-    an old ring.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-    """
+    """Return whether any member of the ring reports a failure that no generation has repaired."""
     current = now.generation
     reported = {member.id: member for member in now.members if member.id not in now.evicted}
     return current is not None and any(broke(reported.get(m.id), current) for m in now.ring)

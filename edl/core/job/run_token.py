@@ -22,11 +22,7 @@ _ENDED = {
 
 
 def check_run_token(run: str) -> str:
-    """Return ``run`` unchanged if it can be the token of a run.
-
-    Raises:
-        UsageError: it is not 16 to 64 lower-case hexadecimal digits.
-    """
+    """Return `run` unchanged if it can be the token of a run."""
     if _TOKEN.fullmatch(run) is None:
         raise UsageError(
             f"{run!r} cannot be the token of a run: give 16 to 64 lower-case hexadecimal digits, "
@@ -36,15 +32,7 @@ def check_run_token(run: str) -> str:
 
 
 def why_run_is_over(job: Job, run: str, current: str) -> str:
-    """Return the sentence that says why no agent can join a run any more; empty if it can.
-
-    A job that is stopping can be joined: its workers on this host may need an agent to end them.
-
-    Args:
-        job: the record of the job.
-        run: the token of the run that an agent is to join.
-        current: the token of the job's present run.
-    """
+    """Return the sentence that says why no agent can join a run any more; empty if it can."""
     over = f"run {run} of job {job.name} is over"
     if run != current:
         return f"{over}: run {current} has taken its place"

@@ -13,23 +13,7 @@ UNSERVED_S = 3.0  # a collective of the script that waits so long lacks who has 
 def waits_for_ended(
     report: Mapping[str, Any], generation: int, step: int, exchanges: int, updates: int = 0
 ) -> str:
-    """Return what a worker waits for from another one, whose script has ended; empty: for nothing.
-
-    Both are in the same ring. A worker that is in the last step, or in the last exchange of numbers
-    (as by ``edl.mean``), that the other one has completed waits for nobody: it only needs the
-    processor. It waits for the other one in a later step or exchange.
-
-    Args:
-        report: what the worker's ``/health`` page says.
-        generation: the number of the ring's generation.
-        step: the newest step that the other one has completed.
-        exchanges: how many exchanges the other one has begun in this ring.
-        updates: how many updates the other one has made in this ring, in an elastic script; else 0.
-
-    Returns:
-        :data:`FOR_GRADIENTS`, :data:`FOR_NUMBERS`, :data:`FOR_COLLECTIVE` (which counts once it has
-        lasted :data:`UNSERVED_S` seconds), or an empty text.
-    """
+    """What a worker waits for from another one, whose script has ended; empty: for nothing"""
     doing, ring = report.get("activity", {}).get("doing"), report.get("ring", {})
     if ring.get("generation") != generation:
         return ""

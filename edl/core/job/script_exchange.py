@@ -14,14 +14,9 @@ from edl.core.snapshot import Snapshot
 
 
 def participants(now: Snapshot) -> tuple[int, ...]:
-    """Return the ids of the workers that take part in an exchange, in rank order.
-
-    These are the members of the newest generation that are not evicted. A member without a session
-    counts: it opens another one, and an answer without its payload would be kept for ever.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-    """
+    """Return the ids of the workers that take part in an exchange, in rank order."""
+    # A member without a session counts: it opens another one, and an answer without its payload
+    # would be kept for ever.
     ring = () if now.generation is None else now.generation.worker_ids
     return tuple(worker for worker in ring if worker not in now.evicted)
 
@@ -29,17 +24,7 @@ def participants(now: Snapshot) -> tuple[int, ...]:
 def with_payload(
     values: Mapping[str, Any], number: int, worker: int, payload: str, members: Sequence[int]
 ) -> dict[str, Any]:
-    """Return ``values`` with the payload that a worker sends; it has an answer if all have sent.
-
-    An exchange that has an answer stays as it is, so all workers get the same one.
-
-    Args:
-        values: the exchanges of the job so far.
-        number: the number of the exchange, at most that of the next one.
-        worker: the id of the worker that sends.
-        payload: what it sends.
-        members: the ids of the workers that take part, in rank order; ``worker`` is one of them.
-    """
+    """Return `values` with the payload that a worker sends; it has an answer if all have sent."""
     exchanges = [*values.get("exchanges", [])]
     exchanges += [{"sent": {}}] * (number + 1 - len(exchanges))
     if "answer" not in exchanges[number]:
@@ -51,7 +36,7 @@ def with_payload(
 
 
 def answer_of(values: Mapping[str, Any], number: int) -> list[str] | None:
-    """Return the payloads of the exchange ``number``, in rank order; None: it has no answer yet."""
+    """Return the payloads of the exchange `number`, in rank order; None: it has no answer yet."""
     exchanges = values.get("exchanges", [])
     if number >= len(exchanges):
         return None

@@ -22,17 +22,13 @@ Signature = Mapping[str, str]  # the shape of each tensor of a model that worker
 
 @dataclass(frozen=True)
 class Arithmetic(Record):
-    """The properties of a worker's process and host on which the last bits of its results depend.
+    """The properties of a worker's process and host on which the last bits of its results depend"""
 
-    It matters in a job with logical workers, where all workers must compute the same bits.
+    # It matters in a job with logical workers, where all workers must compute the same bits.
 
-    Attributes:
-        threads: the number of threads that compute an operation; 0: it does not matter.
-        instructions: the instruction sets that the framework's libraries use on this host's
-            processor, as text; empty: they do not matter.
-    """
-
-    threads: int = 0
+    threads: int = 0  # the number of threads that compute an operation; 0: it does not matter
+    # the instruction sets that the framework's libraries use on this host's processor, as text;
+    # empty: they do not matter
     instructions: str = ""
 
     def __str__(self) -> str:
@@ -40,15 +36,11 @@ class Arithmetic(Record):
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 of ``instructions``, by which workers compare them."""
+        """The CRC-32 of `instructions`, by which workers compare them."""
         return zlib.crc32(self.instructions.encode())
 
     def why_unlike(self, job: Arithmetic) -> str:
-        """Return a clause that says why a newcomer with this arithmetic cannot join; empty if none.
-
-        ``job`` is the arithmetic of a worker of the job. What does not matter to one of the two is
-        not compared.
-        """
+        """A clause that says why a newcomer with this arithmetic cannot join; empty if none"""
         if self.threads and job.threads and self.threads != job.threads:
             return OTHER_THREADS.format(mine=self.threads, job=job.threads)
         if self.instructions and job.instructions and self.instructions != job.instructions:
@@ -63,7 +55,7 @@ class Arithmetic(Record):
 
     @property
     def _pins(self) -> str:
-        """The variables that set the instructions of the libraries in ``instructions``, as text."""
+        """The variables that set the instructions of the libraries in `instructions`, as text."""
         pins = [pin for library, pin in PINS.items() if f"{library} " in self.instructions]
         pins = pins or [*PINS.values()]
         return " and ".join([", ".join(pins[:-1]), pins[-1]] if len(pins) > 1 else pins)
@@ -71,21 +63,16 @@ class Arithmetic(Record):
 
 @dataclass(frozen=True)
 class ScriptOfJob:
-    """The script of a worker in the ring, as it describes it to a newcomer that is about to join.
+    """The script of a worker in the ring, as it describes it to a newcomer that is about to join"""
 
-    Attributes:
-        signature: the shape of each tensor of the worker's model, by name; empty: it has no model
-            yet.
-        fits: the calls of Keras' ``fit`` that the worker's script has finished, and how many it has
-            begun.
-        epoch: the epoch that an unchanged Horovod script trains, by the script's own number
-            (:mod:`edl.transparent`); None: the script is none, or has not come to its training.
-        arithmetic: what the last bits of its results depend on, in a job with logical workers.
-    """
-
+    # the shape of each tensor of the worker's model, by name; empty: it has no model yet
     signature: Signature = field(default_factory=dict)
+    # the calls of Keras' `fit` that the worker's script has finished, and how many it has begun
     fits: ScriptFits = NO_FITS
+    # the epoch that an unchanged Horovod script trains, by the script's own number (`transparent`);
+    # None: the script is none, or has not come to its training
     epoch: int | None = None
+    # what the last bits of its results depend on, in a job with logical workers
     arithmetic: Arithmetic = Arithmetic()
 
 
@@ -119,15 +106,7 @@ ALIKE_IN_FITS = (
 
 
 def why_unfit(mine: Signature, theirs: Signature, advice: str = BUILT_BEFORE) -> str:
-    """Return a sentence that says why a newcomer's model does not fit the job's; empty if it does.
-
-    If one of the signatures is empty, nothing is compared and the result is empty.
-
-    Args:
-        mine: the shape of each tensor of the newcomer's model, by name.
-        theirs: the shape of each tensor of the job's model, by name.
-        advice: what the user should do if a tensor is in one of the two models only.
-    """
+    """A sentence that says why a newcomer's model does not fit the job's; empty if it does"""
     if not mine or not theirs or mine == theirs:
         return ""
     if lacking := sorted(theirs.keys() - mine.keys()):

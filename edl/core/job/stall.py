@@ -30,84 +30,55 @@ SPOKEN_OF = 3  # workers that a message names one by one
 
 @dataclass(frozen=True)
 class StallLimits:
-    """The time limits after which a job counts as stalled, or a worker is evicted for that.
+    """The time limits after which a job counts as stalled, or a worker is evicted for that."""
 
-    Attributes:
-        stall_s: the job is stalled when no step has completed for this many seconds, and for
-            ``usual_steps`` times the usual step time. The first step, in which libraries are loaded
-            and kernels compiled, may take ``first_step`` times as long; so may the code of a script
-            after a fit (a call of Keras' ``fit``).
-        frozen_s: after how many seconds without an answer a worker counts as frozen; while its
-            session lives, after ``in_zookeeper`` times as many.
-        give_up_s: a worker in user code for which the others wait is evicted after this many
-            seconds; None: never.
-        usual_steps: the factor of the usual step time in ``stall_s``.
-        first_step: the factor for the first step, and for code after a fit, in ``stall_s``.
-        after_fit_s: the least value of ``give_up_s``, in seconds, for a worker whose script has
-            ended a fit, and may evaluate or save.
-        in_zookeeper: the factor of ``frozen_s`` for a worker whose session lives.
-    """
-
+    # the job is stalled when no step has completed for this many seconds, and for `usual_steps`
+    # times the usual step time. The first step, in which libraries are loaded and kernels compiled,
+    # may take `first_step` times as long; so may the code of a script after a fit (a call of Keras'
+    # `fit`).
     stall_s: float
+    # after how many seconds without an answer a worker counts as frozen; while its session lives,
+    # after `in_zookeeper` times as many
     frozen_s: float
+    # a worker in user code for which the others wait is evicted after this many seconds; None:
+    # never
     give_up_s: float | None = None
-    usual_steps: int = 20
-    first_step: float = 6.0
+    usual_steps: int = 20  # the factor of the usual step time in `stall_s`
+    first_step: float = 6.0  # the factor for the first step, and for code after a fit, in `stall_s`
+    # the least value of `give_up_s`, in seconds, for a worker whose script has ended a fit, and may
+    # evaluate or save
     after_fit_s: float = 600.0
-    in_zookeeper: float = 3.0
+    in_zookeeper: float = 3.0  # the factor of `frozen_s` for a worker whose session lives
 
 
 @dataclass(frozen=True)
 class Activity(Record):
-    """The activity of a worker's training thread at one moment: in edl, or in the user's code.
+    """The activity of a worker's training thread at one moment: in edl, or in the user's code."""
 
-    The worker sends it when the leader asks over HTTP.
-
-    Attributes:
-        doing: :data:`IN_USER_CODE`, or what the thread waits for, such as :data:`FOR_GRADIENTS`.
-        where: the innermost line of the user's code, as "train.py:33"; empty outside that code.
-        point: the name of the last call into edl that the thread began or ended.
-        since_s: how many seconds ago that call began or ended.
-        work: in the user's code, an activity that is known to take long, as "torch.compile"; else
-            empty.
-        records: how many step records this worker has sent in its ring.
-    """
-
-    doing: str
-    where: str
-    point: str
-    since_s: float
+    doing: str  # `IN_USER_CODE`, or what the thread waits for, such as `FOR_GRADIENTS`
+    where: str  # the innermost line of the user's code, as "train.py:33"; empty outside that code
+    point: str  # the name of the last call into edl that the thread began or ended
+    since_s: float  # how many seconds ago that call began or ended
+    # in the user's code, an activity that is known to take long, as "torch.compile"; else empty
     work: str = ""
-    records: int = 0
+    records: int = 0  # how many step records this worker has sent in its ring
 
     @property
     def waits(self) -> bool:
-        """Whether the thread waits inside edl, so that this worker delays no other one.
-
-        False: it runs the user's code.
-        """
+        """Whether the thread waits inside edl, so that this worker delays no other one."""
         return self.doing != IN_USER_CODE
 
 
 @dataclass(frozen=True)
 class Report:
-    """The leader's findings about one worker of a ring that completes no step.
+    """The leader's findings about one worker of a ring that completes no step."""
 
-    Attributes:
-        worker: the worker's id.
-        rank: the worker's rank in the ring.
-        host: the name of the host that the worker runs on.
-        activity: what its training thread does; None if the worker did not answer.
-        step: the number of the last step that it has completed.
-        silent_s: for how many seconds it has not answered; 0.0: it answers.
-    """
-
-    worker: int
-    rank: int
-    host: str
-    activity: Activity | None
-    step: int = 0
-    silent_s: float = 0.0
+    worker: int  # the worker's id
+    rank: int  # the worker's rank in the ring
+    host: str  # the name of the host that the worker runs on
+    activity: Activity | None  # what its training thread does; None if the worker did not answer
+    step: int = 0  # the number of the last step that it has completed
+    silent_s: float = 0.0  # for how many seconds it has not answered; 0.0: it answers
 
     @property
     def name(self) -> str:
@@ -116,12 +87,12 @@ class Report:
 
     @property
     def doing(self) -> str:
-        """The wait of the training thread, or :data:`IN_USER_CODE`; empty: no answer came."""
+        """The wait of the training thread, or `IN_USER_CODE`; empty: no answer came."""
         return "" if self.activity is None else self.activity.doing
 
     @property
     def doing_s(self) -> float:
-        """For how many seconds the thread has done what ``doing`` says; 0.0 without an answer."""
+        """For how many seconds the thread has done what `doing` says; 0.0 without an answer."""
         return 0.0 if self.activity is None else self.activity.since_s
 
     @property
@@ -136,17 +107,11 @@ class Report:
 
     @property
     def is_after_fit(self) -> bool:
-        """Whether the worker answered and its script has ended a call of Keras' ``fit``.
-
-        It is False again as soon as the script has begun the next call.
-        """
+        """Whether the worker answered and its script has ended a call of Keras' `fit`."""
         return self.activity is not None and self.activity.work == AFTER_FIT
 
     def describe(self) -> str:
-        """Return a clause that says what the worker does, where, and for how long.
-
-        Example: "w3 (rank 2, host a) has been in its own code, train.py:33, for 12 s".
-        """
+        """Return a clause that says what the worker does, where, and for how long."""
         if self.activity is None:
             return f"{self.name} does not answer"
         here, seconds = self.activity, f"for {self.activity.since_s:.0f} s"
@@ -162,61 +127,29 @@ class Report:
 
 @dataclass(frozen=True)
 class Stall:
-    """The diagnosis of a job that completes no step, as :func:`judge_stall` returns it.
+    """The diagnosis of a job that completes no step, as `judge_stall` returns it."""
 
-    Attributes:
-        reason: which workers hold up the job, and how, as one sentence.
-        culprits: the ids of the workers that hold up the job; empty if no worker is to blame.
-        evict: the reason to evict a worker, by worker id; mostly empty.
-    """
-
-    reason: str
+    reason: str  # which workers hold up the job, and how, as one sentence
+    # the ids of the workers that hold up the job; empty if no worker is to blame
     culprits: tuple[int, ...]
-    evict: Mapping[int, str]
+    evict: Mapping[int, str]  # the reason to evict a worker, by worker id; mostly empty
 
 
 def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> bool:
-    """Return whether a job is stalled: no step has completed for much longer than a step takes.
-
-    The limit is the longer one of ``stall_s`` and ``usual_steps`` times the usual step time; before
-    the first step it is ``first_step`` times ``stall_s``.
-
-    Args:
-        quiet_s: for how many seconds no step has completed.
-        median_step_s: the usual time of a step, in seconds; 0 before the first step.
-        limits: the time limits.
-    """
+    """Return whether a job is stalled: no step has completed for much longer than a step takes."""
     if median_step_s == 0.0:
         return quiet_s >= limits.first_step * limits.stall_s
     return quiet_s >= max(limits.stall_s, limits.usual_steps * median_step_s)
 
 
 def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits) -> bool:
-    """Return whether no step is expected yet, because a script has just ended a call of ``fit``.
-
-    Args:
-        reports: one report about each worker of the ring.
-        quiet_s: for how many seconds no step has completed.
-        limits: the time limits; the code after a fit may take ``first_step`` times ``stall_s``.
-    """
+    """Return whether no step is expected yet, because a script has just ended a call of `fit`."""
     return any(r.is_after_fit for r in reports) and quiet_s < limits.first_step * limits.stall_s
 
 
 def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
-    """Return the diagnosis of a stalled job: which workers hold it up, and which to evict.
-
-    The first of these that applies decides. Workers that do not answer are to blame, and evicted if
-    they are frozen. Workers that left a loop in the midst of a step are evicted. A worker that
-    writes the last checkpoint is named, and not evicted. If all workers wait, or all are in user
-    code, none is to blame. Otherwise those in user code are to blame, and evicted after
-    ``give_up_s``.
-
-    Args:
-        reports: one report about each worker of the ring.
-        quiet_s: for how many seconds no step has completed.
-        step: the number of the last complete step.
-        limits: the time limits.
-    """
+    """Return the diagnosis of a stalled job: which workers hold it up, and which to evict."""
+    # Otherwise those in user code are to blame, and evicted after `give_up_s`.
     head = f"stalled in step {step + 1}"
     # A worker that does not answer may be frozen; what the other workers do says nothing then.
     unresponsive = [r for r in reports if r.activity is None]
@@ -269,19 +202,7 @@ def _why_all_wait(reports: Sequence[Report]) -> str:
 def _frozen(
     unresponsive: Sequence[Report], answering: int, quiet_s: float, limits: StallLimits
 ) -> dict[int, str]:
-    """Return the reason to evict each worker that is frozen, by worker id.
-
-    Most frozen workers lose their ZooKeeper session, by which the leader notices them elsewhere.
-    This function finds a worker that still has a session and has not answered for
-    ``limits.in_zookeeper`` times ``limits.frozen_s``.
-
-    Args:
-        unresponsive: the reports of the workers that do not answer.
-        answering: how many workers answer. If fewer answer than not, none is evicted, for the
-            leader may be the one that is cut off.
-        quiet_s: for how many seconds no step has completed; the reason names it.
-        limits: the time limits.
-    """
+    """Return the reason to evict each worker that is frozen, by worker id."""
     if len(unresponsive) > answering:
         return {}
     longest_s = limits.in_zookeeper * limits.frozen_s
@@ -294,14 +215,7 @@ def _frozen(
 
 
 def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> dict[int, str]:
-    """Return the reason to evict each worker that the others have awaited too long, by worker id.
-
-    Args:
-        working: the reports of the workers that the others wait for.
-        step: the number of the last complete step.
-        limits: the time limits; if ``give_up_s`` is None, none is evicted. After a fit (a call of
-            Keras' ``fit``) the limit is at least ``after_fit_s``.
-    """
+    """Return the reason to evict each worker that the others have awaited too long, by worker id"""
     limit_s = limits.give_up_s
     if limit_s is None:
         return {}
@@ -314,13 +228,7 @@ def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> di
 
 
 def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
-    """Return the reports of the workers that left a step for whose gradients other workers wait.
-
-    Such a worker began the step, sent no gradients for it, and now waits for the step records of
-    the next step: it has sent one record more than the workers in the step. A worker that has sent
-    as many as they is in the step, too; a slow network keeps it waiting. The result is empty unless
-    all workers wait.
-    """
+    """Return the reports of the workers that left a step for whose gradients other workers wait."""
     training = [r for r in reports if r.doing == FOR_GRADIENTS]
     if not training or not all(r.waits for r in reports):
         return []
@@ -330,20 +238,13 @@ def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
 
 
 def _ids(reports: Sequence[Report]) -> tuple[int, ...]:
-    """Return the ids of the workers that ``reports`` are about, in the order of ``reports``."""
     return tuple(r.worker for r in reports)
 
 
 def _names(reports: Sequence[Report]) -> str:
-    """Return the names, with rank and host, of the workers in ``reports``, joined by "and"."""
     return " and ".join(r.name for r in reports)
 
 
 def _list(reports: Sequence[Report]) -> str:
-    """Return a list, in words, of the workers in ``reports`` with what each of them does.
-
-    It has the first :data:`SPOKEN_OF` (3) workers, and ends with the number of further ones: "and 2
-    more".
-    """
     text = ", ".join(r.describe() for r in reports[:SPOKEN_OF])
     return text if len(reports) <= SPOKEN_OF else f"{text} and {len(reports) - SPOKEN_OF} more"

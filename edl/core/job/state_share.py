@@ -21,15 +21,10 @@ SLOWER = 1.5  # the whole state takes so many times as long as the parts of all 
 
 @dataclass(frozen=True)
 class StateShare:
-    """The part of a job's state that one worker saves.
+    """The part of a job's state that one worker saves."""
 
-    Attributes:
-        rank: the worker's rank.
-        size: how many workers save parts; 1: this worker saves the whole state.
-    """
-
-    rank: int = 0
-    size: int = 1
+    rank: int = 0  # the worker's rank
+    size: int = 1  # how many workers save parts; 1: this worker saves the whole state
 
     @property
     def is_whole(self) -> bool:
@@ -42,41 +37,24 @@ WHOLE_STATE = StateShare()
 
 @dataclass(frozen=True)
 class StateArray:
-    """An array of a job's state, for :func:`divide`.
+    """An array of a job's state, for `divide`."""
 
-    Attributes:
-        size: its size in bytes.
-        is_equal: whether all workers hold the same array.
-    """
-
-    size: int
-    is_equal: bool
+    size: int  # its size in bytes
+    is_equal: bool  # whether all workers hold the same array
 
 
 @dataclass(frozen=True)
 class RankArray:
-    """A placeholder, in the copy of a state, for an array that another worker saves.
+    """A placeholder, in the copy of a state, for an array that another worker saves."""
 
-    Attributes:
-        rank: that worker's rank.
-    """
-
-    rank: int
+    rank: int  # that worker's rank
 
 
 def divide(arrays: Sequence[StateArray], workers: int) -> list[int]:
-    """Return the rank of the worker that saves each array, so that all save about as much.
-
-    Rank 0 saves what may differ between workers, and what is smaller than 512 bytes
-    (:data:`LEAST`). Of the rest the largest array goes first, each to the worker that has the least
-    so far; of several, to the one with the highest rank, because rank 0 has the others, too. All
-    workers divide alike, because the result depends only on those arrays that are equal on all.
-
-    Args:
-        arrays: the arrays of the state. Those that may differ between workers may have other sizes,
-            and be more or fewer, on each.
-        workers: how many workers there are, at least 1.
-    """
+    """Return the rank of the worker that saves each array, so that all save about as much."""
+    # Of the rest the largest array goes first, each to the worker that has the least so far; of
+    # several, to the one with the highest rank, because rank 0 has the others, too. All workers
+    # divide alike, because the result depends only on those arrays that are equal on all.
     ranks = [0] * len(arrays)
     divided = [at for at, one in enumerate(arrays) if one.is_equal and one.size >= LEAST]
     loads = [(0, -rank) for rank in reversed(range(workers))]  # a heap
@@ -88,18 +66,7 @@ def divide(arrays: Sequence[StateArray], workers: int) -> list[int]:
 
 
 def parts_limit_s(size: int, own_s: float, last_s: float | None) -> float:
-    """Return for how many seconds rank 0 waits for the parts of the other workers.
-
-    Before the end of the job they have the time that is left after the writing of the whole state,
-    should a part not come, but not much longer than rank 0's own part took. If that time does not
-    suffice for the whole state, they have all of it.
-
-    Args:
-        size: how many parts there are.
-        own_s: how long rank 0's own part took, in seconds.
-        last_s: how many seconds the last checkpoint of the job has, from the beginning of rank 0's
-            part on; None: it is not the last one.
-    """
+    """Return for how many seconds rank 0 waits for the parts of the other workers."""
     if last_s is None:
         return WAIT_S + WAIT_FACTOR * own_s
     left_s = last_s - own_s

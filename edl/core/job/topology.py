@@ -13,40 +13,21 @@ from edl.core.records import RingMember
 
 @dataclass(frozen=True)
 class WorkerTopology:
-    """A worker's place in a ring: Horovod's six numbers, and the index of its host.
+    """A worker's place in a ring: Horovod's six numbers, and the index of its host."""
 
-    Ranks and indices begin at 0.
-
-    Attributes:
-        rank: the worker's rank in the ring.
-        size: the number of workers in the ring.
-        local_rank: the worker's index among the workers of its host, in rank order.
-        local_size: the number of workers of the ring on its host.
-        cross_rank: the index of its host among the hosts that have a worker with the same local
-            rank.
-        cross_size: the number of these hosts.
-        host_index: the index of its host among the hosts of the ring, in the order of their first
-            ranks.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
+    rank: int  # the worker's rank in the ring
+    size: int  # the number of workers in the ring
+    local_rank: int  # the worker's index among the workers of its host, in rank order
+    local_size: int  # the number of workers of the ring on its host
+    # the index of its host among the hosts that have a worker with the same local rank
     cross_rank: int
-    cross_size: int
+    cross_size: int  # the number of these hosts
+    # the index of its host among the hosts of the ring, in the order of their first ranks
     host_index: int
 
 
 def topology_of(members: Sequence[RingMember], rank: int) -> WorkerTopology:
-    """Return the place of one worker in a ring, in Horovod's terms.
-
-    Hosts are numbered in the order of their first ranks.
-
-    Args:
-        members: the members of the ring, in rank order.
-        rank: the rank of the worker, from 0 to the number of members less 1.
-    """
+    """Return the place of one worker in a ring, in Horovod's terms."""
     hosts = list(dict.fromkeys(member.host for member in members))
     by_host = {
         host: [r for r, member in enumerate(members) if member.host == host] for host in hosts
