@@ -31,33 +31,16 @@ ENOUGH_STEPS = 10  # with a batch, to know what it trains
 
 
 class BatchDecision(NamedTuple):
-    """The decision about a job's global batch, with the reason.
+    """The decision about a job's global batch, with the reason."""
 
-    Attributes:
-        batch: the number of samples of all workers together in the next batches; 0: the present
-            number stays.
-        reason: why, in a sentence.
-    """
-
+    # the number of samples of all workers together in the next batches; 0: the present number stays
     batch: int
-    reason: str
+    reason: str  # why, in a sentence
 
 
 def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
-    """Return the pair (allowed global batch with the largest goodput, that goodput).
-
-    The smallest of several equally good batches is returned. If the job may not choose its batch,
-    it is the batch that ``size`` workers have anyway.
-
-    Args:
-        now: the observed job; its ``model`` of the throughput and its ``batching`` must not be
-            None.
-        size: the number of workers.
-
-    Returns:
-        the global batch in samples, and its goodput in samples a second, where each sample counts
-        as much as one in the job's first global batch.
-    """
+    """Return the pair (allowed global batch with the largest goodput, that goodput)."""
+    # `now`: the observed job; its `model` of the throughput and its `batching` must not be None.
     assert now.batching is not None
     batches = [now.batching.of_all(size)]
     if now.batching.is_chosen:
@@ -66,17 +49,10 @@ def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
 
 
 def choose_batch(now: Observation) -> BatchDecision:
-    """Return the global batch to use next with the present number of workers, and why.
-
-    Another batch is chosen if its goodput is better by at least the fraction :data:`LEAST_GAIN` (5
-    %); else the present one stays. It also stays while workers join or leave, and until
-    :data:`ENOUGH_STEPS` (10) steps with it and the gradient noise scale were measured. If only one
-    batch was measured, the next one is twice the present one, within the allowed range, to be
-    measured.
-
-    Args:
-        now: the observed job; its ``batching`` must leave the choice of the batch to the job.
-    """
+    """Return the global batch to use next with the present number of workers, and why."""
+    # It also stays while workers join or leave, and until `ENOUGH_STEPS` (10) steps with it and the
+    # gradient noise scale were measured. If only one batch was measured, the next one is twice the
+    # present one, within the allowed range, to be measured.
     assert now.batching is not None
     mine = now.batching.of_all(now.np)
     stays = f"the global batch stays {mine}"
@@ -109,17 +85,7 @@ def choose_batch(now: Observation) -> BatchDecision:
 
 
 def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float]:
-    """Return the goodput of ``size`` workers with each of ``batches``, in their order.
-
-    Args:
-        now: the observed job; its ``model`` of the throughput must not be None.
-        size: the number of workers.
-        batches: the global batches to judge, each in samples.
-
-    Returns:
-        the samples a second, where each sample counts as much as one in the job's first global
-        batch.
-    """
+    # `now`: the observed job; its `model` of the throughput must not be None.
     assert now.model is not None
     steps = [batch * now.step_batches for batch in batches]  # samples of each
     rates = now.model.with_batches(size, [samples / size for samples in steps])
@@ -128,17 +94,10 @@ def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float
 
 
 def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
-    """Return the global batches, in samples and ascending, that are compared for ``size`` workers.
-
-    These are the batch that ``size`` workers have anyway, and up to :data:`CANDIDATES` (50) batches
-    over the allowed range, each larger than the one before by the same factor. None of the latter
-    gives a worker more than :data:`BEYOND` (2) times the largest measured batch of a worker.
-
-    Args:
-        now: the observed job, with the batches that were measured.
-        batching: how the job's batches are chosen, with the range of the allowed ones.
-        size: the number of workers.
-    """
+    """Return the global batches, in samples and ascending, that are compared for `size` workers."""
+    # None of the latter gives a worker more than `BEYOND` (2) times the largest measured batch of a
+    # worker.
+    # `now`: the observed job, with the batches that were measured.
     least, most = (max(size, one) for one in batching.batch_range)
     known = max([batching.of_all(now.np) * now.step_batches / now.np, *now.batches_seen])
     most = max(least, min(most, round(BEYOND * known * size / now.step_batches)))

@@ -34,56 +34,32 @@ UNKNOWN_END = (
 
 @dataclass(frozen=True)
 class Cost(HillClimbing):
-    """The size rule ``cost`` of a policy file, which adds workers while they are worth their price.
+    """The size rule `cost` of a policy file, which adds workers while they are worth their price"""
 
-    Money is in any currency, the same for all settings. The object has settings only; the leader
-    calls it with the rule's state.
-
-    Attributes:
-        price: the price of one worker for one hour.
-        deadline_s: when the training must have ended, in seconds since it began; None: no deadline.
-        max_cost: the most that the whole training may cost; None: no limit.
-        utility: the worth of the whole training by the time of its end, as pairs (seconds since
-            training began, value) joined by straight lines; empty: there is a deadline or a highest
-            cost instead.
-    """
-
+    # the price of one worker for one hour
     price: float = setting(0.0, "of a worker for an hour", least=0.0)
+    # when the training must have ended, in seconds since it began; None: no deadline
     deadline_s: float | None = setting(None, "when the training shall have ended")
+    # the most that the whole training may cost; None: no limit
     max_cost: float | None = setting(None, "what it may cost altogether", least=0.0)
+    # the worth of the whole training by the time of its end, as pairs (seconds since training
+    # began, value) joined by straight lines; empty: there is a deadline or a highest cost instead
     utility: tuple[tuple[float, float], ...] = setting(
         (), "what it is worth by when it ends: (seconds, value), straight lines between"
     )
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the wanted number of workers, why, and the new state of the rule.
-
-        The size does not change while the number of samples left to train is unknown. Otherwise
-        numbers of workers are tried and compared as
-        :class:`edl.core.policy.hill_climbing.HillClimbing` does it.
-
-        Args:
-            now: the observed job.
-            state: the state that the rule returned the last time; empty at first.
-            now_s: the time in seconds since training began.
-        """
+        # Otherwise numbers of workers are tried and compared as `HillClimbing` does it.
+        # `now_s`: the time in seconds since training began.
         if now.left is None:
             return Suggestion(now.np, f"stays at {now.np}: {UNKNOWN_END}", state)
         return super().__call__(now, state, now_s)
 
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return a comparison that says whether ``more`` workers instead of ``fewer`` pay, and why.
-
-        If a utility is set, they pay if it grows by more than the cost. Otherwise they pay if the
-        training would end earlier, its cost stays within ``max_cost``, and ``fewer`` workers would
-        miss the deadline or there is none. They do not pay while the number of samples left to
-        train is unknown.
-
-        Args:
-            now: the observed job, in which both numbers of workers were measured.
-            fewer: the smaller number of workers.
-            more: the larger number of workers.
-        """
+        """Return a comparison that says whether `more` workers instead of `fewer` pay, and why."""
+        # Otherwise they pay if the training would end earlier, its cost stays within `max_cost`,
+        # and `fewer` workers would miss the deadline or there is none.
+        # `now`: the observed job, in which both numbers of workers were measured.
         if now.left is None:
             return SizeComparison(fewer, more, False, UNKNOWN_END)
         ends, costs = self.forecast(now, more)
@@ -107,18 +83,12 @@ class Cost(HillClimbing):
         return SizeComparison(fewer, more, late and affordable and ends < ended, why)
 
     def forecast(self, now: Observation, np: int) -> tuple[float, float]:
-        """Return the pair (end, cost) of the training if ``np`` workers train from now on.
-
-        Args:
-            now: the observed job, in which ``np`` workers were measured and the samples left are
-                known.
-            np: the number of workers.
-
-        Returns:
-            the end in seconds since training began, and the cost of the whole training in the
-            currency of ``price``; the end is infinite if ``np`` workers trained no samples when
-            they were measured.
-        """
+        """Return the pair (end, cost) of the training if `np` workers train from now on."""
+        # `now`: the observed job, in which `np` workers were measured and the samples left are
+        # known.
+        # the end in seconds since training began, and the cost of the whole training in the
+        # currency of `price`; the end is infinite if `np` workers trained no samples when they were
+        # measured.
         assert now.left is not None
         rate = now.seen[np].samples_per_s
         rest_s = now.left / rate if rate > 0 else float("inf")
@@ -126,15 +96,7 @@ class Cost(HillClimbing):
 
 
 def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
-    """Return the value that a utility curve has at the time ``at_s``.
-
-    The curve is made of straight lines between its points. Before the first point its value is that
-    of this point; the last line goes on beyond the last point. A curve of one point is constant.
-
-    Args:
-        curve: the points, as pairs (seconds, value) in any order; at least one.
-        at_s: the time, in the seconds of the curve.
-    """
+    """Return the value that a utility curve has at the time `at_s`."""
     points = sorted(curve)
     if at_s <= points[0][0] or len(points) == 1:
         return points[0][1]
@@ -145,7 +107,7 @@ def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
 
 
 def span(seconds: float) -> str:
-    """Return ``seconds`` for people: "45 s", from 120 s on "12 min", from 2 h on "2.5 h"."""
+    """Return `seconds` for people: "45 s", from 120 s on "12 min", from 2 h on "2.5 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * HOUR_S else f"{seconds / HOUR_S:.1f} h"

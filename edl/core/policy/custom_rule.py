@@ -20,24 +20,16 @@ _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 @dataclass(frozen=True)
 class CustomRule:
-    """The description of a size rule that the user has written: a function of a module.
+    """The description of a size rule that the user has written: a function of a module."""
 
-    The function is called with the observed job, the state that it returned the last time, and the
-    seconds since training began, as in :meth:`edl.core.policy.observation.Rule.__call__`. It
-    returns the tuple (number of workers, reason, new state). As a text the rule is
-    "module:function".
+    # The function is called with the observed job, the state that it returned the last time, and
+    # the seconds since training began, as in `__call__`.
 
-    Attributes:
-        module: the name of the module.
-        function: the name of the function.
-        every_steps: the number of training steps between two calls.
-        deadline_s: for how many seconds an answer is awaited; after that the job's policy is
-            switched off.
-    """
-
-    module: str = ""
-    function: str = ""
+    module: str = ""  # the name of the module
+    function: str = ""  # the name of the function
+    # the number of training steps between two calls
     every_steps: int = setting(10, "steps between two questions", least=1)
+    # for how many seconds an answer is awaited; after that the job's policy is switched off
     deadline_s: float = setting(10.0, "for an answer; then the policy is off")
 
     def __str__(self) -> str:
@@ -45,28 +37,13 @@ class CustomRule:
 
 
 def module_and_function(text: str) -> tuple[str, str] | None:
-    """Return the pair (module, function) that a text such as "module:function" names.
-
-    The module may have dots. The result is None if ``text`` has another form; nothing is imported.
-    """
+    """Return the pair (module, function) that a text such as "module:function" names."""
     match = _NAME.fullmatch(text)
     return None if match is None else (match[1], match[2])
 
 
 def suggestion(answer: Any, rule: CustomRule) -> Suggestion:
-    """Return the ``answer`` of a custom size rule as a :class:`Suggestion`, after checking it.
-
-    Args:
-        answer: what the rule returned: the tuple (number of workers, reason, new state).
-        rule: the rule, which the error message names.
-
-    Returns:
-        the number, the reason and a copy of the state as JSON has it: tuples become lists, keys
-        texts.
-
-    Raises:
-        UsageError: ``answer`` is not a tuple of an int above 0, a text, and a dict of JSON values.
-    """
+    """Return the `answer` of a custom size rule as a `Suggestion`, after checking it."""
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise UsageError(
             f"{rule} returned {answer!r}; it must return (size, reason, state): a whole number, a "

@@ -46,74 +46,46 @@ HOLD_S = 1800.0
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """A parsed policy file, as :func:`parse_policy` returns it.
+    """A parsed policy file, as `parse_policy` returns it."""
 
-    Attributes:
-        text: the text of the file, for processes that parse it later.
-        size: the rule object that chooses the number of workers, with its settings; None: the file
-            has no table [size], and only people change the number.
-        hold_s: for how many seconds the rule does not change a number of workers that a person has
-            asked for.
-        stragglers: the rule object for slow workers; None: the file has no table [stragglers], and
-            slow workers are left as they are.
-        data_wait: the fraction of a step's time, above 0 and up to 1, that workers may wait for
-            data; above it the job does not grow. None: the job may grow however long they wait.
-        batch: the sizes of the batches. If it is None, the script's own sizes hold; if its
-            ``batch_size`` is 0, the script's own size for one worker.
-        learning_rate: the schedule and scaling that the optimizers follow; None: the script's own
-            learning rate holds.
-    """
-
-    text: str
+    text: str  # the text of the file, for processes that parse it later
+    # the rule object that chooses the number of workers, with its settings; None: the file has no
+    # table [size], and only people change the number
     size: Rule | CustomRule | None = None
+    # for how many seconds the rule does not change a number of workers that a person has asked for
     hold_s: float = HOLD_S
+    # the rule object for slow workers; None: the file has no table [stragglers], and slow workers
+    # are left as they are
     stragglers: Stragglers | None = None
+    # the fraction of a step's time, above 0 and up to 1, that workers may wait for data; above it
+    # the job does not grow. None: the job may grow however long they wait.
     data_wait: float | None = None
+    # the sizes of the batches. If it is None, the script's own sizes hold; if its `batch_size` is
+    # 0, the script's own size for one worker.
     batch: Batching | None = None
+    # the schedule and scaling that the optimizers follow; None: the script's own learning rate
+    # holds
     learning_rate: LearningRate | None = None
 
     @property
     def needs_noise(self) -> bool:
-        """Whether the size rule is ``goodput``, which needs a measured gradient noise scale.
-
-        It is False without a size rule. The table [learning_rate] is not looked at.
-        """
+        """Whether the size rule is `goodput`, which needs a measured gradient noise scale."""
         return isinstance(self.size, Goodput)
 
     @property
     def of_script(self) -> tuple[Batching | None, LearningRate | None]:
-        """The pair (parsed table [batch], parsed table [learning_rate]); None for a missing table.
-
-        A script reads these tables only when it starts. So :func:`check_change` refuses a later
-        policy of the job in which they differ.
-        """
+        """The pair (parsed table [batch], parsed table [learning_rate])."""
         return self.batch, self.learning_rate
 
     @property
     def needs_times(self) -> str:
-        """The names of this policy's settings that need the workers' step times, as a text.
-
-        The text is "[stragglers]", "data_wait", or "[stragglers] and data_wait"; it is empty if the
-        policy has neither.
-        """
+        """The names of this policy's settings that need the workers' step times, as a text."""
         needing = {"[stragglers]": self.stragglers, "data_wait": self.data_wait}
         return " and ".join(name for name, value in needing.items() if value is not None)
 
 
 def parse_policy(text: str, source: str) -> PolicyFile:
-    """Parse a policy file and return its rules and settings.
-
-    A custom size rule (``module:function``) is only named in the result; it is not imported here.
-
-    Args:
-        text: the content of the file, TOML with at least one table.
-        source: the name of the file, for messages.
-
-    Raises:
-        UsageError: the text is not TOML or has no table; it has a table, a rule or a key that does
-            not exist; a value is not allowed, or two values exclude each other; or a required value
-            is missing.
-    """
+    """Parse a policy file and return its rules and settings."""
     lines = Lines(text, source)
     tables = _tables(text, source, lines)
     policy = PolicyFile(text)
@@ -131,16 +103,7 @@ def parse_policy(text: str, source: str) -> PolicyFile:
 
 
 def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
-    """Return the tables of a policy file by name, each with its keys and values as written.
-
-    Args:
-        text: the text of the file.
-        source: the name of the file, for messages.
-        lines: the lines of the file, by which messages name a line.
-
-    Raises:
-        UsageError: the text is no TOML, has no table, or has a table that policies do not know.
-    """
+    """Return the tables of a policy file by name, each with its keys and values as written."""
     try:
         tables = tomllib.loads(text)
     except ValueError as error:  # or Python's own, of an integer with thousands of digits
@@ -159,19 +122,7 @@ def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
 def _with_size(
     policy: PolicyFile, given: Mapping[str, Any], source: str, lines: Lines
 ) -> PolicyFile:
-    """Return ``policy`` with what the table [size] sets: the rule, ``hold`` and ``data_wait``.
-
-    A missing ``hold`` or ``data_wait`` leaves that field of ``policy`` as it is.
-
-    Args:
-        policy: the policy without that table.
-        given: the keys and values of the table.
-        source: the name of the file, for messages.
-        lines: the lines of the file, by which messages name a line.
-
-    Raises:
-        UsageError: the table names no rule or an unknown one, or a key or value is not allowed.
-    """
+    """Return `policy` with what the table [size] sets: the rule, `hold` and `data_wait`."""
     policy = replace(policy, size=_size(given, source, lines))
     if "hold" in given:
         policy = replace(policy, hold_s=time_of(given["hold"], "size", "hold", lines))
@@ -181,20 +132,7 @@ def _with_size(
 
 
 def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
-    """Return the batching that the table [batch] asks for.
-
-    The table may have the keys ``batch_size``, ``max_global_batch``, ``global_batch`` and
-    ``micro_batch``, as :func:`edl.core.step.batching.batching` takes them. If it has neither
-    ``batch_size`` nor ``global_batch``, the result has a ``batch_size`` of 0: the script chooses
-    it.
-
-    Args:
-        given: the keys and values of the table.
-        lines: the lines of the file, by which messages name a line.
-
-    Raises:
-        UsageError: the table is empty, or has an unknown key or a value that is not allowed.
-    """
+    """Return the batching that the table [batch] asks for."""
     for key in given:
         if key not in NAMES:
             raise lines.error("batch", key, f"table [batch] has no {key!r}{near(key, NAMES)}")
@@ -210,21 +148,7 @@ def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
 
 
 def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | CustomRule:
-    """Return the object of the rule that the table [size] names, with its settings.
-
-    For a rule named ``module:function`` this is a :class:`CustomRule`; its module is not imported.
-
-    Args:
-        given: the keys and values of the table. The keys ``hold`` and ``data_wait`` are passed
-            over.
-        source: the name of the file, for messages.
-        lines: the lines of the file, by which messages name a line.
-
-    Raises:
-        UsageError: no rule is named, the rule is unknown, a key is not a setting of the rule, a
-            value is not allowed, or settings of the rule ``cost`` are missing or exclude each
-            other.
-    """
+    """Return the object of the rule that the table [size] names, with its settings."""
     if "rule" not in given:
         raise UsageError(f"{source} names no rule; {RULE_NEEDED}")
     name = str(given["rule"])
@@ -246,19 +170,8 @@ RULE_NEEDED = f'write [size] and below it rule = "throughput", or one of {", ".j
 
 
 def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
-    """Raise an error if ``policy`` has a size rule but the job may have only one size.
-
-    Sizes without a ``max_np`` are never refused.
-
-    Args:
-        policy: the job's policy.
-        sizes: the sizes that the job may have.
-        source: the name of the policy's file, for the message.
-
-    Raises:
-        UsageError: the policy has a size rule, and ``sizes`` has a ``max_np`` and allows exactly
-            one size.
-    """
+    """Raise an error if `policy` has a size rule but the job may have only one size."""
+    # Sizes without a `max_np` are never refused.
     if policy.size is None:
         return
     least = sizes.above(sizes.min_np)
@@ -270,19 +183,9 @@ def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
 
 
 def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
-    """Raise an error if a running job cannot change from the policy ``before`` to ``after``.
-
-    It cannot if the tables [batch] or [learning_rate] of the two policies differ, because a script
-    reads these tables only when it starts. A table that only one policy has counts as different.
-
-    Args:
-        before: the policy that the job follows.
-        after: the policy that it is asked to follow.
-        source: the name of the file of ``after``, for the message.
-
-    Raises:
-        UsageError: one of these two tables differs.
-    """
+    """Raise an error if a running job cannot change from the policy `before` to `after`."""
+    # It cannot if the tables [batch] or [learning_rate] of the two policies differ, because a
+    # script reads these tables only when it starts.
     if before.of_script != after.of_script:
         raise UsageError(
             f"{source} has other [batch] or [learning_rate] than the job began with, and a running "
@@ -292,13 +195,7 @@ def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
 
 
 def _part(value: Any, key: str, lines: Lines) -> float:
-    """Return the ``value`` of ``key`` in the table [size], a fraction above 0 and up to 1.
-
-    ``lines`` are the lines of the policy file, by which the message names the line of ``key``.
-
-    Raises:
-        UsageError: ``value`` is not a number above 0 and up to 1; booleans are not numbers here.
-    """
+    """Return the `value` of `key` in the table [size], a fraction above 0 and up to 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         what = "it must be a part, above 0 and up to 1"
         raise lines.error("size", key, f"{key} is {value!r}; {what}")
@@ -306,18 +203,7 @@ def _part(value: Any, key: str, lines: Lines) -> float:
 
 
 def _check_cost(rule: Cost, given: Mapping[str, Any], lines: Lines) -> None:
-    """Raise an error if settings of rule ``cost`` are missing or exclude each other.
-
-    Args:
-        rule: the rule with its settings.
-        given: the keys and values of the table [size].
-        lines: the lines of the file, by which messages name a line.
-
-    Raises:
-        UsageError: deadline, highest cost and utility are all missing; a utility is given with a
-            deadline or a highest cost; or the price of a worker is missing or 0, and not only a
-            deadline is given.
-    """
+    """Raise an error if settings of rule `cost` are missing or exclude each other."""
     aims = [key for key in ("deadline", "max_cost", "utility") if key in given]
     if not aims:
         key, why = (

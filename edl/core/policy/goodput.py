@@ -28,31 +28,15 @@ BEYOND = 2  # times the largest size that was measured
 
 @dataclass(frozen=True)
 class Goodput:
-    """The size rule ``goodput``, which chooses the number of workers with the largest goodput.
+    """The size rule `goodput`, which chooses the number of workers with the largest goodput."""
 
-    Goodput is throughput times statistical efficiency (Pollux, OSDI 2021). The table [size] of a
-    policy names the rule; the leader calls the object with each new observation of the job.
-
-    Attributes:
-        least_gain: the smallest gain of goodput, as a fraction, for which the size changes.
-        every_s: the least time between two decisions, in seconds.
-    """
-
+    # the smallest gain of goodput, as a fraction, for which the size changes
     least_gain: float = setting(0.05, "of goodput: for less nothing is changed", least=0.0)
+    # the least time between two decisions, in seconds
     every_s: float = setting(30.0, "between two decisions")
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the number of workers with the largest goodput, why, and the rule's new state.
-
-        The size does not change without a model of the throughput, while a requested change of the
-        workers is not complete, or within ``every_s`` of the last decision if that was made for the
-        present size.
-
-        Args:
-            now: the observed job; goodput is computed with its ``now.model``.
-            state: the state in the rule's last answer; empty at the first call.
-            now_s: the time in seconds since training began.
-        """
+        # `now_s`: the time in seconds since training began.
         if now.awaits:
             return Suggestion(now.np, f"stays at {now.np}: the last change is under way", state)
         if now.model is None:
@@ -65,15 +49,9 @@ class Goodput:
         return Suggestion(np, why, {"asked_s": now_s, "np": now.np, "why": stays})
 
     def table(self, now: Observation) -> dict[int, float]:
-        """Return the goodput of each size that the rule may choose, by number of workers.
-
-        These sizes are the present one, and the allowed sizes for which there is room, up to twice
-        the larger one of the present size and the largest measured size. Goodput is in samples a
-        second, where each sample counts as much as one in the job's first global batch. Each size
-        has the global batch with the largest goodput if the job chooses its batch, else the one
-        that so many workers have anyway. The result is empty if ``now``, the observed job, has no
-        model of its throughput, or no workers.
-        """
+        """Return the goodput of each size that the rule may choose, by number of workers."""
+        # These sizes are the present one, and the allowed sizes for which there is room, up to
+        # twice the larger one of the present size and the largest measured size.
         if now.model is None or now.np == 0:
             return {}
         if now.batching is not None:
@@ -82,25 +60,18 @@ class Goodput:
         return {np: now.model.throughput(np) * each for np, each in worth.items()}
 
     def _sizes(self, now: Observation) -> list[int]:
-        """Return the sizes to compare, in ascending order: the present one and the possible ones.
-
-        Possible are allowed sizes for which there is room, up to :data:`BEYOND` (2) times the
-        larger one of the present size and the largest size that was measured. ``now`` is the
-        observed job.
-        """
+        """Return the sizes to compare, in ascending order: the present one and the possible ones"""
+        # Possible are allowed sizes for which there is room, up to `BEYOND` (2) times the larger
+        # one of the present size and the largest size that was measured.
         most = min(now.most, BEYOND * max([now.np, *now.seen]))
         sizes = [np for np in range(now.least, most + 1) if now.sizes.allows(np)]
         return sorted({*sizes, now.np})
 
     def _choice(self, now: Observation, table: Mapping[int, float]) -> tuple[int, str]:
-        """Return the number of workers to have, and why, given the goodput of each in ``table``.
-
-        The size of ``now``, the observed job, stays if the gain of the best size is below
-        ``least_gain``, or if the change would cost more time than it saves until the end of the
-        training. But if the gain is below ``least_gain``, and smaller sizes have the same goodput
-        within the fraction :data:`ALIKE` (0.01), the smallest of these is chosen. Of sizes with
-        equal goodput the smaller one is the best.
-        """
+        """Return the number of workers to have, and why, given the goodput of each in `table`."""
+        # The size of `now`, the observed job, stays if the gain of the best size is below
+        # `least_gain`, or if the change would cost more time than it saves until the end of the
+        # training.
         mine = table[now.np]
         best = max(table, key=lambda np: (table[np], -np))
         gain = table[best] / mine - 1.0 if mine > 0 else float("inf")

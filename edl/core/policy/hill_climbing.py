@@ -34,51 +34,37 @@ LONGEST = 8  # times ``settled_s``, that a size stands before the search begins 
 
 @dataclass(frozen=True)
 class SizeComparison:
-    """A comparison of two measured numbers of workers; :meth:`HillClimbing.compare` makes it.
+    """A comparison of two measured numbers of workers; `compare` makes it."""
 
-    Attributes:
-        fewer: the smaller number of workers.
-        more: the larger number of workers.
-        pays: whether to have ``more`` workers rather than ``fewer``: the rule ``throughput`` asks
-            for enough throughput of each additional worker, the rule ``cost`` for enough worth for
-            its price.
-        why: the reason, as a clause.
-    """
-
-    fewer: int
-    more: int
+    fewer: int  # the smaller number of workers
+    more: int  # the larger number of workers
+    # whether to have `more` workers rather than `fewer`: the rule `throughput` asks for enough
+    # throughput of each additional worker, the rule `cost` for enough worth for its price
     pays: bool
-    why: str
+    why: str  # the reason, as a clause
 
 
 @dataclass(frozen=True)
 class HillClimbing:
-    """The base of size rules that search for the number of workers by trying.
+    """The base of size rules that search for the number of workers by trying."""
 
-    A subclass defines :meth:`compare`, which says whether more workers *pay*. The leader calls the
-    object with each new observation of the job.
-
-    Attributes:
-        every_steps: the least number of steps between two decisions.
-        add: by how many workers the rule enlarges or reduces the job to try another size; the next
-            allowed size is taken.
-        passes: how many comparisons of measured sizes with their next larger ones count, from the
-            smallest size on: if one of these does not pay, the rule tries a smaller size.
-        staying_steps: the number of steps for which a larger size must be measured before the rule
-            gives it up as one that does not pay.
-        settled_s: how long the result of the first search is kept until the next search begins, in
-            seconds; the result of each later search is kept twice as long, up to 8 times this
-            value.
-    """
-
+    # the least number of steps between two decisions
     every_steps: int = setting(10, "steps between two decisions", least=1)
+    # by how many workers the rule enlarges or reduces the job to try another size; the next allowed
+    # size is taken
     add: int = setting(1, "workers more, or fewer, that are tried at once", least=1)
+    # how many comparisons of measured sizes with their next larger ones count, from the smallest
+    # size on: if one of these does not pay, the rule tries a smaller size
     passes: int = setting(
         3, "the smallest sizes of which one that does not pay lets a smaller one be tried", least=1
     )
+    # the number of steps for which a larger size must be measured before the rule gives it up as
+    # one that does not pay
     staying_steps: int = setting(
         100, "steps of the next larger size before it is found not worth it", least=1
     )
+    # how long the result of the first search is kept until the next search begins, in seconds; the
+    # result of each later search is kept twice as long, up to 8 times this value
     settled_s: float = setting(
         600.0,
         "once a size is found, until those beside it are measured again; twice as long each "
@@ -87,31 +73,14 @@ class HillClimbing:
 
     @abstractmethod
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return a comparison that says whether ``more`` workers instead of ``fewer`` pay, and why.
-
-        Each subclass defines this method.
-
-        Args:
-            now: the observed job, in which both numbers of workers were measured.
-            fewer: the smaller number of workers.
-            more: the larger number of workers.
-        """
+        """Return a comparison that says whether `more` workers instead of `fewer` pay, and why."""
+        # `now`: the observed job, in which both numbers of workers were measured.
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the wanted number of workers, why, and the new state of the rule.
-
-        The size does not change while a requested change is not complete, while a found size is
-        kept (:meth:`stands_s`), or before ``every_steps`` steps with the present workers since the
-        last decision.
-
-        Args:
-            now: the observed job.
-            state: the state that the rule returned the last time; empty at the first call. It holds
-                the number of workers and the step of the last decision (``np``, ``steps``), when a
-                size was found and why (``found_s``, ``why``), when the present search began
-                (``since_s``), and how many ``searches`` have ended.
-            now_s: the time in seconds since training began.
-        """
+        # The size does not change while a requested change is not complete, while a found size is
+        # kept (`stands_s`), or before `every_steps` steps with the present workers since the last
+        # decision.
+        # `now_s`: the time in seconds since training began.
         if now.awaits:
             return Suggestion(now.np, "the last change is under way", state)
         kept = {name: state[name] for name in ("since_s", "searches") if name in state}
@@ -132,32 +101,20 @@ class HillClimbing:
         return Suggestion(np, why, noted)
 
     def stands_s(self, searches: int) -> float:
-        """Return for how many seconds a size is kept that was found by search number ``searches``.
-
-        It is ``settled_s`` for the first search, number 1, and twice as long after each further
-        one, up to :data:`LONGEST` (8) times ``settled_s``.
-        """
+        """Return for how many seconds a size is kept that was found by search number `searches`."""
         return self.settled_s * min(LONGEST, 1 << (searches - 1))
 
     def table(self, now: Observation) -> list[SizeComparison]:
-        """Return the comparison of each measured size with the next larger one, the smallest first.
-
-        The sizes are those that were measured in ``now``, the observed job. With fewer than two of
-        them the list is empty.
-        """
+        """The comparison of each measured size with the next larger one, the smallest first"""
+        # The sizes are those that were measured in `now`, the observed job.
         return [self.compare(now, fewer, more) for fewer, more in pairwise(sorted(now.seen))]
 
     def _choice(self, now: Observation, since_s: float) -> tuple[int, str, bool]:
-        """Return the next size to have, from what was measured in ``now``, the observed job.
-
-        Measurements from before ``since_s``, the time in seconds since training began at which this
-        search began, do not count, except for sizes below the smallest one measured since. The
-        present size always counts. If the search would end, and the next smaller size has only such
-        an old measurement, that size is tried again.
-
-        Returns:
-            the size, the reason, and whether the search has ended, with nothing left to be tried.
-        """
+        """Return the next size to have, from what was measured in `now`, the observed job."""
+        # Measurements from before `since_s`, the time in seconds since training began at which this
+        # search began, do not count, except for sizes below the smallest one measured since. If the
+        # search would end, and the next smaller size has only such an old measurement, that size is
+        # tried again.
         old = {np for np, one in now.seen.items() if one.at_s < since_s and np != now.np}
         least = min(now.seen.keys() - old)
         counting = {np: one for np, one in now.seen.items() if np < least or np not in old}
@@ -168,18 +125,9 @@ class HillClimbing:
         return np, why, found
 
     def _search(self, now: Observation) -> tuple[int, str, bool]:
-        """Return the next number of workers to have, by comparing the measured numbers.
-
-        While each larger measured number pays, one larger than all is tried. If one of the first
-        ``passes`` comparisons does not pay, one smaller than all is tried. Else the answer is the
-        smaller number of the first comparison that does not pay.
-
-        ``now`` is the observed job; all its measured throughputs (``now.seen``) count.
-
-        Returns:
-            (the number of workers; the reason; whether the search has ended, with nothing left to
-            be tried).
-        """
+        """Return the next number of workers to have, by comparing the measured numbers."""
+        # While each larger measured number pays, one larger than all is tried. `now` is the
+        # observed job; all its measured throughputs (`now.seen`) count.
         verdicts, known = self.table(now), sorted(now.seen)
         if not verdicts:
             return self._first(now, known[0])
@@ -198,28 +146,16 @@ class HillClimbing:
         return self._settled(now, failed)
 
     def _first(self, now: Observation, np: int) -> tuple[int, str, bool]:
-        """Return a size to try beside ``np``, the only one that was measured in ``now``.
-
-        The size above ``np`` is preferred to the one below.
-
-        Returns:
-            the size, the reason, and whether the search has ended. It has ended, with ``np``, if no
-            other size is allowed.
-        """
+        """Return a size to try beside `np`, the only one that was measured in `now`."""
         another = self._above(now, np) or self._below(now, np)
         if another is None:
             return np, f"stays at {np}: the job may have no other number of workers", True
         return another, f"tries {another}: only {np} {_have(np)} been measured", False
 
     def _settled(self, now: Observation, failed: SizeComparison) -> tuple[int, str, bool]:
-        """Return the smaller size of ``failed``, the first comparison that does not pay.
-
-        If the larger size was measured in fewer than ``staying_steps`` steps, and there is room for
-        it, return the larger size, to measure it longer. ``now`` is the observed job.
-
-        Returns:
-            the size, the reason, and whether the search has ended: True with the smaller size.
-        """
+        """Return the smaller size of `failed`, the first comparison that does not pay."""
+        # If the larger size was measured in fewer than `staying_steps` steps, and there is room for
+        # it, return the larger size, to measure it longer.
         steps = now.seen[failed.more].steps
         if steps < self.staying_steps and failed.more <= now.most:
             doing = "stays at" if now.np == failed.more else "goes to"
@@ -232,22 +168,14 @@ class HillClimbing:
         return failed.fewer, f"{doing} {failed.fewer}: {failed.why}", True
 
     def _above(self, now: Observation, np: int) -> int | None:
-        """Return the size to try above ``np``; None if no larger size is allowed and has room.
-
-        It is the smallest allowed size of at least ``np`` + ``add`` workers for which ``now``, the
-        observed job, has room; else the largest allowed one above ``np`` that has room.
-        """
+        """Return the size to try above `np`; None if no larger size is allowed and has room."""
         larger = now.sizes.above(np + self.add)
         if larger is None or larger > now.most:
             larger = now.sizes.below(min(np + self.add, now.most))
         return larger if larger is not None and larger > np else None
 
     def _below(self, now: Observation, np: int) -> int | None:
-        """Return the size to try below ``np``; None if no smaller size is allowed.
-
-        It is the largest allowed size of at most ``np`` - ``add`` workers; if there is none, the
-        smallest allowed size. ``now`` is the observed job, which says what is allowed.
-        """
+        """Return the size to try below `np`; None if no smaller size is allowed."""
         smaller = now.sizes.below(np - self.add)
         if smaller is None:
             smaller = now.sizes.above(now.least)

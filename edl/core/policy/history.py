@@ -20,61 +20,42 @@ from edl.core.events import (
 
 @dataclass(frozen=True)
 class SizeSpan:
-    """A period in which a job had one number of workers.
+    """A period in which a job had one number of workers."""
 
-    Attributes:
-        from_s: when the period began, in seconds since the job's first event.
-        to_s: when the period ended, in seconds since the job's first event: at the next change of
-            the workers, or at the last event.
-        np: the number of workers, above 0.
-        samples_per_s: the throughput of all workers together, in samples a second, from the last
-            event of the period that tells it, the change that ends it included; None: no event
-            tells it.
-    """
-
-    from_s: float
+    from_s: float  # when the period began, in seconds since the job's first event
+    # when the period ended, in seconds since the job's first event: at the next change of the
+    # workers, or at the last event
     to_s: float
-    np: int
+    np: int  # the number of workers, above 0
+    # the throughput of all workers together, in samples a second, from the last event of the period
+    # that tells it, the change that ends it included; None: no event tells it
     samples_per_s: float | None = None
 
 
 @dataclass(frozen=True)
 class HistoryMark:
-    """A decision or finding about a job's workers, as one event of its log tells it.
+    """A decision or finding about a job's workers, as one event of its log tells it."""
 
-    Attributes:
-        at_s: when it was made, in seconds since the job's first event.
-        by: the party that made it (the text of a :class:`edl.core.records.RequestedBy`, such as
-            ``policy``), or ``straggler`` for a finding about slow workers.
-        reason: the reason in the event.
-    """
-
-    at_s: float
+    at_s: float  # when it was made, in seconds since the job's first event
+    # the party that made it (the text of a `RequestedBy`, such as `policy`), or `straggler` for a
+    # finding about slow workers
     by: str
-    reason: str
+    reason: str  # the reason in the event
 
 
 @dataclass(frozen=True)
 class History:
-    """The sizes that a job has had, and the decisions about it; :func:`history` returns it.
+    """The sizes that a job has had, and the decisions about it; `history` returns it."""
 
-    Attributes:
-        job: the name of the job.
-        spans: the periods of one size each, in order of time; times without workers are left out.
-        marks: the decisions and findings, in order of time.
-    """
-
-    job: str
+    job: str  # the name of the job
+    # the periods of one size each, in order of time; times without workers are left out
     spans: tuple[SizeSpan, ...]
-    marks: tuple[HistoryMark, ...]
+    marks: tuple[HistoryMark, ...]  # the decisions and findings, in order of time
 
 
 def history(job: str, events: Sequence[Event]) -> History:
-    """Return the history of the job named ``job`` that its ``events`` tell.
-
-    ``events`` are all events of the job's log, in order of time; they must be in that order.
-    Without events, or without one that tells of workers, the history has no periods.
-    """
+    """Return the history of the job named `job` that its `events` tell."""
+    # `events` are all events of the job's log, in order of time; they must be in that order.
     if not events:
         return History(job, (), ())
     first_s, last_s = events[0].time, events[-1].time
@@ -96,13 +77,7 @@ def history(job: str, events: Sequence[Event]) -> History:
 
 
 def _rate(span: SizeSpan, events: Sequence[Event], first_s: float) -> float | None:
-    """Return the last throughput that ``events`` report for ``span``; None if they report none.
-
-    The throughput is of all workers together, in samples a second. A change of the workers at the
-    end of ``span`` reports the throughput of the workers before it; an event of the policy counts
-    if it tells of as many workers as ``span`` has. ``first_s`` is the time of the job's first
-    event.
-    """
+    """Return the last throughput that `events` report for `span`; None if they report none."""
     said = None
     for event in events:
         at_s, details = event.time - first_s, event.details
@@ -114,11 +89,7 @@ def _rate(span: SizeSpan, events: Sequence[Event], first_s: float) -> float | No
 
 
 def _mark(event: Event, first_s: float) -> HistoryMark | None:
-    """Return the decision or finding that ``event`` tells of, or None if it tells of none.
-
-    It tells of one if its details are those of a desired number of workers or of a straggler.
-    ``first_s`` is the time of the job's first event, in the unit of ``event.time`` (seconds).
-    """
+    """Return the decision or finding that `event` tells of, or None if it tells of none."""
     details = event.details
     if isinstance(details, DesiredDetails):
         return HistoryMark(event.time - first_s, details.by, event.reason)

@@ -27,32 +27,18 @@ OF_SCALING = ("scaling", "batch", "ramp")
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The schedule and the scaling that a policy sets for the learning rate of a job's optimizers.
+    """The schedule and the scaling that a policy sets for a job's learning rate."""
 
-    At least one of the two is set.
-
-    Attributes:
-        schedule: the object that gives the learning rate by number of trained samples; None: the
-            rate that the script sets is the base.
-        scaling: the object that gives the factor of the rate by the global batch; None: the rate
-            does not depend on the batch.
-    """
-
+    # the object that gives the learning rate by number of trained samples; None: the rate that the
+    # script sets is the base
     schedule: Schedule | None
+    # the object that gives the factor of the rate by the global batch; None: the rate does not
+    # depend on the batch
     scaling: Scaling | None
 
 
 def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
-    """Return the schedule and scaling that the table [learning_rate] of a policy asks for.
-
-    Args:
-        given: the keys and values of the table.
-        lines: the lines of the file, by which messages name a line.
-
-    Raises:
-        UsageError: the table has neither schedule nor scaling, or a key or value that is not
-            allowed.
-    """
+    """Return the schedule and scaling that the table [learning_rate] of a policy asks for."""
     if "schedule" not in given and "scaling" not in given:
         raise lines.error(
             "",
@@ -64,20 +50,7 @@ def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
 
 
 def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
-    """Return the schedule in the table [learning_rate], or None if the table names none.
-
-    ``schedule`` is "constant", "step", "linear", "cosine", "one-cycle" or "knee"; the other keys
-    are the arguments of that class of :mod:`edl.schedules`. The keys ``scaling``, ``batch`` and
-    ``ramp`` are of the scaling, and are passed over.
-
-    Args:
-        given: the keys and values of the table.
-        lines: the lines of the file, by which messages name a line.
-
-    Raises:
-        UsageError: the schedule is unknown, a setting of it is missing, unknown or has a value that
-            is not allowed, or the table has settings of a schedule and names none.
-    """
+    """Return the schedule in the table [learning_rate], or None if the table names none."""
     own = {key: value for key, value in given.items() if key not in OF_SCALING}
     if "schedule" not in own:
         for key in own:
@@ -104,20 +77,7 @@ def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
 
 
 def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
-    """Return the scaling in the table [learning_rate], or None if the table names none.
-
-    ``scaling`` is the rule, ``batch`` the global batch, in samples, for which the learning rate was
-    chosen, and ``ramp`` the number of updates over which the rate changes. Other keys are passed
-    over.
-
-    Args:
-        given: the keys and values of the table.
-        lines: the lines of the file, by which messages name a line.
-
-    Raises:
-        UsageError: the rule is unknown, ``batch`` is missing, a value is not allowed, or the table
-            has ``batch`` or ``ramp`` and names no scaling.
-    """
+    """Return the scaling in the table [learning_rate], or None if the table names none."""
     own = {key: given[key] for key in OF_SCALING if key in given}
     if "scaling" not in own:
         for key in own:
@@ -139,17 +99,7 @@ def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
 
 
 def _made(kind: type[Any], values: Mapping[str, Any], key: str, lines: Lines) -> Any:
-    """Return an object of the class ``kind``, a schedule or scaling, with these ``values``.
-
-    Args:
-        kind: the class.
-        values: the arguments of its constructor, by name.
-        key: the key whose line an error names.
-        lines: the lines of the policy file, by which messages name a line.
-
-    Raises:
-        UsageError: the constructor refuses a value; the message has the file's name and the line.
-    """
+    """Return an object of the class `kind`, a schedule or scaling, with these `values`."""
     try:
         return kind(**values)
     except UsageError as error:

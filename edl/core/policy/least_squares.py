@@ -21,21 +21,7 @@ def least_squares(
     rounds: int,
     tolerance: float,
 ) -> Vector:
-    """Return the parameters near ``start`` that minimise the sum of the squares of ``errors``.
-
-    The result is a local minimum, or the best parameters when the search ended. The same arguments
-    give the same result. Parameters are not bounded.
-
-    Args:
-        errors: a function that returns the vector of errors for a vector of parameters.
-        start: the parameters to begin with; it is not changed.
-        derivatives: a function that returns, for a vector of parameters, the matrix of the
-            derivatives of each error (row) by each parameter (column).
-        rounds: the largest number of steps of the search, above 0; a step that does not lower the
-            sum is undone and counts as well.
-        tolerance: the search ends with the first step that lowers the sum by less than this. It
-            also ends when no step lowers the sum any more.
-    """
+    """Return the parameters near `start` that minimise the sum of the squares of `errors`."""
     found, damping = start, FIRST_DAMPING
     residuals = errors(found)
     for _ in range(rounds):

@@ -32,40 +32,23 @@ Curve = tuple[float, ...]  # losses at some points e, in a batch or as a mean ov
 
 
 def points(reach: float) -> tuple[float, ...]:
-    """Return the four points e at which the loss is measured, the smallest first.
-
-    e stands for an update with (1 + e) times the learning rate. The points are -1, -0.5, 0 and
-    ``reach`` - 1: no update, half of the update, the update, and ``reach`` times the update.
-    ``reach`` must be above 1.
-    """
+    """Return the four points e at which the loss is measured, the smallest first."""
+    # `reach` must be above 1.
     return (-1.0, -0.5, 0.0, reach - 1.0)
 
 
 @dataclass(frozen=True)
 class Parabola:
-    """A parabola of the loss, loss(e) = a0 + a1 e + a2 e^2, as :func:`fitted` returns it.
+    """A parabola of the loss, loss(e) = a0 + a1 e + a2 e^2, as `fitted` returns it."""
 
-    e stands for an update with (1 + e) times the learning rate.
-
-    Attributes:
-        a0: the constant coefficient, the loss with the update as it was made.
-        a1: the linear coefficient, the slope at the learning rate of the update.
-        a2: the quadratic coefficient.
-        r2: the fraction of the losses' variance that the parabola explains (R squared), up to 1.
-    """
-
-    a0: float
-    a1: float
-    a2: float
+    a0: float  # the constant coefficient, the loss with the update as it was made
+    a1: float  # the linear coefficient, the slope at the learning rate of the update
+    a2: float  # the quadratic coefficient
+    # the fraction of the losses' variance that the parabola explains (R squared), up to 1
     r2: float
 
     def minimum(self, high: float) -> float | None:
-        """Return the factor of the learning rate with the least loss: 1 - a1 / (2 a2).
-
-        It may be negative, or above ``high``. If the parabola does not curve up (a2 is 0 or less),
-        return infinity if the loss falls all the way from no update to an update with ``high``
-        times the learning rate, 0 if it rises all the way, and None if it does neither.
-        """
+        """Return the factor of the learning rate with the least loss: 1 - a1 / (2 a2)."""
         if self.a2 > 0:
             return 1.0 - self.a1 / (2.0 * self.a2)
         begin, end = (self.a1 + 2.0 * self.a2 * e for e in (-1.0, high - 1.0))
@@ -75,15 +58,10 @@ class Parabola:
 
 
 def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
-    """Return the parabola of the loss that fits at least 3 measured losses best (least squares).
-
-    If all losses are equal, the parabola's ``r2`` is 0, because equal losses say nothing.
-
-    Args:
-        at: the points at which the losses were measured: point e is an update with (1 + e) times
-            the learning rate (:func:`points`).
-        losses: the loss at each point, in the same order; all are finite.
-    """
+    """Return the parabola of the loss that fits at least 3 measured losses best (least squares)."""
+    # If all losses are equal, the parabola's `r2` is 0, because equal losses say nothing.
+    # `at`: the points at which the losses were measured: point e is an update with (1 + e) times
+    # the learning rate (`points`).
     powers = np.vander(np.asarray(at, dtype=np.float64), 3, increasing=True)
     size = max(map(abs, losses)) or 1.0  # squares of large losses would overflow
     scaled = np.asarray(losses, dtype=np.float64) / size
@@ -96,82 +74,54 @@ def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
 
 
 def highest_that_holds(least: float, high: float) -> float:
-    """Return the factor that leads the learning rate towards the highest usable rate.
-
-    Usable are rates at which the loss does not grow. The tuner calls this function in its first
-    phase, *exploring* (:mod:`edl.core.policy.lr_tuner`). Compared with the rate at which the loss
-    is least, the present rate may be:
-
-    - More than twice as high: it is lowered to twice that rate, but not below :data:`LOWEST` (0.25)
-      times the present one. Beyond twice that rate a parabola is higher than without an update.
-    - Lower than half: it is raised to half of that rate, but not above ``high`` times the present
-      one. At half of that rate the loss falls 3/4 as far as it can; a higher rate would be too much
-      for the momentum that builds up after the change.
-    - Between the two: it stays (factor 1).
-
-    Args:
-        least: the factor of the present learning rate at which the loss is least; 0 or below, or
-            infinite, is allowed.
-        high: the largest factor that was measured, above 1.
-    """
+    """Return the factor that leads the learning rate towards the highest usable rate."""
+    # Usable are rates at which the loss does not grow. The tuner calls this function in its first
+    # phase, *exploring* (`lr_tuner`). Compared with the rate at which the loss is least, the
+    # present rate may be:
+    #
+    # - More than twice as high: it is lowered to twice that rate, but not below `LOWEST` (0.25)
+    #   times the present one. Beyond twice that rate a parabola is higher than without an update.
+    # - Lower than half: it is raised to half of that rate, but not above `high` times the present
+    #   one. At half of that rate the loss falls 3/4 as far as it can; a higher rate would be too
+    #   much for the momentum that builds up after the change.
+    # - Between the two: it stays (factor 1).
+    # `high`: the largest factor that was measured, above 1.
     if least > 2.0:
         return min(least / 2.0, high)
     return max(2.0 * least, LOWEST) if least < 0.5 else 1.0
 
 
 def lowest_loss(least: float, high: float) -> float:
-    """Return the factor that lowers the learning rate to the one with the least loss.
-
-    The result is from :data:`LOWEST` (0.25) to 1. The tuner calls this function in its second
-    phase, *exploiting* (:mod:`edl.core.policy.lr_tuner`), in which the rate only falls.
-
-    Args:
-        least: the factor of the present learning rate at which the loss is least; a factor below
-            :data:`LOWEST` counts as that, one above 1 as 1.
-        high: not used; the parameters are those of :func:`highest_that_holds`, so that the tuner
-            can call either function.
-    """
+    """Return the factor that lowers the learning rate to the one with the least loss."""
     return min(1.0, max(least, LOWEST))
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """The answer of :func:`judge_learning_rate`: by which factor to change the learning rate.
+    """The answer of `judge_learning_rate`: by which factor to change the learning rate."""
 
-    Attributes:
-        factor: the factor by which to change the learning rate; 1 keeps it.
-        settled: whether the result is final. If it is False, ``factor`` is 1, and more batches
-            should be measured.
-        reason: why, in a clause.
-    """
-
-    factor: float
+    factor: float  # the factor by which to change the learning rate; 1 keeps it
+    # whether the result is final. If it is False, `factor` is 1, and more batches should be
+    # measured.
     settled: bool
-    reason: str
+    reason: str  # why, in a clause
 
 
 def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> FitResult:
-    """Return by which factor the learning rate should change, from the losses of several batches.
-
-    If the loss with the update is not finite but the loss without it is, the factor is
-    :data:`LOWEST` (0.25). Otherwise the rate changes only if a parabola explains the mean losses (R
-    squared of at least :data:`LEAST_R2`, 0.8), and if the batches agree on the direction by
-    :data:`SURE` (2.5) standard errors of the mean:
-
-    - To a higher rate: the loss falls at the present rate (the slope a1 of the parabola is
-      negative).
-    - To a lower rate while exploring: the loss is higher with the update than without.
-    - To a lower rate while exploiting: the loss rises at the present rate (a1 > 0).
-
-    Points at which a loss is not finite are left out.
-
-    Args:
-        at: the points at which the losses were measured (:func:`points`): the first is -1, no
-            update; one is 0, the update as it was made.
-        curves: for each of 2 or more batches, its losses at these points.
-        explores: whether the tuner is in its first phase, exploring, and looks for the highest
-            usable rate; else it is in the second, exploiting, and looks for the lowest loss.
-    """
+    """Return by which factor the learning rate should change, from the losses of several batches"""
+    # If the loss with the update is not finite but the loss without it is, the factor is `LOWEST`
+    # (0.25). Otherwise the rate changes only if a parabola explains the mean losses (R squared of
+    # at least `LEAST_R2`, 0.8), and if the batches agree on the direction by `SURE` (2.5) standard
+    # errors of the mean:
+    #
+    # - To a higher rate: the loss falls at the present rate (the slope a1 of the parabola is
+    #   negative).
+    # - To a lower rate while exploring: the loss is higher with the update than without.
+    # - To a lower rate while exploiting: the loss rises at the present rate (a1 > 0).
+    #
+    # Points at which a loss is not finite are left out.
+    # `at`: the points at which the losses were measured (`points`): the first is -1, no update; one
+    # is 0, the update as it was made.
     finite = [all(abs(loss) < HUGE for loss in losses) for losses in zip(*curves, strict=True)]
     if not finite[0]:
         return FitResult(1.0, True, "the loss is no finite number, at any learning rate")
@@ -206,11 +156,8 @@ def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: 
 
 
 def standard_errors(values: Sequence[float]) -> float:
-    """Return how many standard errors the mean of ``values`` is away from 0.
-
-    The result has the sign of the mean, and lies between -1e9 and 1e9: these are the results for
-    equal values other than 0. It is 0 if the mean is 0. There must be 2 or more values.
-    """
+    """Return how many standard errors the mean of `values` is away from 0."""
+    # There must be 2 or more values.
     n = len(values)
     mean = math.fsum(values) / n
     error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)

@@ -61,120 +61,81 @@ FALL = 100.0  # exploiting divides the learning rate by no more than this, evenl
 
 @dataclass(frozen=True)
 class TunerState:
-    """The state of a learning-rate tuner; all workers have the same one.
+    """The state of a learning-rate tuner; all workers have the same one."""
 
-    :meth:`Tuning.begin` makes the first one. Newcomers receive it, and checkpoints contain it. A
-    *round* measures a few updates and ends with a decision; a step up is a decision for a higher
-    learning rate.
-
-    Attributes:
-        rate: the learning rate that was decided on last.
-        peak: while exploring, the same as ``rate``; later the rate at which exploring ended. From
-            this rate a straight line falls to 0 at the end of training, and later rates do not
-            exceed it.
-        next_at: the number of trained samples from which on the next update is measured.
-        measures: whether the last update is being measured; its losses come with the next update.
-        reach: the largest multiple of the learning rate for which the round measures the loss.
-        curves: the losses of each update that this round has measured, oldest first, at
-            :func:`points`.
-        spent_s: how long all measurements took so far, in seconds.
-        wait: how many updates should pass from the last round to the next; it doubles with each
-            round that keeps the rate.
-        decided_at: the trained samples at the end of the last round, or when the rate went back.
-        reason: the last decision about the rate, with its reason, in a sentence.
-        loss: the loss with which later ones are compared: the largest loss without an update that
-            the last round has measured; None: unknown.
-        back: the learning rate before the last step up; 0: there was none, or the rate went down
-            since.
-        ceiling: the limit below which the learning rate stays while exploring, because it was too
-            high once; 0: there is no limit.
-        checks: 1 if the next measurement checks that the loss has not become much higher, as it
-            does after a step up and after going back from one; else 0.
-        falls: the number of rounds in a row, up to the last, that lowered the rate while exploring.
-    """
-
-    rate: float
+    rate: float  # the learning rate that was decided on last
+    # while exploring, the same as `rate`; later the rate at which exploring ended. From this rate a
+    # straight line falls to 0 at the end of training, and later rates do not exceed it.
     peak: float
-    next_at: float = 0.0
+    next_at: float = 0.0  # the number of trained samples from which on the next update is measured
+    # whether the last update is being measured; its losses come with the next update
     measures: bool = False
+    # the largest multiple of the learning rate for which the round measures the loss
     reach: float = NEAR
+    # the losses of each update that this round has measured, oldest first, at `points`
     curves: tuple[Curve, ...] = ()
-    spent_s: float = 0.0
+    spent_s: float = 0.0  # how long all measurements took so far, in seconds
+    # how many updates should pass from the last round to the next; it doubles with each round that
+    # keeps the rate
     wait: int = SETTLE
+    # the trained samples at the end of the last round, or when the rate went back
     decided_at: float = 0.0
+    # the last decision about the rate, with its reason, in a sentence
     reason: str = "nothing is measured yet"
+    # the loss with which later ones are compared: the largest loss without an update that the last
+    # round has measured; None: unknown
     loss: float | None = None
+    # the learning rate before the last step up; 0: there was none, or the rate went down since
     back: float = 0.0
+    # the limit below which the learning rate stays while exploring, because it was too high once;
+    # 0: there is no limit
     ceiling: float = 0.0
+    # 1 if the next measurement checks that the loss has not become much higher, as it does after a
+    # step up and after going back from one; else 0
     checks: int = 0
+    # the number of rounds in a row, up to the last, that lowered the rate while exploring
     falls: int = 0
 
     def snapshot(self) -> dict[str, Any]:
-        """Return this state as JSON values, which :meth:`restore` reads."""
+        """Return this state as JSON values, which `restore` reads."""
         return {**asdict(self), "curves": [list(curve) for curve in self.curves]}
 
     @staticmethod
     def restore(values: Mapping[str, Any]) -> TunerState:
-        """Return the state that :meth:`snapshot` wrote as JSON ``values``.
-
-        Raises:
-            KeyError: ``values`` has no "curves".
-            TypeError: ``values`` has a name that is not a field of the state, or lacks ``rate`` or
-                ``peak``.
-        """
+        """Return the state that `snapshot` wrote as JSON `values`."""
         curves = tuple(tuple(map(float, curve)) for curve in values["curves"])
         return TunerState(**{**values, "curves": curves})
 
 
 @dataclass(frozen=True)
 class MeasuredUpdate:
-    """The measurement of one update of the model, for the learning-rate tuner.
+    """The measurement of one update of the model, for the learning-rate tuner."""
 
-    The losses along an update are evaluated in the batch of the update after it, called the next
-    one here.
-
-    Attributes:
-        samples: the number of samples that the job has trained once the next update is made.
-        batch: the number of samples of the next update, on all workers together.
-        losses: the losses at the measured points (:func:`edl.core.policy.lr_fit.points`), as means
-            over all workers; None: no worker could measure.
-        cost_s: how long measuring took on the slowest worker, in seconds.
-        step_s: how long an update takes without measuring, in seconds, as a mean over the workers;
-            0: unknown.
-    """
-
-    samples: float
-    batch: float
+    samples: float  # the number of samples that the job has trained once the next update is made
+    batch: float  # the number of samples of the next update, on all workers together
+    # the losses at the measured points (`points`), as means over all workers; None: no worker could
+    # measure
     losses: Curve | None
-    cost_s: float
+    cost_s: float  # how long measuring took on the slowest worker, in seconds
+    # how long an update takes without measuring, in seconds, as a mean over the workers; 0: unknown
     step_s: float
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings of a learning-rate tuner, with the rules of the tuner as methods.
+    """The settings of a learning-rate tuner, with the rules of the tuner as methods."""
 
-    The tuner first *explores*: it looks for the highest rate at which the loss does not grow. Then
-    it *exploits*: it only lowers the rate, to where the loss is least, and keeps the rate below a
-    straight line that ends at 0. The methods are pure: they return the next state or a decision.
-    The settings are not checked; :meth:`refusal` says whether they are possible.
-
-    Attributes:
-        total: the number of samples of the whole training, over all epochs.
-        explore: the number of samples, from the beginning of training, for which the tuner
-            explores; 0 to ``total``.
-        share: the time that all measurements may take, as a fraction of the time of all updates;
-            above 0, up to 1.
-        least: the smallest learning rate to decide on, above 0; near the end of training the
-            straight line to 0 still gives a smaller one.
-        most: the largest learning rate to decide on.
-    """
-
-    total: float
+    total: float  # the number of samples of the whole training, over all epochs
+    # the number of samples, from the beginning of training, for which the tuner explores; 0 to
+    # `total`
     explore: float
+    # the time that all measurements may take, as a fraction of the time of all updates; above 0, up
+    # to 1
     share: float
+    # the smallest learning rate to decide on, above 0; near the end of training the straight line
+    # to 0 still gives a smaller one
     least: float
-    most: float
+    most: float  # the largest learning rate to decide on
 
     def refusal(self) -> str | None:
         """Return why these settings are impossible, in a clause, or None if they are possible."""
@@ -195,53 +156,29 @@ class Tuning:
         return None
 
     def begin(self, rate: float) -> TunerState:
-        """Return the tuner's state before the first update.
-
-        ``rate`` is the learning rate that the script has set; the tuner begins with a tenth of it,
-        limited to the range from ``least`` to ``most``.
-        """
+        """Return the tuner's state before the first update."""
         rate = self._limited(START * rate)
         return TunerState(rate, rate, reach=FIRST)
 
     def rate_at(self, state: TunerState, samples: float) -> float:
-        """Return the learning rate of the update that brings the trained samples to ``samples``.
-
-        It is ``state.rate``; after the first phase (exploring) it is at most the value of the
-        straight line from ``state.peak`` to 0 at ``total`` samples, and 0 from there on. ``state``
-        is the state of the tuner before that update.
-        """
+        """Return the learning rate of the update that brings the trained samples to `samples`."""
         if samples <= self.explore:
             return state.rate
         left = (self.total - samples) / (self.total - self.explore) if samples < self.total else 0.0
         return min(state.rate, state.peak * left)
 
     def is_due(self, state: TunerState, samples: float, batch: float) -> bool:
-        """Return whether to measure the update that brings the trained samples to ``samples``.
-
-        No update is measured within the first :data:`SETTLE` (20) updates, because they are smaller
-        than later ones (momentum builds up), nor from the end of training on, nor while the update
-        before is being measured.
-
-        Args:
-            state: the state of the tuner.
-            samples: the number of trained samples, those of this update included.
-            batch: the number of samples of one update.
-        """
+        """Return whether to measure the update that brings the trained samples to `samples`."""
+        # No update is measured within the first `SETTLE` (20) updates, because they are smaller
+        # than later ones (momentum builds up), nor from the end of training on, nor while the
+        # update before is being measured.
         begun = max(state.next_at, SETTLE * batch)
         return not state.measures and begun <= samples < self.total
 
     def measured(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
-        """Return the tuner's state after a measured update.
-
-        If the losses are much higher than in the last round, the learning rate goes back. Otherwise
-        they are added to the round, which goes on or ends with a decision about the rate; right
-        after a step up or after going back they are a check only. If ``now.step_s`` is 0, the
-        measurement is dropped.
-
-        Args:
-            state: the state of the tuner before.
-            now: the measurement of that update.
-        """
+        """Return the tuner's state after a measured update."""
+        # Otherwise they are added to the round, which goes on or ends with a decision about the
+        # rate; right after a step up or after going back they are a check only.
         if now.step_s <= 0:  # all workers are new, and nobody knows yet
             return replace(state, measures=False, next_at=now.samples)
         state = replace(state, measures=False, spent_s=state.spent_s + now.cost_s)
@@ -263,17 +200,8 @@ class Tuning:
         return replace(state, next_at=at)
 
     def _checked(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
-        """Return the tuner's state after a check that found no much higher loss than before.
-
-        A check is the first measurement after the learning rate was raised or went back. The
-        returned state says when the next round may begin (``next_at``) and that no check is
-        pending. If it was not known with which loss later ones are compared (``loss``), as after
-        going back, it is the larger loss of this check.
-
-        Args:
-            state: the state of the tuner before.
-            now: the measured update.
-        """
+        """Return the tuner's state after a check that found no much higher loss than before."""
+        # `now`: the measured update.
         loss = state.loss
         if loss is None and now.losses is not None and _highest(now.losses) < HUGE:
             loss = _highest(now.losses)
@@ -282,17 +210,8 @@ class Tuning:
         return replace(state, checks=0, next_at=at, loss=loss)
 
     def _stepped_back(self, state: TunerState, now: MeasuredUpdate, losses: Curve) -> TunerState:
-        """Return the tuner's state with the learning rate that it had before the last step up.
-
-        This is called when the loss has become much higher. If that earlier rate is unknown or not
-        below the present one, the rate is halved instead. The state's round begins anew, after a
-        check.
-
-        Args:
-            state: the state of the tuner before.
-            now: the measured update.
-            losses: the losses in ``now``, at :func:`edl.core.policy.lr_fit.points`.
-        """
+        """Return the tuner's state with the learning rate that it had before the last step up."""
+        # `now`: the measured update.
         before = self.rate_at(state, now.samples)
         rate = self._limited(state.back if 0 < state.back < before else before / 2.0)
         ceiling = math.sqrt(rate * before)
@@ -321,19 +240,10 @@ class Tuning:
     def _decided(
         self, state: TunerState, now: MeasuredUpdate, factor: float, why: str
     ) -> TunerState:
-        """Return the tuner's state after a round, with the learning rate that the round found.
-
-        The rate is limited to the range from ``least`` to ``most``. While exploring it is not
-        raised above ``state.ceiling``; while exploiting it is never raised, and lowered no more
-        than :meth:`_least_factor` allows. The state also says when the next round begins
-        (``next_at``).
-
-        Args:
-            state: the state of the tuner before.
-            now: the last measured update.
-            factor: the factor by which the round changes the learning rate; 1 keeps it.
-            why: the reason of the decision.
-        """
+        """Return the tuner's state after a round, with the learning rate that the round found."""
+        # While exploring it is not raised above `state.ceiling`; while exploiting it is never
+        # raised, and lowered no more than `_least_factor` allows.
+        # `now`: the last measured update.
         before = self.rate_at(state, now.samples)
         rate, what = state.rate, f"keeps {before:.3g}"
         ceiling = state.ceiling
@@ -377,71 +287,38 @@ class Tuning:
         )
 
     def _explores(self, now: MeasuredUpdate) -> bool:
-        """Return whether the tuner is in its first phase, exploring, at the update ``now``.
-
-        It is while at most ``explore`` samples are trained. In this phase the tuner looks for the
-        highest rate at which the loss does not grow.
-        """
         return now.samples <= self.explore
 
     def _limited(self, rate: float) -> float:
-        """Return the learning rate ``rate``, limited to the range from ``least`` to ``most``."""
         return min(max(rate, self.least), self.most)
 
     def _least_factor(self, state: TunerState, samples: float) -> float:
-        """Return the smallest factor by which a round of the second phase may change the rate.
-
-        It is from 0 to 1, and gets smaller with the samples since the last decision, so that all
-        rounds of this phase (exploiting) together divide the learning rate by no more than
-        :data:`FALL` (100). It is 1 if all samples are of the first phase.
-
-        Args:
-            state: the state of the tuner before the decision.
-            samples: the number of samples that the job has trained.
-        """
+        """Return the smallest factor by which a round of the second phase may change the rate."""
+        # It is from 0 to 1, and gets smaller with the samples since the last decision, so that all
+        # rounds of this phase (exploiting) together divide the learning rate by no more than `FALL`
+        # (100).
         if self.total <= self.explore:
             return 1.0
         since = samples - max(state.decided_at, self.explore)
         return float(FALL ** (-since / (self.total - self.explore)))
 
     def _affordable_at(self, state: TunerState, now: MeasuredUpdate, updates: int) -> float:
-        """Return the number of trained samples from which on more updates can be measured.
-
-        All measurements together may take the fraction ``share`` of the training time. A fraction
-        :data:`EARLY` (0.5) of that time is available at once, the rest grows evenly over the
-        training. The result may be below 0, if there is time already, and is at most twice
-        ``total``, which means never.
-
-        Args:
-            state: the state of the tuner.
-            now: the last measured update; the next ones are expected to cost as much.
-            updates: the number of updates to measure.
-        """
+        """Return the number of trained samples from which on more updates can be measured."""
+        # The result may be below 0, if there is time already, and is at most twice `total`, which
+        # means never.
+        # `now`: the last measured update; the next ones are expected to cost as much.
         whole_s = self.share * self.total * now.step_s / now.batch
         part = ((state.spent_s + updates * now.cost_s) / whole_s - EARLY) / (1.0 - EARLY)
         return min(part, 2.0) * self.total
 
 
 def _highest(losses: Curve) -> float:
-    """Return the larger one of two losses: without the measured update, and with it.
-
-    ``losses`` are those at :func:`edl.core.policy.lr_fit.points`. The result is infinity if one of
-    the two is NaN.
-    """
+    """Return the larger one of two losses: without the measured update, and with it."""
     return max(losses[0], losses[2]) if not math.isnan(losses[0] + losses[2]) else math.inf
 
 
 def _is_much_higher(losses: Curve, state: TunerState) -> bool:
-    """Return whether a measured loss is so high that the learning rate must be too high.
-
-    This is so if the larger one of the losses without and with the update is above ``state.loss``,
-    the loss to compare with, by more than 3 (:data:`HIGHER` - 1) times the absolute value of
-    ``state.loss``. The result is False if ``state.loss`` is None or 0.
-
-    Args:
-        losses: the losses of one update, at :func:`edl.core.policy.lr_fit.points`.
-        state: the state of the tuner.
-    """
+    """Return whether a measured loss is so high that the learning rate must be too high."""
     if not state.loss:
         return False
     return _highest(losses) > state.loss + (HIGHER - 1.0) * abs(state.loss)

@@ -17,43 +17,20 @@ from edl.errors import UsageError
 
 
 class Lines:
-    """The lines of a policy file, by which error messages name the line of a key.
-
-    Args:
-        text: the text of the file.
-        source: the name of the file, for messages.
-    """
+    """The lines of a policy file, by which error messages name the line of a key."""
 
     def __init__(self, text: str, source: str) -> None:
-        """Keep the lines of the file.
-
-        Args:
-            text: the text of the file.
-            source: the name of the file, for messages.
-        """
         self._source = source
         self._lines = text.splitlines()
 
     def error(self, table: str, key: str, sentence: str) -> UsageError:
-        """Return (not raise) an error that begins with the file's name and the line of ``key``.
-
-        If no line begins with ``key``, the message begins with the file's name only.
-
-        Args:
-            table: the table that ``key`` is in; empty if ``key`` is the name of a table.
-            key: the key or table that the sentence is about.
-            sentence: what is wrong, the rest of the message.
-        """
+        """Return (not raise) an error that begins with the file's name and the line of `key`."""
         found = [number for within, number in self._numbers(key) if within in (table, "")]
         where = f"{self._source}, line {found[0]}" if found else self._source
         return UsageError(f"{where}: {sentence}")
 
     def _numbers(self, key: str) -> Iterator[tuple[str, int]]:
-        """Yield a pair (table, line number) for each line that begins with ``key``, from the top.
-
-        Line numbers begin at 1. The table is the name of the one that the line is in; it is empty
-        if the line is the header of a table with the name ``key``.
-        """
+        """Yield a pair (table, line number) for each line that begins with `key`, from the top."""
         pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[\]=.]")
         table = ""
         for number, line in enumerate(self._lines, 1):
@@ -71,22 +48,7 @@ def made(
     others: Sequence[str],
     lines: Lines,
 ) -> Any:
-    """Return an object of ``kind`` whose settings have the values in ``given``.
-
-    A setting that ``given`` does not have keeps its default.
-
-    Args:
-        kind: a dataclass whose fields are declared by :func:`edl.core.settings.setting`.
-        given: the keys and values of a table of a policy file. The key of a field is its name; that
-            of a time ``x_s`` is ``x``, with a value such as "90s".
-        table: the name of the table, for messages.
-        what: a noun for the owner of these settings, for messages, such as "rule cost".
-        others: further keys that the table may have, which are passed over.
-        lines: the lines of the file, by which messages name a line.
-
-    Raises:
-        UsageError: a key is unknown, or a value has the wrong type or is out of range.
-    """
+    """Return an object of `kind` whose settings have the values in `given`."""
     known = {one.name.removesuffix("_s"): one for one in fields(kind) if one.metadata}
     types, values = get_type_hints(kind), {}
     for key, value in given.items():
@@ -107,21 +69,7 @@ def _value(
     key: str,
     lines: Lines,
 ) -> Any:
-    """Return a setting's value as the setting has it: an integer, float, text or boolean, or pairs.
-
-    Times are in seconds, as floats. A utility is a tuple of pairs.
-
-    Args:
-        one: the dataclass field that declares the setting.
-        types: the type of each field of that dataclass, by name.
-        value: the value in the policy file.
-        table: the name of the table that has the value.
-        key: the key of the value in that table.
-        lines: the lines of the file, by which messages name a line.
-
-    Raises:
-        UsageError: ``value`` has the wrong type, is out of range, or is not one of the choices.
-    """
+    """A setting's value as the setting has it: an integer, float, text or boolean, or pairs"""
     if one.name == "utility":
         return _utility(value, lines)
     if one.name.endswith("_s"):
@@ -150,18 +98,7 @@ def _value(
 
 
 def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
-    """Return the ``value`` of a key, a time such as "90s", in seconds.
-
-    Args:
-        value: the value in the policy file: a text with a unit (ms, s, m, h, d), or a number of
-            seconds.
-        table: the name of the table that has the value.
-        key: the key of the value in that table.
-        lines: the lines of the file, by which the message names the line.
-
-    Raises:
-        UsageError: ``value`` is not a time above 0.
-    """
+    """Return the `value` of a key, a time such as "90s", in seconds."""
     found = None if isinstance(value, bool) else seconds(str(value))
     if not found or not is_number(found):
         what = 'it must be a time such as "90s", "15m" or "2h"'
@@ -170,19 +107,7 @@ def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
 
 
 def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
-    """Return a utility such as [["1h", 10.0], ["2h", 0.0]] as pairs (seconds, value).
-
-    The seconds are counted from the beginning of the training, and may begin with 0. The value of a
-    pair is the worth of the training if it ends at that time.
-
-    Args:
-        value: the list as the policy file has it.
-        lines: the lines of that file, by which the message names the line.
-
-    Raises:
-        UsageError: ``value`` is not a list of at least two pairs (time, number), or a time is not
-            later than the one before.
-    """
+    """Return a utility such as [["1h", 10.0], ["2h", 0.0]] as pairs (seconds, value)."""
     hint = 'utility is a list of times and values, like [["1h", 10], ["2h", 0]]'
     if not isinstance(value, list) or len(value) < 2:
         raise lines.error("size", "utility", hint)
@@ -198,19 +123,13 @@ def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether ``value`` is a finite float, or an integer that is not above all floats.
-
-    A boolean is no number.
-    """
+    """Return whether `value` is a finite float, or an integer that is not above all floats."""
     kinds = isinstance(value, (int, float)) and not isinstance(value, bool)
     return kinds and abs(value) <= sys.float_info.max
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return a clause for the end of a message about ``word``, which is not a ``known`` word.
-
-    It begins with "; " and names the known word that was probably meant, or all known words.
-    """
+    """Return a clause for the end of a message about `word`, which is not a `known` word."""
     names = list(known)
     found = get_close_matches(word, names, n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(names)}"

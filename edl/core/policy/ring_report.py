@@ -15,34 +15,23 @@ from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 
 @dataclass(frozen=True)
 class RingReport:
-    """A summary of the step records of one ring's last steps, for the job's policy.
+    """A summary of the step records of one ring's last steps, for the job's policy."""
 
-    Each worker makes the same one every 10 steps; the leader, which runs in a worker, reads its
-    own. :data:`NO_REPORT` is the empty one.
-
-    Attributes:
-        care: the measures against slow workers: smaller batches, or replacement.
-        times: the mean step times of each worker, in rank order.
-        size_changes: for each worker, in rank order, how many workers more (or fewer, below 0) its
-            script asks for; 0: it asks for no change.
-        is_timed: whether the workers' step times are known, because the script trains with edl's
-            loaders.
-        noise: the gradient noise scale as far as it was measured; before that, an unknown one.
-        batching: the sizes of the batches; None: unknown.
-        step_batches: the number of batches whose gradients a worker adds up for one step.
-        learning: new samples of the loss and the learning rate, the oldest first.
-        generation: the number of the generation whose step records have the ``size_changes``.
-    """
-
+    # the measures against slow workers: smaller batches, or replacement
     care: Mitigation = NO_MITIGATION
-    times: tuple[Times, ...] = ()
+    times: tuple[Times, ...] = ()  # the mean step times of each worker, in rank order
+    # for each worker, in rank order, how many workers more (or fewer, below 0) its script asks for;
+    # 0: it asks for no change
     size_changes: tuple[int, ...] = ()
+    # whether the workers' step times are known, because the script trains with edl's loaders
     is_timed: bool = True
+    # the gradient noise scale as far as it was measured; before that, an unknown one
     noise: NoiseScale = UNKNOWN
-    batching: Batching | None = None
-    step_batches: int = 1
+    batching: Batching | None = None  # the sizes of the batches; None: unknown
+    step_batches: int = 1  # the number of batches whose gradients a worker adds up for one step
+    # new samples of the loss and the learning rate, the oldest first
     learning: tuple[LearningSample, ...] = ()
-    generation: int = 0
+    generation: int = 0  # the number of the generation whose step records have the `size_changes`
 
 
 NO_REPORT = RingReport()

@@ -19,36 +19,23 @@ ENOUGH_STEPS = 10  # for a measurement to count more than the model
 
 @dataclass(frozen=True)
 class ScalingModel:
-    """A model of a job's throughput, by the step time and by measured throughputs.
+    """A model of a job's throughput, by the step time and by measured throughputs."""
 
-    It has the methods of a :class:`edl.core.policy.observation.ThroughputModel`.
-
-    Attributes:
-        step_time: the fitted model of a step's time.
-        batch: the present batch, in samples of one worker in a step.
-        slots: the numbers of slots of the hosts, in the order in which hosts are filled; empty:
-            there is one host.
-        seen: number of workers -> its measurement. Measurements of fewer than :data:`ENOUGH_STEPS`
-            (10) steps are not used.
-    """
-
-    step_time: StepTime
-    batch: float
+    step_time: StepTime  # the fitted model of a step's time
+    batch: float  # the present batch, in samples of one worker in a step
+    # the numbers of slots of the hosts, in the order in which hosts are filled; empty: there is one
+    # host
     slots: Sequence[int] = ()
+    # number of workers -> its measurement. Measurements of fewer than `ENOUGH_STEPS` (10) steps are
+    # not used.
     seen: Mapping[int, SizeMeasurement] = field(default_factory=dict)
 
     def throughput(self, np: int) -> float:
-        """Return the throughput of ``np`` workers together, in samples a second.
-
-        Each worker trains ``batch`` samples in a step.
-        """
+        """Return the throughput of `np` workers together, in samples a second."""
         return self.with_batches(np, [self.batch])[0]
 
     def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:
-        """Return the throughput of ``np`` workers together, for each of ``batches`` in order.
-
-        A throughput is in samples a second, a batch in samples of one worker in a step.
-        """
+        """Return the throughput of `np` workers together, for each of `batches` in order."""
         modelled = self.step_time.throughputs(np, self._hosts(np), batches)
         known = [n for n, one in self.seen.items() if one.steps >= ENOUGH_STEPS]
         nearest = min(known, key=lambda n: abs(n - np), default=None)
@@ -60,10 +47,7 @@ class ScalingModel:
         return [rate * seen.samples_per_s / there for rate in modelled]
 
     def _hosts(self, np: int) -> int:
-        """Return the number of hosts that ``np`` workers occupy, filling hosts in order.
-
-        If they do not fit, it is the number of all hosts, at least 1.
-        """
+        """Return the number of hosts that `np` workers occupy, filling hosts in order."""
         room = 0
         for count, slots in enumerate(self.slots, 1):
             room += slots
@@ -73,14 +57,7 @@ class ScalingModel:
 
 
 def step_time_samples(seen: Iterable[tuple[int, SizeMeasurement]]) -> list[StepTimeSample]:
-    """Return the step times that follow from measured throughputs, for fitting a model.
-
-    The samples are in the order of ``seen``, without a compute time.
-
-    Args:
-        seen: pairs (number of workers, measurement); those without a known batch or throughput are
-            left out.
-    """
+    """Return the step times that follow from measured throughputs, for fitting a model."""
     return [
         StepTimeSample(np, one.hosts, one.batch, np * one.batch / one.samples_per_s)
         for np, one in seen

@@ -20,26 +20,11 @@ def decide_size(
     data_wait: float | None = None,
     desired: int | None = None,
 ) -> Suggestion:
-    """Return the number of workers that the job wants, with the reason and the rule's new state.
-
-    While a person's size is kept, the rule is not called. Otherwise its number is limited to the
-    largest allowed size for which the hosts have room. If there is none, the result is the smallest
-    allowed size. If the rule wants the present size, that is the result, even if it is not allowed.
-    Nothing is changed here; the caller asks for the workers.
-
-    Args:
-        rule: the size rule of the job's policy.
-        now: the observed job.
-        state: the state that the rule returned the last time; empty at the first call.
-        now_s: the time, in seconds since training began.
-        held_s: for how many seconds the size that a person asked for is still kept; 0: it is not
-            kept.
-        data_wait: the fraction of a step's time that workers may wait for data. Above it the job
-            does not grow, because more workers would wait for data as well; then the result has the
-            old ``state``. None: any.
-        desired: the desired number of workers; while a size is kept, the one that a person asked
-            for. None: the present number.
-    """
+    """Return the number of workers that the job wants, with the reason and the rule's new state."""
+    # Otherwise its number is limited to the largest allowed size for which the hosts have room.
+    # `now_s`: the time, in seconds since training began.
+    # Above it the job does not grow, because more workers would wait for data as well; then the
+    # result has the old `state`.
     if held_s > 0:
         asked = now.np if desired is None else desired
         why = f"stays at {now.np}: a person has asked for {workers(asked)}, which counts for "

@@ -32,48 +32,32 @@ TINY = 1e-8  # the least value of a parameter, in seconds; also the value of one
 
 @dataclass(frozen=True)
 class StepTimeSample:
-    """A measured step time, of one step or as a mean of many, with the workers that made the step.
+    """A measured step time, of one step or as a mean of many, with workers that made the step"""
 
-    Attributes:
-        workers: the number of workers.
-        hosts: the number of hosts that the workers were on.
-        batch: the number of samples of each worker in the step, on average; above 0.
-        step_s: the time of the step, above 0, in seconds.
-        compute_s: the time of the step without its reduction, above 0, in seconds; None: not
-            measured.
-    """
-
-    workers: int
-    hosts: int
-    batch: float
-    step_s: float
+    workers: int  # the number of workers
+    hosts: int  # the number of hosts that the workers were on
+    batch: float  # the number of samples of each worker in the step, on average; above 0
+    step_s: float  # the time of the step, above 0, in seconds
+    # the time of the step without its reduction, above 0, in seconds; None: not measured
     compute_s: float | None = None
 
 
 @dataclass(frozen=True)
 class StepTime(Record):
-    """The parameters of the model of a step's time, as :func:`.step_time_fit.fit` returns them.
+    """The parameters of the model of a step's time, as `fit` returns them."""
 
-    Its methods return the times and throughputs that the model predicts.
-
-    Attributes:
-        compute_s: alpha_c, the compute time that does not depend on the batch, in seconds.
-        each_sample_s: beta_c, the compute time of one sample, in seconds.
-        reduce_s: alpha_r, the reduction between two workers on one host, in seconds.
-        each_worker_s: beta_r, what each further worker on that host adds to the reduction, in
-            seconds.
-        far_reduce_s: alpha_n, the reduction between two workers on two hosts, in seconds.
-        each_far_worker_s: beta_n, what each further worker on any host adds to that, in seconds.
-        overlap: gamma, from 1 (the reduction begins when the computing has ended) to 10 (both take
-            place at the same time).
-    """
-
+    # alpha_c, the compute time that does not depend on the batch, in seconds
     compute_s: float = TINY
-    each_sample_s: float = TINY
-    reduce_s: float = TINY
+    each_sample_s: float = TINY  # beta_c, the compute time of one sample, in seconds
+    reduce_s: float = TINY  # alpha_r, the reduction between two workers on one host, in seconds
+    # beta_r, what each further worker on that host adds to the reduction, in seconds
     each_worker_s: float = TINY
+    # alpha_n, the reduction between two workers on two hosts, in seconds
     far_reduce_s: float = TINY
+    # beta_n, what each further worker on any host adds to that, in seconds
     each_far_worker_s: float = TINY
+    # gamma, from 1 (the reduction begins when the computing has ended) to 10 (both take place at
+    # the same time)
     overlap: float = 1.0
 
     @property
@@ -82,16 +66,7 @@ class StepTime(Record):
         return sum(value > TINY for value in self._parameters()[:-1]) + (self.overlap != 1.0)
 
     def step_s(self, workers: int, hosts: int, batch: float) -> float:
-        """Return the predicted time of a step in seconds.
-
-        It is one item of :meth:`steps_s`, without arrays: for one step they cost thirty times as
-        much.
-
-        Args:
-            workers: the number of workers, at least 1.
-            hosts: the number of hosts that they are on.
-            batch: the number of samples of each worker in the step.
-        """
+        """Return the predicted time of a step in seconds."""
         compute_s, reduce_s = self.compute_s + self.each_sample_s * batch, 0.0
         if workers > 1 and hosts > 1:
             reduce_s = self.far_reduce_s + self.each_far_worker_s * (workers - 2)
@@ -102,44 +77,21 @@ class StepTime(Record):
         return float(longest_s * powers ** (1.0 / gamma))
 
     def steps_s(self, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
-        """Return the predicted times of many steps in seconds, as an array.
-
-        All arguments and the result are arrays of one shape, with one item for each step.
-
-        Args:
-            workers: the numbers of workers.
-            hosts: the numbers of hosts that they are on.
-            batch: the numbers of samples of each worker.
-        """
+        """Return the predicted times of many steps in seconds, as an array."""
         from edl.core.policy.step_time_formula import steps_s
 
         return steps_s(self._parameters(), workers, hosts, batch)
 
     def throughput(self, workers: int, hosts: int, batch: float) -> float:
-        """Return the predicted throughput of all workers together, in samples a second.
-
-        Args:
-            workers: the number of workers.
-            hosts: the number of hosts that they are on.
-            batch: the number of samples of each worker in a step.
-        """
+        """Return the predicted throughput of all workers together, in samples a second."""
         return self.throughputs(workers, hosts, [batch])[0]
 
     def throughputs(self, workers: int, hosts: int, batches: Sequence[float]) -> list[float]:
-        """Return the predicted throughput of all workers together, for each batch in order.
-
-        A throughput is in samples a second.
-
-        Args:
-            workers: the number of workers.
-            hosts: the number of hosts that they are on.
-            batches: the batches, each in samples of one worker in a step.
-        """
+        """Return the predicted throughput of all workers together, for each batch in order."""
         from edl.core.policy.step_time_formula import throughputs
 
         return throughputs(self._parameters(), workers, hosts, batches)
 
     def _parameters(self) -> tuple[float, ...]:
-        """Return the seven parameters of the model, in the order of the fields."""
         parts = (self.compute_s, self.each_sample_s, self.reduce_s, self.each_worker_s)
         return (*parts, self.far_reduce_s, self.each_far_worker_s, self.overlap)

@@ -56,10 +56,7 @@ LEAST_ERROR = 1e-4  # the least RMSLE that is divided by: that of an exact fit i
 
 
 class Loss(Enum):
-    """The error L of predicted times; d are the differences of their logarithms from the measured.
-
-    ``MSLE`` is the mean of d^2 (mean squared logarithmic error), ``RMSLE`` its square root.
-    """
+    """The error L of predicted times."""
 
     MSLE = "mean squared logarithmic error"
     RMSLE = "root mean squared logarithmic error"
@@ -67,31 +64,26 @@ class Loss(Enum):
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The assumptions of a fit of the step time. The defaults are those of a live job.
+    """The assumptions of a fit of the step time. The defaults are those of a live job."""
 
-    Attributes:
-        loss: the error that is minimised. An error of 10 % adds 0.01 with the MSLE and 0.1 with the
-            RMSLE, so the penalties weigh more with the MSLE: live step times are noisy.
-        constant_share: the fraction of the compute time that is assumed not to depend on the batch
-            while only one local batch was measured, from 0 to 1.
-        far_factor: what the reduction between hosts is assumed to cost at least while the job has
-            only trained on one host, as a multiple of its cost on one host; 0: it is assumed to
-            cost nothing.
-        separable: whether a parameter is fitted only if the measurements tell it from the others.
-            alpha_c needs two local batches that are not :func:`~.observation.alike`, gamma these
-            and a reduction, and each beta two numbers of workers. alpha_r needs a step of one
-            worker, or a compute time; alpha_n one of these, or a step on one host. If False, they
-            are fitted with fewer measurements, and the penalties decide.
-        rounds: the largest number of steps of one search for the parameters, above 0; with the
-            RMSLE :func:`fit` makes several searches.
-        tolerance: a search ends with the first step that lowers the objective by less than this.
-    """
-
+    # the error that is minimised. An error of 10 % adds 0.01 with the MSLE and 0.1 with the RMSLE,
+    # so the penalties weigh more with the MSLE: live step times are noisy.
     loss: Loss = Loss.MSLE
+    # the fraction of the compute time that is assumed not to depend on the batch while only one
+    # local batch was measured, from 0 to 1
     constant_share: float = 0.0
+    # what the reduction between hosts is assumed to cost at least while the job has only trained on
+    # one host, as a multiple of its cost on one host; 0: it is assumed to cost nothing
     far_factor: float = 0.0
+    # whether a parameter is fitted only if the measurements tell it from the others. alpha_c needs
+    # two local batches that are not `alike`, gamma these and a reduction, and each beta two numbers
+    # of workers. alpha_r needs a step of one worker, or a compute time; alpha_n one of these, or a
+    # step on one host. If False, they are fitted with fewer measurements, and the penalties decide.
     separable: bool = True
+    # the largest number of steps of one search for the parameters, above 0; with the RMSLE `fit`
+    # makes several searches
     rounds: int = 60
+    # a search ends with the first step that lowers the objective by less than this
     tolerance: float = 1e-14
 
 
@@ -99,21 +91,9 @@ LIVE = FitOptions()
 
 
 def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepTime:
-    """Return the model of the step time that fits the measured steps best.
-
-    It minimises the errors of the logarithms of the times, plus small penalties that decide between
-    models that fit equally well; the docstring of the module has the formula.
-
-    One measurement is enough; parameters about which it says nothing keep the assumed values. The
-    same measurements in any order give the same model.
-
-    Args:
-        measured: the measured step times.
-        options: the assumptions of the fit.
-
-    Raises:
-        ValueError: ``measured`` is empty.
-    """
+    """Return the model of the step time that fits the measured steps best."""
+    # `measured`: the measured step times.
+    # ValueError: `measured` is empty.
     if not measured:
         raise ValueError("nothing was measured")
     ordered = sorted(measured, key=lambda one: (one.workers, one.hosts, one.batch, one.step_s))
@@ -135,16 +115,9 @@ def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepT
 
 
 class Objective:
-    """The function that :func:`fit` minimises, as the sum of the squares of :meth:`errors`.
+    """The function that `fit` minimises, as the sum of the squares of `errors`."""
 
-    A search varies the parameters that are fitted, and without bounds: it works with their
-    logarithms, and with the logit of gamma's place between 1 and 10. A vector of these is called
-    ``inner``. :func:`fit` calls :meth:`reweigh` before each search.
-
-    Args:
-        measured: the measured step times.
-        options: the assumptions of the fit.
-    """
+    # `measured`: the measured step times.
 
     def __init__(self, measured: Sequence[StepTimeSample], options: FitOptions) -> None:
         workers = np.array([one.workers for one in measured], float)
@@ -163,7 +136,7 @@ class Objective:
 
     @property
     def start(self) -> Vector:
-        """The vector ``inner`` that a search starts from: estimates from the measured times."""
+        """The vector `inner` that a search starts from: estimates from the measured times."""
         inner = np.log(np.maximum(self._first[self._free], TINY))
         if self._free[GAMMA]:
             place = (self._first[GAMMA] - 1.0) / (MOST_OVERLAP - 1.0)
@@ -171,11 +144,7 @@ class Objective:
         return inner
 
     def values(self, inner: Vector) -> Vector:
-        """Return all seven parameters for ``inner``, in the order of :class:`StepTime`.
-
-        ``inner`` has the fitted parameters as a search varies them (see :class:`Objective`); the
-        others keep their assumed values.
-        """
+        """Return all seven parameters for `inner`, in the order of `StepTime`."""
         values = self._first.copy()
         bounded = np.clip(inner, -20.0, 20.0)
         found = np.maximum(np.exp(bounded), TINY)
@@ -185,32 +154,21 @@ class Objective:
         return values
 
     def reweigh(self, inner: Vector) -> None:
-        """Set the weights of :meth:`errors` so that their sum of squares has the slope of the loss.
-
-        The loss is the error that ``FitOptions.loss`` selects. The slopes are equal at the
-        parameters ``inner`` (see :class:`Objective`). The compute times and the step times have one
-        weight each.
-        """
+        """Set the weights of `errors` so that their sum of squares has the slope of the loss."""
         self._weights = [self._weight(errors) for errors in self._differences(self.values(inner))]
 
     def errors(self, inner: Vector) -> Vector:
-        """Return the vector whose sum of squares is minimised, for the parameters ``inner``.
-
-        It has the weighted errors of the measured compute times, then those of the step times, and
-        the roots of the three penalties. An error is the logarithm of the predicted time minus that
-        of the measured time. For ``inner`` see :class:`Objective`.
-        """
+        """Return the vector whose sum of squares is minimised, for the parameters `inner`."""
+        # It has the weighted errors of the measured compute times, then those of the step times,
+        # and the roots of the three penalties. An error is the logarithm of the predicted time
+        # minus that of the measured time.
         values = self.values(inner)
         compute, step = self._differences(values)
         weighted = self._weights[0] * compute, self._weights[1] * step
         return np.concatenate([*weighted, fit_penalties(values, self._free)])
 
     def derivatives(self, inner: Vector) -> Vector:
-        """Return the matrix of the derivatives of each error (row) by each parameter (column).
-
-        The errors are those of :meth:`errors`, the parameters those in the vector ``inner`` (see
-        :class:`Objective`), at which the derivatives are taken.
-        """
+        """Return the matrix of the derivatives of each error (row) by each parameter (column)."""
         values = self.values(inner)
         compute, reduce = self._floored_parts(values)
         batch, near, far, more = self.setups
@@ -240,11 +198,7 @@ class Objective:
         return np.asarray(rows[:, self._free])
 
     def _weight(self, errors: Vector) -> float:
-        """Return the factor by which ``errors`` are multiplied before they are squared.
-
-        It is the root of the derivative of the loss by the sum of the squares of ``errors``, and 0
-        if there are no errors.
-        """
+        """Return the factor by which `errors` are multiplied before they are squared."""
         if not len(errors):
             return 0.0
         if self._loss is Loss.MSLE:
@@ -253,14 +207,9 @@ class Objective:
         return math.sqrt(0.5 / max(root, LEAST_ERROR) / len(errors))
 
     def _differences(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return the errors of the logarithms of the compute times and of the step times.
-
-        An error is the logarithm of the predicted time minus that of the measured time. ``values``
-        are the seven parameters, in the order of :class:`StepTime`.
-
-        Returns:
-            (an item for each step whose compute time was measured, an item for each step).
-        """
+        """Return the errors of the logarithms of the compute times and of the step times."""
+        # An error is the logarithm of the predicted time minus that of the measured time.
+        # (an item for each step whose compute time was measured, an item for each step).
         compute, reduce = self._floored_parts(values)
         longest, powers = overlapped(compute, reduce, values[GAMMA])
         log_step = np.log(longest) + np.log(powers) / values[GAMMA]
@@ -268,11 +217,8 @@ class Objective:
         return log_compute - self._log_compute, log_step - self._log_step
 
     def _floored_parts(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return the predicted compute time and reduction time of each measured step, in seconds.
-
-        The reduction time is at least :data:`TINY` (1e-8), so that it has a logarithm. ``values``
-        are the seven parameters, in the order of :class:`StepTime`.
-        """
+        """Return the predicted compute time and reduction time of each measured step, in seconds"""
+        # The reduction time is at least `TINY` (1e-8), so that it has a logarithm.
         compute, reduce = parts_of_steps(values, self.setups)
         return compute, np.maximum(reduce, TINY)
 
@@ -280,17 +226,9 @@ class Objective:
 def _free(
     setups: Setups, workers: Vector, has_compute: npt.NDArray[np.bool_], separable: bool
 ) -> npt.NDArray[np.bool_]:
-    """Return which of the seven parameters are fitted, as a mask in the order of :class:`StepTime`.
-
-    The other parameters keep the values of :func:`_first`.
-
-    Args:
-        setups: the inputs of the formula for each measured step.
-        workers: the number of workers of each step.
-        has_compute: whether the compute time of each step was measured.
-        separable: whether parameters are fitted only if the measurements tell them from the others
-            (see :class:`FitOptions`).
-    """
+    """Return which of the seven parameters are fitted, as a mask in the order of `StepTime`."""
+    # `setups`: the inputs of the formula for each measured step.
+    # `has_compute`: whether the compute time of each step was measured.
     near, far = setups.near > 0, setups.far > 0
     reduces = bool(near.any() or far.any())
     if not separable:
@@ -306,7 +244,6 @@ def _free(
 
 
 def _two_sizes(workers: Vector) -> bool:
-    """Return whether the numbers in ``workers`` are not all the same; False if there are none."""
     return len(np.unique(workers)) > 1
 
 
@@ -317,20 +254,12 @@ def _first(
     free: npt.NDArray[np.bool_],
     constant_share: float,
 ) -> Vector:
-    """Return the seven parameters that a search starts from.
-
-    The times that are not fitted are almost 0, and gamma is 1 if it is not fitted. But alpha_c, the
-    compute time that does not depend on the batch, takes a share of the compute time if it is not
-    fitted, because only one local batch was measured.
-
-    Args:
-        setups: the inputs of the formula for each measured step.
-        step_s: the time of each step, in seconds.
-        compute_s: the compute time of each step, in seconds; None: it was not measured in every
-            step. Then the search starts from a fraction of the shortest step for each parameter.
-        free: a mask of the parameters that are fitted.
-        constant_share: the share of the compute time that alpha_c takes with one local batch.
-    """
+    """Return the seven parameters that a search starts from."""
+    # But alpha_c, the compute time that does not depend on the batch, takes a share of the compute
+    # time if it is not fitted, because only one local batch was measured.
+    # `setups`: the inputs of the formula for each measured step.
+    # `compute_s`: the compute time of each step, in seconds; None: it was not measured in every
+    # step.
     if compute_s is None:
         shortest_s = float(np.min(step_s))
         constant_s, sample_s = shortest_s, shortest_s / float(np.max(setups.batch))
@@ -350,16 +279,7 @@ def _first(
 def step_derivatives(
     compute: Vector, reduce: Vector, gamma: float | Vector
 ) -> tuple[Vector, Vector]:
-    """Return the derivatives of log T_step by log T_compute and by gamma, as two arrays.
-
-    The arrays have one item for each step. T_step is the time of a step, T_compute its compute
-    time. (The derivative by the logarithm of the reduction time is 1 minus the first one.)
-
-    Args:
-        compute: the compute time of each step, above 0.
-        reduce: the reduction time of each step, above 0.
-        gamma: how far computing and reduction overlap, from 1 to 10 (:class:`StepTime`).
-    """
+    """Return the derivatives of log T_step by log T_compute and by gamma, as two arrays."""
     longest = np.maximum(compute, reduce)
     one, other = compute / longest, reduce / longest
     powers = one**gamma, other**gamma
@@ -369,15 +289,7 @@ def step_derivatives(
 
 
 def fit_penalties(values: Vector, free: npt.NDArray[np.bool_]) -> Vector:
-    """Return the square roots of the three penalties that a fit adds to its squared errors.
-
-    They are those of gamma, of beta_r / alpha_r and of beta_n / alpha_n. A quotient counts only if
-    both of its parameters are fitted.
-
-    Args:
-        values: the seven parameters, in the order of :class:`StepTime`.
-        free: which of them are fitted, an array of the same shape.
-    """
+    """Return the square roots of the three penalties that a fit adds to its squared errors."""
     near, far = free[[ALPHA_R, ALPHA_N]] & free[[BETA_R, BETA_N]]
     return np.array(
         [

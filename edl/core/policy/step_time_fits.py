@@ -51,14 +51,8 @@ PARAMETERS = GAMMA + 1
 
 
 def fit_all(many: Sequence[Sequence[StepTimeSample]]) -> list[StepTime]:
-    """Return, for the measured steps of each job, the model that fits them best.
-
-    Args:
-        many: for each job its measured step times, without compute times.
-
-    Raises:
-        ValueError: a job has no measurement, or one with a compute time.
-    """
+    """Return, for the measured steps of each job, the model that fits them best."""
+    # `many`: for each job its measured step times, without compute times.
     if not all(many):
         raise ValueError("nothing was measured")
     if any(one.compute_s is not None for measured in many for one in measured):
@@ -75,19 +69,11 @@ def fit_all(many: Sequence[Sequence[StepTimeSample]]) -> list[StepTime]:
 
 
 class _Steps(NamedTuple):
-    """The measured steps of jobs; the last axis of each array is the step, the one before the job.
+    """The measured steps of jobs."""
 
-    Jobs with fewer steps than others are filled up with steps of weight 0.
-
-    Attributes:
-        setups: the workers, hosts and batches, as the formula takes them.
-        log_s: the logarithms of the times.
-        weight: the root of 1 / the number of the job's steps.
-    """
-
-    setups: Setups
-    log_s: Vector
-    weight: Vector
+    setups: Setups  # the workers, hosts and batches, as the formula takes them
+    log_s: Vector  # the logarithms of the times
+    weight: Vector  # the root of 1 / the number of the job's steps
 
     def of(self, jobs: npt.NDArray[np.int64]) -> _Steps:
         """Return the steps of some of the jobs, by their indices."""
@@ -96,11 +82,9 @@ class _Steps(NamedTuple):
 
 
 class _Fits:
-    """The search for the parameters of several jobs at once.
+    """The search for the parameters of several jobs at once."""
 
-    Args:
-        many: for each job its measured step times.
-    """
+    # `many`: for each job its measured step times.
 
     def __init__(self, many: Sequence[Sequence[StepTimeSample]]) -> None:
         ordered = [
@@ -120,11 +104,7 @@ class _Fits:
         self._first = _first(self._steps.setups, step_s, self._free)
 
     def search(self) -> Vector:
-        """Return the parameters of each job: a row of seven, in the order of :class:`StepTime`.
-
-        It is the search of :func:`edl.core.policy.least_squares.least_squares`, in which each job
-        has its own damping and ends by itself.
-        """
+        """Return the parameters of each job: a row of seven, in the order of `StepTime`."""
         found = self._start()
         damping = np.full(len(found), FIRST_DAMPING)
         jobs = np.arange(len(found))  # those whose search goes on
@@ -158,7 +138,7 @@ class _Fits:
         return inner
 
     def _values(self, inner: Vector, jobs: npt.NDArray[np.int64]) -> Vector:
-        """Return the parameters of ``jobs`` for ``inner``, what the search varies, a row a job."""
+        """Return the parameters of `jobs` for `inner`, what the search varies, a row a job."""
         bounded = np.clip(inner, -BOUND, BOUND)
         values = np.maximum(np.exp(bounded), TINY)
         values[:, GAMMA] = 1.0 + (MOST_OVERLAP - 1.0) / (1.0 + np.exp(-bounded[:, GAMMA]))
@@ -174,10 +154,7 @@ class _Fits:
         return np.concatenate([steps.weight * (log_s - steps.log_s), penalties], axis=1)
 
     def _derivatives(self, inner: Vector, jobs: npt.NDArray[np.int64]) -> Vector:
-        """Return, for each job, the derivatives of each error (row) by each parameter (column).
-
-        The columns of parameters that are not fitted are 0.
-        """
+        """Return, for each job, the derivatives of each error (row) by each parameter (column)."""
         steps, values = self._steps.of(jobs), _columns(self._values(inner, jobs))
         compute, reduce = _floored_parts(values, steps.setups)
         batch, near, far, more = steps.setups
@@ -203,28 +180,16 @@ class _Fits:
 
 
 def _columns(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """Return the parameters of jobs as the formula takes them: first the parameter, then the job.
-
-    ``values`` has a row for each job. The last axis of the result, the step, has one item.
-    """
     return values.T[:, :, None]
 
 
 def _floored_parts(values: Vector, setups: Setups) -> tuple[Vector, Vector]:
-    """Return the predicted compute times and reduction times, the latter at least :data:`TINY`."""
     compute, reduce = parts_of_steps(values, setups)
     return compute, np.maximum(reduce, TINY)
 
 
 def _free(setups: Setups, workers: Vector) -> npt.NDArray[np.bool_]:
-    """Return which of the seven parameters of each job are fitted, a row a job.
-
-    A parameter is fitted if the measurements tell it from the others, as in a single fit.
-
-    Args:
-        setups: the inputs of the formula for each step.
-        workers: the number of workers of each step.
-    """
+    """Return which of the seven parameters of each job are fitted, a row a job."""
     near, far = setups.near > 0, setups.far > 0
     batches = setups.batch.max(1) > ALIKE * setups.batch.min(1)
     reduces, alone = (near | far).any(1), (workers == 1).any(1)
@@ -238,19 +203,12 @@ def _free(setups: Setups, workers: Vector) -> npt.NDArray[np.bool_]:
 
 
 def _differ(values: Vector, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return, for each row of ``values``, whether those that are ``counted`` are not all equal."""
     least = np.where(counted, values, np.inf).min(1)
     return np.asarray(np.where(counted, values, -np.inf).max(1) > least)
 
 
 def _first(setups: Setups, step_s: Vector, free: npt.NDArray[np.bool_]) -> Vector:
-    """Return the parameters that a search starts from, a row a job, as a single fit has them.
-
-    Args:
-        setups: the inputs of the formula for each step.
-        step_s: the time of each step, in seconds.
-        free: which parameters are fitted.
-    """
+    """Return the parameters that a search starts from, a row a job, as a single fit has them."""
     shortest_s = step_s.min(1)
     first = np.where(free, GUESSED_REDUCE * shortest_s[:, None], TINY)
     share = np.where(free[:, ALPHA_C], 0.5, LIVE.constant_share)

@@ -35,11 +35,7 @@ SHOWN = 20  # workers, the slowest ones, to people
 
 
 class StragglerCause(StrEnum):
-    """The activity that a straggler is slow at.
-
-    ``COMPUTE``: computing the gradients. ``DATA``: waiting for its data. ``NETWORK``: the reduction
-    of the gradients, which is then slow on all workers alike.
-    """
+    """The activity that a straggler is slow at."""
 
     COMPUTE = "computes"
     DATA = "loads its data"
@@ -48,27 +44,18 @@ class StragglerCause(StrEnum):
 
 @dataclass(frozen=True)
 class Times(Record):
-    """The mean times of one worker over its last steps, each in seconds for one step.
+    """The mean times of one worker over its last steps, each in seconds for one step."""
 
-    Attributes:
-        worker: the number of the worker.
-        host: the name of the worker's host.
-        samples: the samples that the worker trained in a step, on average.
-        compute_s: the worker's own time for computing: from its batch to its gradients, and the
-            work with the mean gradients.
-        data_s: the time that the worker waited for its batch.
-        reduce_s: the time from the worker's gradients to the mean of all, waiting for other workers
-            included.
-        steps: the number of steps that the means are over.
-    """
-
-    worker: int
-    host: str
-    samples: float
+    worker: int  # the number of the worker
+    host: str  # the name of the worker's host
+    samples: float  # the samples that the worker trained in a step, on average
+    # the worker's own time for computing: from its batch to its gradients, and the work with the
+    # mean gradients
     compute_s: float
-    data_s: float = 0.0
+    data_s: float = 0.0  # the time that the worker waited for its batch
+    # the time from the worker's gradients to the mean of all, waiting for other workers included
     reduce_s: float = 0.0
-    steps: int = 1
+    steps: int = 1  # the number of steps that the means are over
 
     @property
     def own_s(self) -> float:
@@ -78,23 +65,17 @@ class Times(Record):
 
 @dataclass(frozen=True)
 class StragglerReport:
-    """A finding about slow workers: which ones, and what they are slow at.
+    """A finding about slow workers: which ones, and what they are slow at."""
 
-    Attributes:
-        workers: the numbers of the slow workers; empty: the network slows all workers alike.
-        host: the name of the host, if these workers are all workers of one host; else empty.
-        at: the activity that they are slow at.
-        speed: the average speed of the slowest of them, relative to the median; for the network,
-            the fraction of a step that is not spent on reducing.
-    """
-
+    # the numbers of the slow workers; empty: the network slows all workers alike
     workers: tuple[int, ...]
-    host: str
-    at: StragglerCause
+    host: str  # the name of the host, if these workers are all workers of one host; else empty
+    at: StragglerCause  # the activity that they are slow at
+    # the average speed of the slowest of them, relative to the median; for the network, the
+    # fraction of a step that is not spent on reducing
     speed: float
 
     def __str__(self) -> str:
-        """Return a clause for people, such as "w3 computes at 0.61 of the usual speed"."""
         if self.at is StragglerCause.NETWORK:
             return f"reducing takes {1.0 - self.speed:.0%} of each step, on all workers alike"
         who = f"host {self.host} ({names(self.workers)})" if self.host else names(self.workers)
@@ -102,23 +83,16 @@ class StragglerReport:
 
 
 class Mitigation(NamedTuple):
-    """The answer of :class:`Stragglers`: measures against slow workers, and their reasons.
+    """The answer of `Stragglers`: measures against slow workers, and their reasons."""
 
-    The workers apply ``shares`` themselves; the leader replaces workers, one at a time.
-
-    Attributes:
-        shares: worker number -> the fraction of its usual batch that the worker gets; workers that
-            are not in it get all of it.
-        replace: the numbers of the workers that should be replaced, in ascending order; they are in
-            ``shares``, too.
-        findings: which workers are slow, and at what.
-        state: the state of the rule, for its next call.
-    """
-
+    # worker number -> the fraction of its usual batch that the worker gets; workers that are not in
+    # it get all of it
     shares: Mapping[int, float]
+    # the numbers of the workers that should be replaced, in ascending order; they are in `shares`,
+    # too
     replace: tuple[int, ...]
-    findings: tuple[StragglerReport, ...]
-    state: State
+    findings: tuple[StragglerReport, ...]  # which workers are slow, and at what
+    state: State  # the state of the rule, for its next call
 
 
 NO_MITIGATION = Mitigation({}, (), (), {})
@@ -126,47 +100,27 @@ NO_MITIGATION = Mitigation({}, (), (), {})
 
 @dataclass(frozen=True)
 class Stragglers:
-    """The rule for slow workers, with the settings of the table [stragglers] of a policy.
+    """The rule for slow workers, with the settings of the table [stragglers] of a policy."""
 
-    Each worker calls the object every 10 steps, with the same times and the same result. The rule
-    keeps the average speeds of workers in its state. A speed is relative to the median of all
-    workers.
-
-    Attributes:
-        forgets: the weight, from 0 to 1, of a new step in the average speed of a worker.
-        slow_below: the speed below which a worker is a straggler, from 0 to 1.
-        least_share: the smallest fraction of a batch; a straggler that would get less is replaced.
-        patience_steps: the number of steps in a row for which a worker's average must be slow
-            before it gets a smaller batch or is replaced.
-        replaces: whether another worker takes the place of a straggler, where a slot is free, on
-            another host if possible; if False, a straggler only gets a smaller batch, however
-            small.
-        again_s: the least time between two replacements of slow workers on one host, in seconds.
-    """
-
+    # the weight, from 0 to 1, of a new step in the average speed of a worker
     forgets: float = setting(0.1, "of what was known of a speed, each step", least=0.0, most=1.0)
     slow_below: float = setting(
         0.8, "of the median speed: then a worker is a straggler", least=0.0, most=1.0
-    )
+    )  # the speed below which a worker is a straggler, from 0 to 1
     least_share: float = setting(
         0.5, "of a batch; who would get less is replaced", least=0.0, most=1.0
-    )
+    )  # the smallest fraction of a batch; a straggler that would get less is replaced
+    # the number of steps in a row for which a worker's average must be slow before it gets a
+    # smaller batch or is replaced
     patience_steps: int = setting(50, "steps for which it has to be slow", least=1)
+    # whether another worker takes the place of a straggler, where a slot is free, on another host
+    # if possible; if False, a straggler only gets a smaller batch, however small
     replaces: bool = setting(True, "another worker takes its place, where a slot is free")
+    # the least time between two replacements of slow workers on one host, in seconds
     again_s: float = setting(600.0, "until a host gets another replacement")
 
     def __call__(self, times: Sequence[Times], state: State) -> Mitigation:
-        """Return the measures against the slow workers of a ring, by the step times of all.
-
-        A worker that has trained no samples counts neither as slow nor for the median. If fewer
-        than three workers have trained samples, the result has no measures and the old state.
-
-        Args:
-            times: the step times of each worker since the last call.
-            state: the ``state`` of the result of the last call; empty at the first call. It maps
-                the number of a worker, as a text, to {"speed": its average speed, "steps": how many
-                steps it has been slow}.
-        """
+        # `times`: the step times of each worker since the last call.
         times = [one for one in times if one.samples > 0 and one.own_s > 0]
         if len(times) < 3:
             return Mitigation({}, (), (), state)
@@ -198,17 +152,7 @@ class Stragglers:
     def _findings(
         self, times: Sequence[Times], slow: Sequence[Times], notes: Mapping[str, Any]
     ) -> list[StragglerReport]:
-        """Return one finding for each slow worker, or for each host whose workers are all slow.
-
-        A host has one finding if it has two or more workers, all of them are slow at the same
-        activity, and other hosts have workers, too. Then the finding has the lowest speed of these
-        workers.
-
-        Args:
-            times: the step times of all workers.
-            slow: the step times of the slow workers.
-            notes: the worker's number as a text -> {"speed": its average speed, ...}.
-        """
+        """Return one finding for each slow worker, or for each host whose workers are all slow."""
         by_host: dict[tuple[str, StragglerCause], list[int]] = defaultdict(list)
         for one in slow:
             by_host[one.host, _at(one, times)].append(one.worker)
@@ -224,30 +168,18 @@ class Stragglers:
 
 
 def data_part(times: Sequence[Times]) -> float:
-    """Return the fraction of a step's time that workers wait for their data, on average.
-
-    ``times`` are the mean step times of the workers; the result is 0 if they are empty or all 0.
-    """
+    """Return the fraction of a step's time that workers wait for their data, on average."""
     steps_s = sum(one.own_s + one.reduce_s for one in times)
     return sum(one.data_s for one in times) / steps_s if steps_s > 0 else 0.0
 
 
 def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
-    """Return the times of the workers that need longest for computing and data, the longest first.
-
-    ``times`` are the mean step times of all workers. The result has the first :data:`SHOWN` (20) of
-    them, or all if there are fewer.
-    """
+    """The times of the workers that need longest for computing and data, the longest first"""
     return tuple(sorted(times, key=lambda one: -one.own_s)[:SHOWN])
 
 
 def _network(times: Sequence[Times]) -> list[StragglerReport]:
-    """Return a list with one finding if the network is slow, else an empty list.
-
-    The network is slow if the shortest reduction in ``times``, the step times of all workers, takes
-    longer than the slowest worker's computing and loading. The worker that all others wait for
-    waits for no other worker, so the shortest reduction shows the network's time.
-    """
+    """Return a list with one finding if the network is slow, else an empty list."""
     reduce_s = min(one.reduce_s for one in times)
     own_s = max(one.own_s for one in times)
     if reduce_s <= own_s:
@@ -256,24 +188,13 @@ def _network(times: Sequence[Times]) -> list[StragglerReport]:
 
 
 def _rate(one: Times) -> float:
-    """Return how many samples a worker trains in a second of its own time.
-
-    ``one`` has the worker's step times.
-    """
     return one.samples / one.own_s
 
 
 def _at(one: Times, times: Sequence[Times]) -> StragglerCause:
-    """Return what makes a worker slow: waiting for its data, or computing.
-
-    For each of the two, the worker's excess is its time minus the median over all workers for as
-    many samples, because a smaller batch is loaded and computed sooner. The larger excess is the
-    cause; it is computing if both are equal.
-
-    Args:
-        one: the step times of the slow worker.
-        times: the step times of all workers.
-    """
+    """Return what makes a worker slow: waiting for its data, or computing."""
+    # For each of the two, the worker's excess is its time minus the median over all workers for as
+    # many samples, because a smaller batch is loaded and computed sooner.
     usual = median(other.data_s / max(1.0, other.samples) for other in times)
     more_data = one.data_s - usual * one.samples
     usual = median(other.compute_s / max(1.0, other.samples) for other in times)

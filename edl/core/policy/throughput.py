@@ -21,31 +21,15 @@ from edl.core.settings import setting
 
 @dataclass(frozen=True)
 class Throughput(HillClimbing):
-    """The size rule ``throughput``, which adds workers while each brings enough throughput.
-
-    The search and its other settings are those of :class:`HillClimbing`. The table [size] of a
-    policy names the rule; the leader calls the object with each new observation of the job.
-
-    Attributes:
-        threshold: the fraction of an old worker's throughput that each additional worker must
-            exceed.
-    """
+    """The size rule `throughput`, which adds workers while each brings enough throughput."""
 
     threshold: float = setting(
         0.1, "a worker more must bring this part of what one of the present ones does"
-    )
+    )  # the fraction of an old worker's throughput that each additional worker must exceed
 
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return a comparison that says whether ``more`` workers instead of ``fewer`` pay, and why.
-
-        They pay if each additional worker brings more than the fraction ``threshold`` of the
-        throughput of each old one (:func:`marginal_share`).
-
-        Args:
-            now: the observed job, in which both numbers of workers were measured.
-            fewer: the number of old workers.
-            more: the number of all workers, the additional ones included.
-        """
+        """Return a comparison that says whether `more` workers instead of `fewer` pay, and why."""
+        # `now`: the observed job, in which both numbers of workers were measured.
         share = marginal_share(now, fewer, more)
         what = ordinal(more) if more == fewer + 1 else f"{more - fewer} more than {fewer}"
         pays = share > self.threshold
@@ -59,23 +43,15 @@ class Throughput(HillClimbing):
 
 
 def marginal_share(now: Observation, fewer: int, more: int) -> float:
-    """Return the throughput that each additional worker brings, relative to that of each old one.
-
-    1 means as much, 0 nothing, below 0 that all together train less. The result is 0 if the old
-    workers train nothing.
-
-    Args:
-        now: the observed job, in which both numbers of workers were measured.
-        fewer: the number of old workers.
-        more: the number of all workers, the additional ones included; above ``fewer``.
-    """
+    """Return the throughput that each additional worker brings, relative to that of each old one"""
+    # `now`: the observed job, in which both numbers of workers were measured.
     base, gain = now.seen[fewer].samples_per_s, now.seen[more].samples_per_s
     each = base / fewer
     return ((gain - base) / (more - fewer)) / each if each > 0 else 0.0
 
 
 def ordinal(number: int) -> str:
-    """Return a phrase for the ``number``-th worker of a job: "a 5th worker", "a 21st worker"."""
+    """Return a phrase for the `number`-th worker of a job: "a 5th worker", "a 21st worker"."""
     ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     text = str(number)
     article = "an" if text.startswith("8") or number in (11, 18) else "a"

@@ -20,34 +20,18 @@ SUM, MEAN, MAX = "sum", "mean", "max"
 
 @dataclass(frozen=True)
 class Votes:
-    """The size rule ``votes``, which follows what scripts return to :func:`edl.on_interval`.
+    """The size rule `votes`, which follows what scripts return to `on_interval`."""
 
-    A vote is how many workers more (or fewer, below 0) the script of one worker asks for; 0 counts
-    as a vote.
-
-    Attributes:
-        together: how the votes of the workers become one number: ``sum``, ``mean`` (rounded) or
-            ``max`` (the largest vote, so workers leave only if all ask for that).
-        every_s: the least time between two changes of the size, in seconds.
-    """
-
+    # how the votes of the workers become one number: `sum`, `mean` (rounded) or `max` (the largest
+    # vote, so workers leave only if all ask for that)
     together: str = setting(
         SUM, "how the workers' wishes become one: sum, mean or max", choices=(SUM, MEAN, MAX)
     )
+    # the least time between two changes of the size, in seconds
     every_s: float = setting(60.0, "between two changes")
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the present size plus the workers' combined votes, why, and the rule's new state.
-
-        The size does not change without votes, while another change is not complete, or within
-        ``every_s`` of the last change by this rule. It does not fall below the smallest allowed
-        size; :func:`edl.core.policy.size_decision.decide_size` applies the other limits.
-
-        Args:
-            now: the observed job; the votes are ``now.size_changes``.
-            state: the state that the rule returned the last time; empty at the first call.
-            now_s: the time in seconds since training began.
-        """
+        # `now_s`: the time in seconds since training began.
         if now.awaits or not now.size_changes:
             why = "the last change is under way" if now.awaits else "no worker wishes anything"
             return Suggestion(now.np, f"stays at {now.np}: {why}", state)
@@ -65,11 +49,6 @@ class Votes:
         return Suggestion(np, f"goes to {np}: {said}{change:+d}", {"changed_s": now_s})
 
     def _change(self, wishes: Sequence[int]) -> int:
-        """Return the change of the size that the votes in ``wishes`` make together.
-
-        ``wishes`` has at least one vote. Each vote is how many workers more (or fewer, below 0) a
-        worker's script asks for. A mean is rounded to a whole number.
-        """
         if self.together == MAX:
             return max(wishes)
         total = sum(wishes)
