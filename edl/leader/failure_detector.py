@@ -23,34 +23,16 @@ from edl.http.client import Health, ask_all
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """The progress of the job, as one worker reports it.
+    """The progress of the job, as one worker reports it."""
 
-    Attributes:
-        worker: The id of the worker that reported it.
-        progress: The worker's counters after its last complete step; ``updated_at`` is on the
-            leader's clock. Its ``generation`` is 0 if the worker has not been in a ring.
-    """
-
-    worker: int
+    worker: int  # The id of the worker that reported it
+    # The worker's counters after its last complete step; `updated_at` is on the leader's clock. Its
+    # `generation` is 0 if the worker has not been in a ring.
     progress: WorkerProgress
 
 
 class FailureDetector:
-    """The checks that a leader makes on the workers of its job; only its daemon thread uses it.
-
-    In each turn the leader calls :meth:`look`, then :meth:`dead` and :meth:`stall`. These only
-    report: the leader evicts.
-
-    Args:
-        config: The configuration of the leader's process: time limits.
-        worker: The id of the worker that leads.
-        run: The identifier of this start of the job; an answer with another one proves that the
-            worker that was asked is gone.
-        progress: Returns the progress of the leader's own training; called in the daemon thread.
-        activity: Returns what the leader's own training thread does at the moment; called there.
-        limits: How long a ring must complete no step, and how long to wait for answers.
-        clock: Returns the time in seconds; only differences count.
-    """
+    """The checks that a leader makes on the workers of its job; only its daemon thread uses it."""
 
     def __init__(
         self,
@@ -80,22 +62,14 @@ class FailureDetector:
 
     @property
     def newest_report(self) -> ProgressReport:
-        """The newest progress of the job that this leader knows, with the worker that reported it.
-
-        Once this leader has been in a ring, it is the leader's own progress; before, it is the
-        newest that a member of the ring has reported, or the leader's own with counters of 0 if
-        none has.
-        """
+        """The newest progress of the job that this leader knows."""
         own = self._own_progress()
         return ProgressReport(self._worker, own) if own.generation else self._newest_report
 
     def look(self, snapshot: Snapshot) -> None:
-        """Ask the members of the ring for the job's progress, if this leader is a newcomer.
-
-        A newcomer was never in a ring and is not one of the members; otherwise no worker is asked.
-        The call waits for the answers, about 0.5 s at most. It is called once a turn of the leader,
-        before the other methods. ``snapshot`` is the state of the job in ZooKeeper.
-        """
+        """Ask the members of the ring for the job's progress, if this leader is a newcomer."""
+        # A newcomer was never in a ring and is not one of the members; otherwise no worker is
+        # asked.
         generation = snapshot.generation
         ring = (generation.previous or generation.members) if generation is not None else ()
         never_in = not self._own_progress().generation
@@ -106,21 +80,7 @@ class FailureDetector:
     def dead(
         self, snapshot: Snapshot, generation_s: float
     ) -> tuple[dict[int, str], frozenset[int]]:
-        """Ask the workers that are suspected to be dead, and return the ones that are.
-
-        Suspected are members of a ring that is broken, stands still or is about to change, the
-        newcomers, and members that have left ZooKeeper. The call waits for their answers, about
-        0.5 s at most.
-
-        Args:
-            snapshot: The state of the job in ZooKeeper.
-            generation_s: How many seconds ago the present generation was first seen.
-
-        Returns:
-            A pair: the proof of death of each dead worker, as a sentence by worker id; and the ids
-            of all workers that gave no answer in time. Only those among them that are also in the
-            first part are proved to be dead; the others may be alive.
-        """
+        """Ask the workers that are suspected to be dead, and return the ones that are."""
         idle = self._idle()
         now = self._clock()
         heard_s = {worker: now - at for worker, at in self._answered.items()}
@@ -139,18 +99,10 @@ class FailureDetector:
         return dead, frozenset(silent)
 
     def stall(self, snapshot: Snapshot) -> Stall | None:
-        """Return which workers hold up a ring that should train, or None if there is no stall.
-
-        There is no stall while steps complete, while the job pauses because it has too few workers,
-        for some minutes after a script has ended a call of Keras' ``fit``, or once the job is over.
-        In a stall the call asks all members over HTTP, about 0.5 s at most. Workers that were
-        evicted, or whose process has ended, are never named. ``snapshot`` is the state of the job
-        in ZooKeeper.
-
-        Returns:
-            The workers to blame (perhaps none), which of them to evict, and the reason; None if
-            there is no stall.
-        """
+        """Return which workers hold up a ring that should train, or None if there is no stall."""
+        # There is no stall while steps complete, while the job pauses because it has too few
+        # workers, for some minutes after a script has ended a call of Keras' `fit`, or once the job
+        # is over. Workers that were evicted, or whose process has ended, are never named.
         generation, progress = snapshot.generation, self.newest_report.progress
         quiet_s = min(self._quiet_s, self._clock() - self._since)
         if (
@@ -194,29 +146,13 @@ class FailureDetector:
         return stall.judge_stall(reports, quiet_s, progress.step, self._stall_limits)
 
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
-        """Return the last complete step of ``worker``: this leader's own, or the one in its answer.
-
-        ``answers`` has the answers of the other workers, by id. The step is 0 if ``worker`` gave no
-        answer, or one without a step.
-        """
+        """Return the last complete step of `worker`: this leader's own, or the one in its answer"""
         own = self._own_progress()
         progress = own if worker == self._worker else _progress(answers[worker], self._clock())
         return progress.step if progress is not None else 0
 
     def _ask(self, ports: Mapping[int, tuple[str, int]], snapshot: Snapshot) -> dict[int, Health]:
-        """Ask the workers at ``ports`` for their health, and return the results by worker id.
-
-        All are asked at the same time, and the call waits for them. A worker that has no member
-        node in ``snapshot`` and was asked in vain less than ``silence_s`` (1) second ago is not
-        asked again: its result is SILENT.
-
-        Args:
-            ports: A pair, address and port, of each worker, by id.
-            snapshot: The state of the job in ZooKeeper.
-
-        Returns:
-            A result for each worker in ``ports``.
-        """
+        """Ask the workers at `ports` for their health, and return the results by worker id."""
         since = self._clock() - self._limits.silence_s
         members = {member.id for member in snapshot.members}
         silent = {w for w, at in self._silent_since.items() if at > since and w not in members}
@@ -227,11 +163,7 @@ class FailureDetector:
         return answers | {w: Health(Liveness.SILENT) for w in ports if w in silent}
 
     def _listen(self, ring: Sequence[RingMember]) -> None:
-        """Ask all members of ``ring`` for their progress, and keep one as the newest report.
-
-        It is that of the first member, in the order of ``ring``, whose answer shows that it has
-        been in a ring; without such an answer the former report is kept.
-        """
+        """Ask all members of `ring` for their progress, and keep one as the newest report."""
         ports = {member.id: (member.address, member.port) for member in ring}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         reports = {w: _progress(health, now) for w, health in answers.items()}
@@ -242,18 +174,12 @@ class FailureDetector:
 
     @property
     def _quiet_s(self) -> float:
-        """The number of seconds since the last step completed, by the newest report.
-
-        Before the first step it is the time since ``updated_at`` of that report.
-        """
+        """The number of seconds since the last step completed, by the newest report."""
+        # Before the first step it is the time since `updated_at` of that report.
         return self._clock() - self.newest_report.progress.updated_at
 
     def _idle(self) -> RingIdle:
-        """Return how long ago the ring completed its last step, for the rules on dead workers.
-
-        The result also has the usual time of a step, what this leader's training thread does, and
-        the time limits, which are longer if this leader is a newcomer that has heard of no ring.
-        """
+        """Return how long ago the ring completed its last step, for the rules on dead workers."""
         progress, doing = self.newest_report.progress, self._own_activity().doing
         observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation
@@ -262,7 +188,7 @@ class FailureDetector:
 
 
 def _activity(health: Health) -> Activity | None:
-    """Return what the worker with the answer ``health`` does; None without (a valid) answer."""
+    """Return what the worker with the answer `health` does; None without (a valid) answer."""
     if health.liveness is not Liveness.ALIVE:
         return None
     try:
@@ -272,18 +198,7 @@ def _activity(health: Health) -> Activity | None:
 
 
 def _progress(health: Health, now_s: float) -> WorkerProgress | None:
-    """Return a worker's progress from its answer, with the time of its last step on our clock.
-
-    Args:
-        health: the result of asking the worker for its health; its report is empty if the worker
-            did not answer.
-        now_s: when the answer came, in seconds of this process's monotonic clock (that of the
-            leader).
-
-    Returns:
-        The progress, whose ``updated_at`` is when the worker's last step ended, on the clock of
-        ``now_s``. None: the report is empty, or has no valid progress.
-    """
+    """Return a worker's progress from its answer, with the time of its last step on our clock."""
     report: Mapping[str, object] = health.report
     quiet_s = report.get("quiet_s")
     if not isinstance(quiet_s, int | float):

@@ -21,14 +21,7 @@ EVERY_S = 30.0  # between two fits
 
 
 class Fitting:
-    """A background fit of the step-time model, repeated as long as :meth:`look` is called.
-
-    The model gives the time of a step by number of workers and batch size. One thread, the leader's
-    daemon, calls :meth:`look` in each turn; each fit runs in a thread of its own.
-
-    Args:
-        clock: Returns the time in seconds; only differences count.
-    """
+    """A background fit of the step-time model, repeated as long as `look` is called."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,20 +31,12 @@ class Fitting:
         self._found: StepTime | None = None
 
     def look(self, seen: Mapping[tuple[int, int], SizeMeasurement]) -> StepTime | None:
-        """Return a new model if a fit has ended; if none runs, start the next fit when one is due.
-
-        A fit is due 30 s (``EVERY_S``) after the start of the last one, or at once if the set of
-        measured combinations of workers and batch is another than in the last one. The call that
-        returns a model starts no fit. Without measurements no fit is started. The call never waits.
-
-        Args:
-            seen: The measured throughput. A key is a pair: the number of workers, and a number that
-                tells batch sizes apart.
-
-        Returns:
-            The model of the fit that has ended since the last call, once for each fit. None if none
-            has ended, or if the measurements fit no model (which is logged).
-        """
+        """A new model if a fit has ended; if none runs, start the next fit when one is due"""
+        # A fit is due 30 s (`EVERY_S`) after the start of the last one, or at once if the set of
+        # measured combinations of workers and batch is another than in the last one. The call never
+        # waits.
+        # `seen`: The measured throughput.
+        # The model of the fit that has ended since the last call, once for each fit.
         if self._thread is not None:
             if self._thread.is_alive():
                 return None
@@ -73,10 +58,7 @@ class Fitting:
         return None
 
     def _fit(self) -> None:
-        """Fit the model to the measurements of the last :meth:`look`, and keep it for the next one.
-
-        If the measurements fit no model, a warning is logged and none is kept.
-        """
+        """Fit the model to the measurements of the last `look`, and keep it for the next one."""
         try:
             self._found = fit(_measured(self._seen))
         except (ValueError, ArithmeticError) as error:  # a singular matrix is a ValueError
@@ -84,9 +66,4 @@ class Fitting:
 
 
 def _measured(seen: Mapping[tuple[int, int], SizeMeasurement]) -> list[StepTimeSample]:
-    """Return the throughput measurements in ``seen`` as samples of the step time, for the fit.
-
-    A key of ``seen`` is a pair: the number of workers, and a number that tells batch sizes apart.
-    Measurements without a known batch or throughput are left out.
-    """
     return step_time_samples((np, one) for (np, _), one in seen.items())

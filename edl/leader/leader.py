@@ -51,27 +51,7 @@ EVICTED_KEPT = 20  # evictions of exited workers: agents read there why a proces
 
 
 class LeaderTerm:
-    """The work of a leader during one term; call :meth:`turn` when the job may have changed.
-
-    One object is made for each term, when the election was won; that queues the event about the new
-    leader. Only the daemon thread uses it, and calls the functions below.
-
-    Args:
-        config: The configuration of the leader's process.
-        store: The job in ZooKeeper.
-        leadership: The term, as the election returned it: its number, and what proves to ZooKeeper
-            that it is not over.
-        worker: The id of the worker that leads.
-        progress: Returns the progress of this worker's own training.
-        activity: Returns what this worker's training thread does at the moment.
-        ring: Returns a summary of the last step records in this worker's ring: the speeds of all
-            workers, the batches, the noise; an empty one if this worker is in no ring.
-        log: Queues an event for the event log of the job.
-        write_events: Writes the queued events to ZooKeeper; called at the beginning of each turn.
-        request_batch: Sets the global batch, in samples, that this worker's next step records shall
-            ask for; 0: none. Called in each turn that changes no membership.
-        clock: Returns the time in seconds; only differences count.
-    """
+    """The work of a leader during one term; call `turn` when the job may have changed."""
 
     def __init__(
         self,
@@ -127,28 +107,10 @@ class LeaderTerm:
         return self._decisions.term
 
     def turn(self, wake: Callable[[], None]) -> float:
-        """Read the state of the job, decide on its membership, and write the decision, once.
-
-        If the membership needs no change, the job's policy decides on size, batch and slow workers.
-        The decision and its events are written in one transaction before the call returns. The turn
-        also writes the queued events and, if it is time, the summary of the training. It asks
-        suspected workers over HTTP, which may take a second.
-
-        Args:
-            wake: Called without arguments when another turn is due: by this call after it has
-                written a decision, and later, in another thread, once the state that was read has
-                changed. It must not block.
-
-        Returns:
-            After how many seconds another turn is due although the state has not changed, because
-            a time limit is over then; infinite if a turn as often as usual is enough.
-
-        Raises:
-            LeadershipLost: the term is over; the decision was not written.
-            UnknownJob: the job is not in ZooKeeper.
-            CoordinationError: ZooKeeper is away, or the state has changed since it was read; the
-                next turn tries again.
-        """
+        """Read the state of the job, decide on its membership, and write the decision, once."""
+        # It must not block.
+        # After how many seconds another turn is due although the state has not changed, because a
+        # time limit is over then; infinite if a turn as often as usual is enough.
         self._write_events()
         snapshot = self._store.snapshot(wake)
         ages = self._ages.look(snapshot, self._clock())
@@ -174,14 +136,7 @@ class LeaderTerm:
         return math.inf if decision.again_s is None else decision.again_s
 
     def _follow_policy(self, snapshot: Snapshot, ages: Ages, wake: Callable[[], None]) -> None:
-        """Let the job's policy change the size, the batch or a slow worker, and write the change.
-
-        A change of the workers and its events are written before the call returns; the batch goes
-        into this worker's next step records; events without a change are only queued. A policy that
-        has failed is switched off in ZooKeeper. ``snapshot`` is the state of the job in ZooKeeper,
-        and ``ages`` says how long its facts have been true; ``wake``, called after a decision was
-        written, makes the leader take another turn.
-        """
+        """Let the job's policy change the size, the batch or a slow worker, and write the change"""
         report = self._detector.newest_report
         sample, left = report.progress.sample(report.worker), report.progress.left
         rate = round(self._rate.newest, 1)
@@ -210,22 +165,9 @@ class LeaderTerm:
             self._policy_loop.written(found.learned)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
-        """Check whether the ring stalls; log when a stall begins or a further worker holds it up.
-
-        An event is logged when a stall begins, and again when a worker holds the ring up that was
-        not named before in this stall. It is written under the fence of this term: a leader that
-        was suspended takes the time that it missed for a stall, while another one leads the ring on
-        without it. The reason is kept for the summary of the training, until a turn without a
-        stall. ``snapshot`` is the state of the job in ZooKeeper.
-
-        Returns:
-            The workers to evict because they hold up the ring: the reason by worker id; empty if
-            there are none. The caller evicts them.
-
-        Raises:
-            LeadershipLost: the term is over; the event was not written.
-            CoordinationError: ZooKeeper is away; the next turn tries again.
-        """
+        """Check whether the ring stalls; log when a stall begins or a further worker holds it up"""
+        # The workers to evict because they hold up the ring: the reason by worker id; empty if
+        # there are none.
         stall = self._detector.stall(snapshot)
         if stall is None:
             self._stall, self._named = "", None
@@ -238,13 +180,7 @@ class LeaderTerm:
         return dict(stall.evict)
 
     def _look_for_pause(self, snapshot: Snapshot) -> str:
-        """Return why the job pauses, if it has too few workers; log that once in a generation.
-
-        "Log" means to queue an event. ``snapshot`` is the state of the job in ZooKeeper.
-
-        Returns:
-            The sentence that says why the job pauses; empty if it does not.
-        """
+        """Return why the job pauses, if it has too few workers; log that once in a generation."""
         generation, paused = snapshot.generation, snapshot.paused
         if paused and generation is not None and generation.number != self._paused:
             self._paused = generation.number
@@ -254,12 +190,7 @@ class LeaderTerm:
 
     @staticmethod
     def _completed(decision: MembershipDecision) -> MembershipDecision:
-        """Return ``decision`` with a time and a scope, which the pure decision does not have.
-
-        A change of the desired workers gets the present time. A new generation gets a random scope:
-        a name that nobody can guess, which begins the keys of this generation in the rendezvous
-        store. A decision that has neither is returned as it is.
-        """
+        """Return `decision` with a time and a scope, which the pure decision does not have."""
         if decision.change and decision.change.moves:
             decision = replace(decision, change=decision.change.at(time.time()))
         if decision.generation is None:
@@ -270,13 +201,7 @@ class LeaderTerm:
     def _events_of(
         self, decision: MembershipDecision, snapshot: Snapshot, ages: Ages
     ) -> Iterator[Event]:
-        """Yield the events that report ``decision`` in the event log; the caller writes them.
-
-        They come in the order: the new generation, the change of the desired workers, slots given
-        back, evictions by worker id, answers to requests to drain or replace a worker. ``snapshot``
-        is the state of the job in ZooKeeper on which the decision was made, and ``ages`` says how
-        long its facts have been true.
-        """
+        """Yield the events that report `decision` in the event log; the caller writes them."""
         if decision.generation is not None:
             new = decision.generation
             failures = {}
@@ -309,27 +234,13 @@ class LeaderTerm:
             yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 
     def _event(self, details: Details, reason: str, generation: int | None = None) -> Event:
-        """Return an event with the present time and the newest step that this leader knows of.
-
-        Args:
-            details: The typed content of the event.
-            reason: What happened and why, as a sentence.
-            generation: The number of the generation to name; None: the one in the newest report of
-                a worker's progress, 0 if there is none.
-        """
+        """Return an event with the present time and the newest step that this leader knows of."""
         progress = self._detector.newest_report.progress
         number = progress.generation if generation is None else generation
         return Event(time.time(), number, progress.step, reason, details)
 
     def _put_status(self, snapshot: Snapshot) -> None:
-        """Write the summary of the training to ZooKeeper, if it is due.
-
-        It is due every ``status_period_s`` seconds, a setting of the job, and when a new ring has
-        trained a step. Then all but the newest 2,000 events, and old evictions, are removed, too.
-        If this leader knows of no progress, and there is a former summary, that is written again
-        with speed 0 and the new reason, and nothing is removed. ``snapshot`` is the state of the
-        job in ZooKeeper.
-        """
+        """Write the summary of the training to ZooKeeper, if it is due."""
         now, period_s = self._clock(), self._config.job_settings.status_period_s
         report = self._detector.newest_report
         worker, progress = report.worker, report.progress
@@ -359,7 +270,7 @@ class LeaderTerm:
 
 
 def _hosts_of(new: Generation) -> dict[str, tuple[str, ...]]:
-    """Return the workers that join with the generation ``new``, by host."""
+    """Return the workers that join with the generation `new`, by host."""
     found: dict[str, tuple[str, ...]] = {}
     for member in new.members:
         if member.id in new.joined:
@@ -368,31 +279,18 @@ def _hosts_of(new: Generation) -> dict[str, tuple[str, ...]]:
 
 
 class _Rate:
-    """A meter of the training speed over about the last 3 seconds, by one worker's counts.
-
-    Attributes:
-        newest: The speed in samples per second that :meth:`of` returned last; 0 before.
-    """
+    """A meter of the training speed over about the last 3 seconds, by one worker's counts."""
 
     WINDOW_S = 3.0
 
     def __init__(self) -> None:
         self._worker = -1
         self._points: list[tuple[float, int]] = []
-        self.newest = 0.0
+        self.newest = 0.0  # The speed in samples per second that `of` returned last; 0 before
 
     def of(self, worker: int, total: int, now: float) -> float:
-        """Add a count of trained samples, and return the speed in samples per second.
-
-        It is the average from the oldest count of the last 3 seconds to this one, and at least
-        between the last two counts; 0 for the first count of a worker.
-
-        Args:
-            worker: The id of the worker that counted. If it is not the one of the last call, the
-                earlier counts are dropped.
-            total: How many samples all workers have trained since this worker joined, as it counts.
-            now: The time of the count in seconds.
-        """
+        """Add a count of trained samples, and return the speed in samples per second."""
+        # `total`: How many samples all workers have trained since this worker joined, as it counts.
         if worker != self._worker:
             self._worker = worker
             self._points.clear()

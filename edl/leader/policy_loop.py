@@ -46,47 +46,28 @@ News = tuple[tuple[Details, str], ...]  # details of an event, and its reason
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """The decisions of one turn of a job's policy.
+    """The decisions of one turn of a job's policy."""
 
-    Attributes:
-        says: What the policy wants and why, for people; empty if it says nothing.
-        news: Events for the event log, each a pair of details and reason: to be written in one
-            transaction with the decision, or logged alone if there is none.
-        decision: A decision to carry out: a new number of workers, the replacement of a slow
-            worker, or the end of such a request. None: nothing is to change.
-        learned: The scaling profile (throughput by number of workers) to write to ZooKeeper,
-            because 10 s have passed or a change was decided; None: it is not to be written now.
-        batch: The global batch that the job shall use, in samples; 0: the present one stays, or
-            the script chooses it.
-        failed: Why the policy cannot go on and has to be switched off, a clause; empty if it can.
-            The other attributes are empty then.
-    """
-
-    says: str = ""
+    says: str = ""  # What the policy wants and why, for people; empty if it says nothing
+    # Events for the event log, each a pair of details and reason: to be written in one transaction
+    # with the decision, or logged alone if there is none
     news: News = ()
+    # A decision to carry out: a new number of workers, the replacement of a slow worker, or the end
+    # of such a request. None: nothing is to change.
     decision: MembershipDecision | None = None
+    # The scaling profile (throughput by number of workers) to write to ZooKeeper, because 10 s have
+    # passed or a change was decided; None: it is not to be written now
     learned: ScalingProfile | None = None
+    # The global batch that the job shall use, in samples; 0: the present one stays, or the script
+    # chooses it
     batch: int = 0
+    # Why the policy cannot go on and has to be switched off, a clause; empty if it can. The other
+    # attributes are empty then.
     failed: str = ""
 
 
 class PolicyLoop:
-    """The policy of a job as one leader applies it, turn by turn; only its daemon thread calls it.
-
-    There is one object for each term. Its :meth:`turn` is called in each turn of the leader that
-    changes no membership.
-
-    Args:
-        store: The job in ZooKeeper.
-        wait_s: How long to wait until the replacement of a slow worker joins, in seconds; after
-            that the request is taken back.
-        ring: Returns what the last step records in this worker's ring say: the times of all
-            workers, which of them are slow, the batch sizes; called once in each turn.
-        clock: Returns the time in seconds; only differences count.
-
-    Attributes:
-        size: The part that chooses the number of workers, and keeps the scaling profile.
-    """
+    """The policy of a job as one leader applies it, turn by turn."""
 
     def __init__(
         self,
@@ -99,6 +80,7 @@ class PolicyLoop:
         self._ring = ring
         self._kept = JobPolicy()
         self._policy: PolicyFile | None = None
+        # The part that chooses the number of workers, and keeps the scaling profile
         self.size = SizePolicy(store, clock)
         self._stragglers = StragglerMitigation(wait_s, clock)
         self._clock = clock
@@ -111,31 +93,7 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Record the newest measurements; return the decisions of the job's policy, and its batch.
-
-        The measurements go into the scaling profile in memory. The caller writes the result to
-        ZooKeeper, and calls :meth:`written` after it has written the profile. The policy is not
-        followed while the job does not train or is profiled. A policy that cannot be read is
-        reported by ``failed`` of the result, and not raised.
-
-        The global batch is that which the cluster has chosen for the job, else edl's own choice,
-        also without a policy. It is 0 if the script chooses its batches, while the policy is not
-        followed, and without the cluster's choice while the policy is switched off.
-
-        Args:
-            snapshot: The state of the job in ZooKeeper, with the text of its policy.
-            now: The newest progress of the ring; None if no worker has reported any.
-            left: How many samples are to be trained until the job ends; None if that is not known.
-            samples_per_s: The speed of all workers together in samples per second, for the event
-                log.
-
-        Returns:
-            The decisions on the size of the job, its global batch and its slow workers.
-
-        Raises:
-            CoordinationError: ZooKeeper is away: the profile there is read in the first turns.
-            UnknownJob: the job is not in ZooKeeper.
-        """
+        """Record the newest measurements; the decisions of the job's policy, and its batch"""
         kept = snapshot.policy
         if (kept.text, kept.off) != (self._kept.text, self._kept.off):
             try:
@@ -168,12 +126,7 @@ class PolicyLoop:
         return self._with_batch(found, ring, self.size.observation(snapshot, left))
 
     def _learning_news(self, ring: RingReport) -> News:
-        """Add the losses and learning rates in ``ring`` to the job's curve; return what is wrong.
-
-        Returns:
-            For each loss that is not finite or has risen far: the details of its event, and a
-            sentence. Empty: there is none.
-        """
+        """Add the losses and learning rates in `ring` to the job's curve; return what is wrong."""
         if not ring.learning:
             return ()
         curve, spikes = self.size.learned.learning.with_samples(ring.learning, time.time())
@@ -189,24 +142,8 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Return a change of the job's size by ``policy``, or the replacement of a slow worker.
-
-        The measurement ``now`` is recorded first. Slow workers are looked at only in a turn without
-        a new suggestion for the size, and only if ``policy`` has a rule for them. The caller writes
-        the result.
-
-        Args:
-            snapshot: The state of the job in ZooKeeper.
-            policy: The policy to follow; None if the job has none or must not follow it now.
-            ring: What the step records in this worker's ring say about all workers.
-            now: The newest progress of the ring; None if no worker has reported any.
-            left: How many samples are to be trained until the job ends; None if that is not known.
-            samples_per_s: The speed of all workers together in samples per second, for the event
-                log.
-
-        Returns:
-            The result without a global batch; without any decision if ``policy`` is None.
-        """
+        """Return a change of the job's size by `policy`, or the replacement of a slow worker."""
+        # `policy`: The policy to follow; None if the job has none or must not follow it now.
         np, number = 0, 0
         if snapshot.generation is not None:
             np, number = len(snapshot.generation.members), snapshot.generation.number
@@ -241,17 +178,7 @@ class PolicyLoop:
     def _with_batch(
         self, found: PolicyResult, ring: RingReport, now: Observation | None
     ) -> PolicyResult:
-        """Return ``found`` with the global batch to use, if edl chooses the job's global batch.
-
-        A new choice is made every 5 s (``CHOICE_S``); the turns between repeat the last one. A
-        choice that is new adds an event. If the script chooses the batch, or the sizes of the
-        batches are not known, the result is ``found``.
-
-        Args:
-            found: What this turn has decided so far.
-            ring: What the step records say, with the present batch sizes.
-            now: The observation of the job to choose from; None: the result is ``found``.
-        """
+        """Return `found` with the global batch to use, if edl chooses the job's global batch."""
         if now is None or ring.batching is None or not ring.batching.is_chosen:
             return found
         now_s, before = self._clock(), self._choice
@@ -265,21 +192,12 @@ class PolicyLoop:
         return replace(found, says=says, batch=self._choice.batch)
 
     def written(self, learned: ScalingProfile) -> None:
-        """Note that the scaling profile in :attr:`PolicyResult.learned` was written to ZooKeeper.
-
-        The next one is due 10 s later, and the times of replacements in it count from now on.
-        ``learned`` is that profile.
-        """
         self.size.note(replaced=learned.replaced)
         self.size.written()
 
     def _may_follow(self, snapshot: Snapshot) -> bool:
-        """Return whether the job may follow its policy: it trains, and is not being profiled.
-
-        It trains if it is RUNNING, has a ring, and does not pause because it has too few workers.
-        `edl profile` sets the sizes of the job one after the other to measure them. ``snapshot`` is
-        the state of the job in ZooKeeper.
-        """
+        """Return whether the job may follow its policy: it trains, and is not being profiled."""
+        # It trains if it is RUNNING, has a ring, and does not pause because it has too few workers.
         generation = snapshot.generation
         trains = generation is not None and generation.members and not snapshot.paused
         if not trains or snapshot.job.state is not JobState.RUNNING:
@@ -291,11 +209,7 @@ class PolicyLoop:
 
 
 def _chosen(now: Observation) -> BatchDecision:
-    """Return the global batch to use, chosen from the observation ``now`` of the job.
-
-    The result has the batch in samples of all workers together, and the reason. The batch is 0, so
-    the present one stays, if the model of the step time gives no finite numbers (which is logged).
-    """
+    """Return the global batch to use, chosen from the observation `now` of the job."""
     try:
         return choose_batch(now)
     except ArithmeticError as error:
@@ -304,9 +218,5 @@ def _chosen(now: Observation) -> BatchDecision:
 
 
 def _details(finding: StragglerReport) -> StragglerDetails:
-    """Return the details of the event that reports the slow workers named in ``finding``.
-
-    These are the workers' names, their host, what they are slow at, and their relative speed.
-    """
     workers = tuple(f"w{worker}" for worker in finding.workers)
     return StragglerDetails(workers, finding.host, str(finding.at), round(finding.speed, 3))

@@ -41,36 +41,25 @@ PROFILE_S = 30.0  # between two looks whether the job was profiled
 
 @dataclass(frozen=True)
 class SizeOutcome:
-    """The decisions of one turn of the size policy.
+    """The decisions of one turn of the size policy."""
 
-    Attributes:
-        suggestion: The size that the job shall have, and why; None without a ring, or without a
-            policy that has a rule for the size, or if that has failed.
-        is_news: Whether the suggestion is worth an event: the rule has decided anew and otherwise
-            than before, or it comes with a change.
-        change: The change of the desired workers to write; None: they stay as they are.
-        learned: The scaling profile to write to ZooKeeper, because 10 s have passed or there is a
-            change; None: it is not to be written now.
-        failed: Why the policy cannot go on and has to be switched off, a clause; empty if it can.
-    """
-
+    # The size that the job shall have, and why; None without a ring, or without a policy that has a
+    # rule for the size, or if that has failed
     suggestion: Suggestion | None = None
+    # Whether the suggestion is worth an event: the rule has decided anew and otherwise than before,
+    # or it comes with a change
     is_news: bool = False
+    # The change of the desired workers to write; None: they stay as they are
     change: DesiredChange | None = None
+    # The scaling profile to write to ZooKeeper, because 10 s have passed or there is a change;
+    # None: it is not to be written now
     learned: ScalingProfile | None = None
+    # Why the policy cannot go on and has to be switched off, a clause; empty if it can
     failed: str = ""
 
 
 class SizePolicy:
-    """The part of a job's policy that chooses its size; only the leader's daemon thread calls it.
-
-    There is one object for each term. Its :meth:`turn` is called in each turn of the leader that
-    changes no membership.
-
-    Args:
-        store: The job in ZooKeeper, which is only read.
-        clock: Returns the time in seconds; only differences count.
-    """
+    """The part of a job's policy that chooses its size; only the leader's daemon thread calls it"""
 
     def __init__(self, store: JobStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -88,39 +77,17 @@ class SizePolicy:
 
     @property
     def learned(self) -> ScalingProfile:
-        """The scaling profile of the job: its measured throughput by number of workers.
-
-        It is read from ZooKeeper at each use as long as this leader has recorded nothing; an empty
-        one if nothing was measured.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """The scaling profile of the job: its measured throughput by number of workers."""
+        # It is read from ZooKeeper at each use as long as this leader has recorded nothing; an
+        # empty one if nothing was measured.
         return self._learned or self._store.policy.learned()
 
     def note(self, **changes: Any) -> None:
-        """Replace fields of the scaling profile :attr:`learned` in memory; nothing is written.
-
-        ``changes`` has the new values by the names of the fields of :class:`ScalingProfile`, such
-        as ``noise``.
-
-        Raises:
-            CoordinationError: ZooKeeper is away, and this leader has recorded nothing yet.
-        """
+        """Replace fields of the scaling profile `learned` in memory; nothing is written."""
         self._learned = replace(self.learned, **changes)
 
     def note_batching(self, batching: Batching, step_batches: int) -> None:
-        """Note the sizes of the job's batches in the scaling profile :attr:`learned`, in memory.
-
-        If they differ from those in the profile, its throughputs do not count any more.
-
-        Args:
-            batching: The sizes of the batches.
-            step_batches: The number of batches whose gradients a worker adds up for one step.
-
-        Raises:
-            CoordinationError: ZooKeeper is away, and this leader has recorded nothing yet.
-        """
+        """Note the sizes of the job's batches in the scaling profile `learned`, in memory."""
         self._learned = self.learned.for_batching(batching, step_batches)
 
     def turn(
@@ -131,29 +98,7 @@ class SizePolicy:
         left: float | None,
         wishes: Sequence[int] = (),
     ) -> SizeOutcome:
-        """Record the newest measurement; return the size that the policy's rule suggests.
-
-        The measurement goes into :attr:`learned`. The caller writes the change. An error of the
-        rule is not raised, but returned as ``failed``.
-
-        Args:
-            snapshot: The state of the job in ZooKeeper.
-            policy: The policy that the job follows now; None if it has none, does not train, or is
-                profiled: then the measurement is recorded and nothing suggested.
-            now: The newest progress of the ring; None if no worker has reported any.
-            left: How many samples are to be trained until the job ends; None if that is not known.
-            wishes: For each worker, in rank order, how many workers more (or fewer, below 0) its
-                script asks for; empty if that is not known.
-
-        Returns:
-            The suggested size and, if the size has to change and no change of the workers is under
-            way, the change of the desired workers.
-
-        Raises:
-            CoordinationError: ZooKeeper is away: the profile there is read until this leader has
-                measured a size, and the results of `edl profile` every 30 s.
-            UnknownJob: the job is not in ZooKeeper.
-        """
+        """Record the newest measurement; return the size that the policy's rule suggests."""
         learned = self._learn(snapshot, now)
         if policy is not self._policy:
             self._policy = policy
@@ -204,18 +149,7 @@ class SizePolicy:
         return SizeOutcome(found, True, change, learned)
 
     def observation(self, snapshot: Snapshot, left: float | None) -> Observation | None:
-        """Return the observation of the job from which the global batch is chosen.
-
-        It has the number of workers in the ring, the number of slots of all hosts, and the
-        measurements of the scaling profile. Nothing is recorded.
-
-        Args:
-            snapshot: The state of the job in ZooKeeper.
-            left: How many samples are to be trained until the job ends; None if that is not known.
-
-        Returns:
-            The observation; None if the job has no ring.
-        """
+        """Return the observation of the job from which the global batch is chosen."""
         if snapshot.generation is None or not snapshot.generation.members:
             return None
         awaits = _coming(snapshot, snapshot.generation)[1]
@@ -229,47 +163,20 @@ class SizePolicy:
         awaits: bool,
         wishes: Sequence[int] = (),
     ) -> Observation:
-        """Return the observation of the job that the rule for its size gets.
-
-        It has the number of workers in the ring (0 without a ring), the number of slots of all
-        hosts that the job may use, and the measurements of the scaling profile.
-
-        Args:
-            snapshot: The state of the job in ZooKeeper.
-            learned: The scaling profile of the job.
-            left: How many samples are to be trained until the job ends; None if that is not known.
-            awaits: Whether a change of the workers is under way.
-            wishes: For each worker, in rank order, how many workers more (or fewer, below 0) its
-                script asks for; empty if that is not known.
-        """
+        """Return the observation of the job that the rule for its size gets."""
         np = len(snapshot.generation.members) if snapshot.generation is not None else 0
         slots = sum(host.slots for host in snapshot.available)
         filled = [host.slots for host in sorted(snapshot.available, key=lambda host: host.name)]
         return learned.observation(np, snapshot.job.sizes, slots, awaits, left, wishes, filled)
 
     def written(self) -> None:
-        """Note that the scaling profile :attr:`learned` was written to ZooKeeper just now.
-
-        It is due again 10 s later.
-        """
+        """Note that the scaling profile `learned` was written to ZooKeeper just now."""
         self._written_s = self._clock()
 
     def _learn(self, snapshot: Snapshot, now: ProgressSample | None) -> ScalingProfile:
-        """Add the measurement ``now`` and the time since the last turn to the scaling profile.
-
-        The profile is the job's throughput by number of workers. A measurement that equals the last
-        one is not added again, and time counts only while the job has a ring. A ring goes on until
-        the workers of the next generation have met: a measurement counts for the hosts of the ring
-        that made it. If a person has asked for a size since the last turn, the time for which it is
-        kept begins. ``snapshot`` is the state of the job in ZooKeeper; ``now`` is None if no worker
-        has reported any progress.
-
-        Returns:
-            The new value of :attr:`learned`.
-
-        Raises:
-            CoordinationError: ZooKeeper is away; it is read until something was measured.
-        """
+        """Add the measurement `now` and the time since the last turn to the scaling profile."""
+        # If a person has asked for a size since the last turn, the time for which it is kept
+        # begins.
         learned, now_s = self._learned, self._clock()
         if learned is None or not (learned.seen or learned.by_batch):  # resumed just now, perhaps
             learned = self._resumed(self._store.policy.learned())
@@ -289,15 +196,7 @@ class SizePolicy:
         return learned
 
     def _with_profile(self, learned: ScalingProfile) -> ScalingProfile:
-        """Return the profile ``learned`` with the sizes added that only `edl profile` has measured.
-
-        The results of `edl profile` are read from ZooKeeper every 30 s (``PROFILE_S``). In the
-        calls between, or without results, the profile is returned unchanged.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-            UnknownJob: the job is not in ZooKeeper.
-        """
+        """Return the profile `learned` with the sizes added that only `edl profile` has measured"""
         if self._clock() < self._profile_due_s:
             return learned
         self._profile_due_s = self._clock() + PROFILE_S
@@ -305,12 +204,10 @@ class SizePolicy:
         return learned if curve is None else learned.with_curve(curve)
 
     def _resumed(self, kept: ScalingProfile) -> ScalingProfile:
-        """Return the scaling profile to use: ``kept``, from ZooKeeper, or this leader's own.
-
-        It is ``kept`` if that has measurements (perhaps put there from a checkpoint), or if this
-        leader has no profile of its own; otherwise this leader's own. Throughputs in ``kept`` that
-        were measured with other batches than the leader knows of do not count.
-        """
+        """Return the scaling profile to use: `kept`, from ZooKeeper, or this leader's own."""
+        # It is `kept` if that has measurements (perhaps put there from a checkpoint), or if this
+        # leader has no profile of its own; otherwise this leader's own. Throughputs in `kept` that
+        # were measured with other batches than the leader knows of do not count.
         own = self._learned
         if own is None:
             return kept
@@ -321,62 +218,30 @@ class SizePolicy:
         return kept.for_batching(own.batching, own.step_batches)
 
     def _is_news(self, np: int, found: Suggestion) -> bool:
-        """Return whether a suggestion differs from that of the last call; remember this one.
-
-        The present size, the suggested size and the text of the reason before its first colon are
-        compared. The first call returns True.
-
-        Args:
-            np: The present number of workers.
-            found: The suggestion.
-        """
+        """Return whether a suggestion differs from that of the last call; remember this one."""
         said = np, found.np, found.reason.partition(":")[0]
         before, self._said = self._said, said
         return said != before
 
     def _due(self, learned: ScalingProfile) -> ScalingProfile | None:
-        """Return the scaling profile ``learned`` if it is time to write it to ZooKeeper, else None.
-
-        It is time 10 s (``KEEP_S``) after the last write or, before the first, after this object
-        was made.
-        """
         return learned if self._clock() - self._written_s >= KEEP_S else None
 
 
 def _rule(policy: PolicyFile) -> Rule | None:
-    """Return the rule by which ``policy`` chooses the number of workers; None if it has none.
-
-    A user's function is wrapped in a new :class:`CustomRuleRunner`, so that it runs in the
-    background.
-    """
+    # A user's function is wrapped in a new `CustomRuleRunner`, so that it runs in the background.
     return CustomRuleRunner(policy.size) if isinstance(policy.size, CustomRule) else policy.size
 
 
 def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:
-    """Return how many of its desired workers each host has or can get, and if a change is going on.
-
-    A host without an agent can get no workers: of its desired workers, only members count.
-
-    Args:
-        snapshot: The state of the job in ZooKeeper.
-        generation: The newest generation.
-
-    Returns:
-        A pair: the number of workers by host; and whether a change of the workers is going on: the
-        sum of these numbers differs from the size of the generation, or a member has not entered
-        the ring.
-    """
+    """How many of its desired workers each host has or can get, and if a change is going on"""
     coming = attainable(snapshot, generation.members, snapshot.desired.hosts)
     awaits = sum(coming.values()) != len(generation.members) or not _all_in(snapshot)
     return coming, awaits
 
 
 def _all_in(snapshot: Snapshot) -> bool:
-    """Return whether all members of the newest generation have entered its ring.
-
-    ``snapshot`` is the state of the job in ZooKeeper; it must have a generation. A member whose
-    ZooKeeper session has ended counts as not entered.
-    """
+    """Return whether all members of the newest generation have entered its ring."""
+    # `snapshot` is the state of the job in ZooKeeper; it must have a generation.
     generation = snapshot.generation
     assert generation is not None
     at = {member.id: member.generation for member in snapshot.members}

@@ -21,36 +21,23 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class MitigationResult:
-    """The decisions of one turn about slow workers.
+    """The decisions of one turn about slow workers."""
 
-    Attributes:
-        says: Which workers are slow and what is done about them, for people; empty if none is slow,
-            or in the turn in which a request is taken back.
-        findings: New findings, each a pair: the finding (which workers are slow, at what, and how
-            slow), and a sentence for people that also says what is done about it.
-        decision: A decision to carry out, which requests a replacement or takes the request back;
-            None: neither.
-        replaced: If a replacement is requested now, the time of the last replacement on each host
-            that had one lately, this one included, in seconds of the job's training; else None.
-    """
-
+    # Which workers are slow and what is done about them, for people; empty if none is slow, or in
+    # the turn in which a request is taken back
     says: str = ""
+    # New findings, each a pair: the finding (which workers are slow, at what, and how slow), and a
+    # sentence for people that also says what is done about it
     findings: tuple[tuple[StragglerReport, str], ...] = ()
+    # A decision to carry out, which requests a replacement or takes the request back; None: neither
     decision: MembershipDecision | None = None
+    # If a replacement is requested now, the time of the last replacement on each host that had one
+    # lately, this one included, in seconds of the job's training; else None
     replaced: Mapping[str, float] | None = field(default=None)
 
 
 class StragglerMitigation:
-    """The part of a leader that reports slow workers and replaces them by workers in free slots.
-
-    A slot of the slow worker's own host is taken only if no other host has a free one. The object
-    only decides; the leader writes the decisions. Only the leader's daemon thread calls it.
-
-    Args:
-        wait_s: How long to wait until a replacement joins, in seconds; after that the slow worker
-            stays.
-        clock: Returns the time in seconds; only differences count.
-    """
+    """The part of a leader that reports slow workers and replaces them by workers in free slots."""
 
     def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._wait_s = wait_s
@@ -66,23 +53,8 @@ class StragglerMitigation:
         replaced: Mapping[str, float],
         now_s: float,
     ) -> MitigationResult:
-        """Decide which slow worker to replace, and which findings to report.
-
-        At most one worker is replaced at a time: the result requests a new worker in a free slot,
-        on another host if possible, and the slow one leaves when that joins. If none joins within
-        ``wait_s`` seconds, the result only takes the request back. Findings about workers that are
-        no longer members of the ring are ignored.
-
-        Args:
-            now: The state of the job in ZooKeeper.
-            rule: The rule on slow workers in the job's policy.
-            care: The findings of the training thread of the leading worker: which workers are slow,
-                and which of them to replace, in the order in which they are tried: the first one
-                that can be replaced is.
-            replaced: When a worker of each host was last replaced, by host, on the clock of
-                ``now_s``.
-            now_s: The seconds since training began, in which the job had workers.
-        """
+        """Decide which slow worker to replace, and which findings to report."""
+        # `now_s`: The seconds since training began, in which the job had workers.
         open_ = [request for request in now.requests if request.kind == RequestKind.REPLACE]
         if late := self._late(open_):
             return MitigationResult(decision=self._taken_back(now, late))
@@ -115,21 +87,7 @@ class StragglerMitigation:
         done: Mapping[int, str],
         members: set[int],
     ) -> tuple[tuple[StragglerReport, str], ...]:
-        """Return the findings to report: new ones, and those whose treatment has changed.
-
-        The treatment of a slow worker is a smaller batch or its replacement. The findings are
-        compared with those of the last call, and remembered for the next.
-
-        Args:
-            says: All present findings, each a pair with its sentence for people.
-            care: Has the share of a batch that each slow worker trains.
-            done: What is done to replace a worker, as a clause by worker id.
-            members: The ids of the workers in the generation.
-
-        Returns:
-            Pairs of a finding and its sentence, the present ones first. Workers of a former finding
-            that are in none now, and are still members, get a finding with the speed 1.0.
-        """
+        """Return the findings to report: new ones, and those whose treatment has changed."""
         before = self._said
         self._said = {
             (f.workers, f.at): tuple(w in known for known in (care.shares, done) for w in f.workers)
@@ -150,20 +108,10 @@ class StragglerMitigation:
     def _replace(
         self, now: Snapshot, worker: int, care: Mitigation, recent: Mapping[str, float]
     ) -> MembershipDecision | None:
-        """Return the decision to replace a slow worker; None if it cannot be replaced.
-
-        It cannot if no host that is considered has a free slot, if it is no member of the ring, if
-        its host has more workers than are desired there, so that one leaves it anyway, or if the
-        launcher places the workers itself (horovodrun).
-
-        Args:
-            now: The state of the job in ZooKeeper.
-            worker: The id of the slow worker.
-            care: The findings about slow workers; a host of which all workers are slow is not
-                considered.
-            recent: When a worker of each host was replaced, for hosts where that was less than
-                ``again_s`` of the policy ago; these are not considered either.
-        """
+        """Return the decision to replace a slow worker; None if it cannot be replaced."""
+        # It cannot if no host that is considered has a free slot, if it is no member of the ring,
+        # if its host has more workers than are desired there, so that one leaves it anyway, or if
+        # the launcher places the workers itself (horovodrun).
         slow = {finding.host for finding in care.findings if finding.host}
         found = replacement(now, worker, slow | recent.keys())
         if found is None:
@@ -177,26 +125,14 @@ class StragglerMitigation:
         return MembershipDecision(reason, change=change if change else None, asks=(ask,))
 
     def _late(self, requests: list[Request]) -> Request | None:
-        """Return the first of ``requests`` that waits ``wait_s`` seconds or more; None: none does.
-
-        The time counts from the call in which this leader first saw the request. ``requests`` are
-        all requests for replacements that are not answered yet; a request that is not among them is
-        forgotten.
-        """
+        """Return the first of `requests` that waits `wait_s` seconds or more; None: none does."""
         now_s = self._clock()
         self._since = {r.number: self._since.get(r.number, now_s) for r in requests}
         late = (r for r in requests if now_s - self._since[r.number] >= self._wait_s)
         return next(late, None)
 
     def _taken_back(self, now: Snapshot, late: Request) -> MembershipDecision:
-        """Return the decision to take back a request for a replacement; the slow worker stays.
-
-        The decision answers the request, and moves the desired worker back to the slow one's host.
-
-        Args:
-            now: The state of the job in ZooKeeper.
-            late: The request, open for too long.
-        """
+        """Return the decision to take back a request for a replacement; the slow worker stays."""
         outcome = f"no replacement of w{late.worker} came within {self._wait_s:g} s; it stays"
         answer = Request(
             late.kind, late.worker, late.number, done=True, outcome=outcome, host=late.host
@@ -209,21 +145,11 @@ class StragglerMitigation:
 
 
 def _on_its_way(request: Request) -> str:
-    """Return the clause that says on which host a worker is being replaced, as ``request`` asks."""
     return f"w{request.worker} is replaced on host {request.host}"
 
 
 def _doing(finding: StragglerReport, care: Mitigation, done: Mapping[int, str]) -> str:
-    """Return what is done about the slow workers of ``finding``, as the end of a sentence.
-
-    The text begins with "; ", such as "; trains 0.70 of a batch in each step". It is empty if
-    nothing is done and there is nothing to explain.
-
-    Args:
-        finding: The finding: which workers are slow, and at what.
-        care: Has the share of a batch that each slow worker trains.
-        done: What is done to replace a worker, as a clause by worker id.
-    """
+    """Return what is done about the slow workers of `finding`, as the end of a sentence."""
     parts = []
     if lower := [worker for worker in finding.workers if worker in care.shares]:
         least = min(care.shares[worker] for worker in lower)
