@@ -22,18 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Candidate:
-    """One worker's part in the election of the leader of its job.
-
-    A new object is no candidate until :meth:`campaign` is called. Only the daemon thread calls the
-    methods, except for :meth:`campaign`, which any thread may call.
-
-    Args:
-        begin: Called in :meth:`turn` with the won election when this worker begins to lead; returns
-            the object whose method ``turn`` does the leader's work.
-        run: Returns the identifier of the start of the job that this worker belongs to. If a worker
-            of another start answers on a candidate's port, the candidate counts as dead.
-        probe_timeout_s: How long to wait for the port of another candidate to answer, in seconds.
-    """
+    """One worker's part in the election of the leader of its job."""
 
     def __init__(
         self,
@@ -49,55 +38,24 @@ class Candidate:
         self._term: LeaderTerm | None = None
 
     def campaign(self, make: Callable[[], Election]) -> None:
-        """Become a candidate with the election that ``make`` returns, unless this worker is one.
-
-        ``make`` is called at once, or not at all if this worker is a candidate already. ZooKeeper
-        learns of the candidate in the next :meth:`turn`; from then on this worker may lead.
-        """
+        """Become a candidate with the election that `make` returns, unless this worker is one."""
         with self._lock:
             if self._election is None:
                 self._election = make()
 
     def end_term(self) -> None:
-        """Drop this worker's present term, if it leads, but stay a candidate.
-
-        Nothing is written to ZooKeeper; the next :meth:`turn` may start a term again. This is
-        called when the job was restored in ZooKeeper, or when it is over.
-        """
+        """Drop this worker's present term, if it leads, but stay a candidate."""
         self._term = None
 
     def resign(self) -> None:
-        """Stop being a candidate and leading, and remove this worker's candidate node.
-
-        If this worker is no candidate, nothing happens. :meth:`campaign` makes it one again.
-
-        Raises:
-            CoordinationError: ZooKeeper is away; the node ends with the session.
-            UnknownJob: the job is gone.
-        """
+        """Stop being a candidate and leading, and remove this worker's candidate node."""
         with self._lock:
             election, self._election, self._term = self._election, None, None
         if election is not None:
             election.leave()
 
     def turn(self, wake: Callable[[], None]) -> float:
-        """Take part in the election and, if this worker leads, do one turn of its term.
-
-        A leader's turn reads the state of the job, decides, and writes the decision. Before
-        :meth:`campaign` and after :meth:`resign` nothing happens.
-
-        Args:
-            wake: Called later, in another thread, when the state of the job may have changed; the
-                caller should then call this method again.
-
-        Returns:
-            After how many seconds the caller should call this method again although nothing has
-            changed; infinite if its usual period is enough, always so if this worker does not lead.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-            UnknownJob: the job is gone.
-        """
+        """Take part in the election and, if this worker leads, do one turn of its term."""
         if self._election is None:
             return math.inf
         self._election.enter()
@@ -121,28 +79,7 @@ class Candidate:
         given_up: Collection[int],
         is_building: bool,
     ) -> bool:
-        """Remove dead candidates ahead of this worker while it waits for a new ring.
-
-        The worker waits for a new ring if its ring is broken or being built, or if it is a newcomer
-        that is ready to join; else nothing is removed. Without the removal no worker could lead
-        until the sessions of the dead candidates end. Workers in ``given_up`` count as dead; any
-        other one is dead if its port shows that its process has ended. The search ends at the first
-        candidate that is not dead.
-
-        Args:
-            own: This worker's member record.
-            generation: The newest generation; None if there is none (then nothing is removed).
-            given_up: The ids of the evicted workers.
-            is_building: Whether this worker's ring is being built.
-
-        Returns:
-            True if the ring of this worker is broken or being built, and a candidate that is not
-            dead comes before this worker: call again soon. False in all other cases.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-            UnknownJob: the job is gone.
-        """
+        """Remove dead candidates ahead of this worker while it waits for a new ring."""
         election = self._election
         if generation is None or election is None:
             return False
@@ -161,11 +98,7 @@ class Candidate:
         return False
 
     def _is_gone(self, member: RingMember | None) -> bool:
-        """Return whether the process of the worker ``member`` has ended; False if it is None.
-
-        It has ended if another worker answers on its port, or if the port refuses connections. A
-        port that does not answer in time proves nothing (False).
-        """
+        """Return whether the process of the worker `member` has ended; False if it is None."""
         if member is None:
             return False
         answer = ask(member.address, member.port, self._probe_timeout_s).answer(self._run())

@@ -63,15 +63,7 @@ AWAY_S = 1.0  # ZooKeeper's absence that is told of; less is a change of its lea
 
 @dataclass(frozen=True)
 class DaemonLimits:
-    """How often a daemon reads ZooKeeper, and how long it waits, in seconds.
-
-    Attributes:
-        period_s: the time between two reads of ZooKeeper when no watch has fired.
-        breaking_period_s: the same while the ring is broken.
-        gather_s: how long to wait after a watch has fired, so that one read gets all changes of a
-            burst.
-        probe_timeout_s: how long to wait for another worker's port to answer.
-    """
+    """How often a daemon reads ZooKeeper, and how long it waits, in seconds."""
 
     period_s: float = 0.5  # between two looks although no watch has fired
     breaking_period_s: float = 0.05  # the same while the ring is broken
@@ -80,22 +72,7 @@ class DaemonLimits:
 
 
 class Daemon:
-    """The connection of one worker to its job in ZooKeeper: a thread, and an HTTP server.
-
-    It is the :class:`edl.worker.coordinator.Coordinator` of a worker that a launcher has started.
-    It connects in :meth:`start`.
-
-    Args:
-        config: The configuration of this process; it names the job and its ZooKeeper.
-        shared: The state that the daemon thread and the training thread share.
-        ring: The ring of this worker, which the daemon breaks when a member of it is evicted.
-        log: The log file of this process, kept below its limit; None: the process has none.
-        limits: How often to read ZooKeeper, and how long to wait.
-
-    Raises:
-        CoordinationError: ``config`` names no job or no ZooKeeper.
-        ConfigError: ``config`` has no secret.
-    """
+    """The connection of one worker to its job in ZooKeeper: a thread, and an HTTP server."""
 
     is_shared = True
 
@@ -160,7 +137,7 @@ class Daemon:
 
     @property
     def settings(self) -> JobSettings:
-        """The job's settings, as ``config`` has them; after :meth:`start`, as ZooKeeper has."""
+        """The job's settings, as `config` has them; after `start`, as ZooKeeper has."""
         return self._config.job_settings
 
     @property
@@ -169,16 +146,7 @@ class Daemon:
         return self._config.sizes
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Connect, register this worker (stage *preparing*, a new id), and start the threads.
-
-        Returns:
-            This worker's member record; and the job's newest generation, None if it has none yet.
-
-        Raises:
-            CoordinationError: ZooKeeper does not answer.
-            RingError: the port for other workers cannot be opened.
-            UnknownJob: the job does not exist (any more).
-        """
+        """Connect, register this worker (stage *preparing*, a new id), and start the threads."""
         config = self._config
         self._watch.start()
         self._session.start()
@@ -225,23 +193,12 @@ class Daemon:
     # --- called by the training thread ---
 
     def resign(self) -> None:
-        """Let the daemon thread end this worker's membership and candidacy, and close its port.
-
-        The call does not wait for that. Later reports and events, but not its member record, are
-        still written to ZooKeeper; :meth:`flush` waits for them.
-        """
+        """Let the daemon thread end this worker's membership and candidacy, and close its port."""
         self._resigned = True
         self._wake.set()
 
     def script_of_job(self) -> ScriptOfJob:
-        """Ask the newest generation's other workers for their model's tensor shapes and their fits.
-
-        A fit is one call of Keras' ``fit``. The call asks one worker after the other over HTTP,
-        those that are about to join last, and waits for each.
-
-        Returns:
-            The first answer that names a tensor, a fit or an epoch; ``ScriptOfJob()`` without one.
-        """
+        """Ask the newest generation's other workers for their model's tensor shapes their fits"""
         generation = self._shared.newest(0)
         if generation is None:
             return ScriptOfJob()
@@ -254,7 +211,7 @@ class Daemon:
         return ScriptOfJob()
 
     def campaign(self) -> None:
-        """Make this worker a candidate, which may lead; before :meth:`start` do nothing."""
+        """Make this worker a candidate, which may lead; before `start` do nothing."""
         member = self._pending_writes.member
         if member is not None:
             self._candidate.campaign(lambda: job_election(self._store.nodes, member.id))
@@ -267,23 +224,14 @@ class Daemon:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Change the stage of this worker at once; the daemon thread writes it to ZooKeeper later.
-
-        Args:
-            stage: The new stage.
-            generation: The number of the generation whose ring this worker is in; None: as before.
-            newest_generation: The number of the newest generation that a newcomer will not enter
-                any more; None: as before.
-            fits: How many fits (calls of Keras' ``fit``) are done before the one for which a
-                newcomer is ready; None: as before.
-        """
+        """Change the stage of this worker at once."""
         self._pending_writes.change_member(
             lambda own: own.at(stage, generation, newest_generation, fits)
         )
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Let the daemon thread write ``failure`` (ring, last step) into this worker's node."""
+        """Let the daemon thread write `failure` (ring, last step) into this worker's node."""
         self._pending_writes.change_member(lambda own: replace(own, broken=failure))
         self._wake.set()
 
@@ -293,7 +241,7 @@ class Daemon:
         return self._store.nodes.run
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Let the daemon thread report that ``directory`` has a checkpoint of ``step``."""
+        """Let the daemon thread report that `directory` has a checkpoint of `step`."""
         self._pending_writes.put_saved(directory, step)
         self._wake.set()
 
@@ -307,29 +255,16 @@ class Daemon:
         return exchange_before_training(self._store, self._shared, limit_s, number, payload)
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Let the daemon thread write how the job ended, unless another worker has written it.
-
-        Args:
-            end: The state, reason and exit code of the job.
-            event: The event to log if this worker is the first to write it; None logs nothing.
-        """
+        """Let the daemon thread write how the job ended, unless another worker has written it."""
         self._pending_writes.end_job(end, event)
         self._wake.set()
 
     def release_others(self, generation: Generation | None) -> None:
-        """Let the daemon break the ring of ``generation`` once a member waits for this worker.
-
-        The script of this worker has ended, so it sends no gradients or numbers any more. The call
-        returns at once. The ring is broken once; None for ``generation`` ends the watch.
-        """
+        """Let the daemon break the ring of `generation` once a member waits for this worker."""
         self._ended_in = generation
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the daemon thread has written all reports and events of this worker.
-
-        Returns:
-            False if they are not written within ``timeout_s`` seconds, else True.
-        """
+        """Wait until the daemon thread has written all reports and events of this worker."""
         self._wake.set()
         return self._pending_writes.flush(timeout_s)
 
@@ -346,10 +281,8 @@ class Daemon:
     # --- the thread ---
 
     def _run(self) -> None:
-        """Read and write ZooKeeper until :meth:`close`; evict this worker on an unexpected error.
-
-        Also break its ring then, for without its daemon it would not learn of new generations.
-        """
+        """Read and write ZooKeeper until `close`; evict this worker on an unexpected error."""
+        # Also break its ring then, for without its daemon it would not learn of new generations.
         try:
             self._listen()
         except Exception as error:  # a bug of ours, whatever it is
@@ -358,11 +291,7 @@ class Daemon:
             self._ring.break_()
 
     def _listen(self) -> None:
-        """Read and write ZooKeeper (:meth:`_turn`) until :meth:`close` or the job is gone.
-
-        It does so after each change in ZooKeeper or in this worker's reports, and at least every
-        ``DaemonLimits.period_s`` seconds. After :meth:`close` it removes the worker's nodes.
-        """
+        """Read and write ZooKeeper (`_turn`) until `close` or the job is gone."""
         while not self._stopping:
             if self._wake.wait(self._period_s):
                 time.sleep(self._limits.gather_s)
@@ -381,10 +310,7 @@ class Daemon:
         self._remove_nodes()
 
     def _look_at_log(self) -> None:
-        """Begin a new log file at the limit ``log_mb``; log an event if lines are left out.
-
-        A further event says when the file can be written again.
-        """
+        """Begin a new log file at the limit `log_mb`; log an event if lines are left out."""
         member = self._pending_writes.member
         if self._log is None or member is None:
             return
@@ -397,21 +323,14 @@ class Daemon:
             self._tell(LogResumedDetails(member.name, member.host, lost), reason)
 
     def _reached(self) -> None:
-        """Note that ZooKeeper was read and written: end the outage, if one lasts.
-
-        The worker with rank 0 of a ring logs an event about an outage of 1 s or more.
-        """
+        """Note that ZooKeeper was read and written: end the outage, if one lasts."""
         self._lost_job.is_back()
         away_s, reason = self._outage.end()
         if away_s >= AWAY_S and self._shared.progress.generation and self._ring.place.rank == 0:
             self._tell(ZookeeperBackDetails(round(away_s, 3), self._outage.from_step), reason)
 
     def _may_be_restored(self, error: UnknownJob) -> bool:
-        """Restore a lost job in ZooKeeper if it is this worker's turn; return whether to go on.
-
-        False: it was removed or replaced, or not found for 60 s. If it was not over before, this
-        worker is evicted, its ring broken, with the text of ``error`` as the reason.
-        """
+        """Restore a lost job in ZooKeeper if it is this worker's turn; return whether to go on."""
         step = self._shared.progress.step
         if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
             return True
@@ -433,7 +352,6 @@ class Daemon:
             logger.info("the session ends without clean-up: %s", error)
 
     def _tell(self, details: Details, reason: str) -> None:
-        """Queue an event for the job's log, with ``details`` and a ``reason`` for people."""
         at = self._newest, self._shared.progress.step
         self._shared.log(Event(time.time(), *at, reason, details))
 
@@ -446,14 +364,7 @@ class Daemon:
             self._store.set_job_state(end.state, end.reason, end.exit_code, only_from=stopping)
 
     def _turn(self) -> None:
-        """Write this worker's reports to ZooKeeper, read the job's state, and lead if elected.
-
-        After :meth:`resign`, only write the reports and remove this worker's nodes.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-            UnknownJob: the job does not exist (any more).
-        """
+        """Write this worker's reports to ZooKeeper, read the job's state, and lead if elected."""
         if not self._session.connected:
             if self._resigned:
                 self._server.close()
@@ -495,7 +406,7 @@ class Daemon:
             self._pending_writes.change_member(lambda own: own)
 
     def _leave_job(self) -> None:
-        """Carry out :meth:`resign`: write the last reports, remove the nodes, close the port."""
+        """Carry out `resign`: write the last reports, remove the nodes, close the port."""
         self._candidate.resign()
         self._pending_writes.write(as_member=False)
         self._pending_writes.remove_member()
@@ -503,7 +414,7 @@ class Daemon:
         self._server.close()
 
     def _announce(self, generation: Generation) -> None:
-        """Hand a new generation to the training thread, the rendezvous server and ``/end``."""
+        """Hand a new generation to the training thread, the rendezvous server and `/end`."""
         self._newest = self._endpoints.newest_generation = generation.number
         # Workers that still wait in an older rendezvous wait in vain: this fails them now.
         self._server.announce(generation.scope)
@@ -518,17 +429,7 @@ class Daemon:
         generation: Generation | None,
         evicted: Mapping[int, str],
     ) -> None:
-        """Take part in the election and, if elected, do one turn as leader, unless the job ends.
-
-        It ends, too, if ``generation`` has no members. Also remove dead candidates, and set the
-        next read.
-
-        Args:
-            member: This worker's member record; None before it is registered.
-            state: The state of the job.
-            generation: The newest generation; None if there is none.
-            evicted: Why each evicted worker was evicted, by worker id.
-        """
+        """Take part in the election and, if elected, do one turn as leader, unless the job ends."""
         if member is not None and self._candidate.remove_dead(
             member, generation, evicted, self._ring.is_building
         ):
@@ -540,10 +441,7 @@ class Daemon:
             self._period_s = min(self._period_s, due_s)
 
     def _release_others(self) -> None:
-        """Break the ring given to :meth:`release_others` if one of its members waits for this one.
-
-        Its ``/health`` page says so; what it waits for is in ``released_from`` then.
-        """
+        """Break the ring given to `release_others` if one of its members waits for this one."""
         ended_in, own = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:
             return
@@ -563,12 +461,8 @@ class Daemon:
             self._ring.break_(ended_in.number)
 
     def _break_ring_of(self, evicted: frozenset[int]) -> None:
-        """Break this worker's ring if it is outdated or has a worker of ``evicted`` (worker ids).
-
-        A ring is outdated if it is still being built although a newer generation exists. Each call
-        breaks the ring again, since a ring that is being built opens new connections. Waits in the
-        rendezvous of the newest ring fail, too. Also set when to look again.
-        """
+        """Break this worker's ring if it is outdated or has a worker of `evicted` (worker ids)."""
+        # Each call breaks the ring again, since a ring that is being built opens new connections.
         number, members = self._ring.membership
         lost = bool(evicted & set(members))
         if lost or (self._ring.is_building and number < self._newest):
@@ -580,7 +474,7 @@ class Daemon:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _begin_term(self, leadership: Leadership) -> LeaderTerm:
-        """Return what does a leader's work in ``leadership``; note that this worker leads."""
+        """Return what does a leader's work in `leadership`; note that this worker leads."""
         member = self._pending_writes.member
         assert member is not None
         self._shared.learning.taken()  # of steps that the leader before has recorded

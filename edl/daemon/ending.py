@@ -18,15 +18,7 @@ from edl.http.server import DaemonServer, HttpRequest
 
 
 class JobEndEndpoint:
-    """The HTTP path ``/end`` of a worker, at which it is told that its job ends.
-
-    It answers after :meth:`add_to` and :meth:`generation_is`.
-
-    Args:
-        key: The key by which requests to the workers of the job are signed.
-        announce: Called with a generation without members, which means the end, at the first
-            accepted request, in the server's thread; hands it to the training thread.
-    """
+    """The HTTP path `/end` of a worker, at which it is told that its job ends."""
 
     def __init__(self, key: str, announce: Callable[[Generation], None]) -> None:
         self._key = key
@@ -36,26 +28,15 @@ class JobEndEndpoint:
         self._told = False
 
     def add_to(self, server: DaemonServer) -> None:
-        """Let ``server`` answer the path ``/end``, for signed requests only; others get 401."""
+        """Let `server` answer the path `/end`, for signed requests only; others get 401."""
         server.add_route(END_PATH, self._answer, changes=True)
 
     def generation_is(self, generation: Generation) -> None:
-        """Set the newest generation of the job, whose members are told when the job ends.
-
-        It replaces the one before. Until the first call requests are answered with 409.
-        """
+        """Set the newest generation of the job, whose members are told when the job ends."""
         self._current = generation
 
     def _answer(self, request: HttpRequest) -> tuple[int, bytes]:
-        """Answer a request to end the job; the first one is announced and passed on.
-
-        The members of the newest generation are told in a new thread, after this method returns.
-        Later requests change nothing. The body of ``request`` is the reason, as UTF-8.
-
-        Returns:
-            (status, body): 200 for every accepted request; 405 if the method is not POST; 409 if
-            the job has no generation with members yet.
-        """
+        """Answer a request to end the job; the first one is announced and passed on."""
         if request.method != "POST":
             return 405, b""
         current = self._current

@@ -21,16 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyInZooKeeper:
-    """A :class:`edl.worker.policy_side.PolicySide` that keeps the policy of the job in ZooKeeper.
-
-    What the training thread proposes is kept in this object until :meth:`write`, which the daemon
-    thread calls, has written it.
-
-    Args:
-        nodes: The nodes of the policy in ZooKeeper.
-        away: Returns whether ZooKeeper cannot be reached now.
-        wake: Makes the daemon thread call :meth:`write` soon; returns at once.
-    """
+    """A `PolicySide` that keeps the policy of the job in ZooKeeper."""
 
     def __init__(
         self, nodes: PolicyNodes, away: Callable[[], bool], wake: Callable[[], None]
@@ -43,35 +34,24 @@ class PolicyInZooKeeper:
         self._learned: ScalingProfile | None = None
 
     def propose(self, policy: JobPolicy) -> None:
-        """Propose ``policy`` and return; the daemon thread writes it later.
-
-        It is dropped with a warning if the job has another policy then, or if another proposal is
-        not written yet: the first one stays.
-        """
+        """Propose `policy` and return; the daemon thread writes it later."""
         with self._lock:
             first = self._proposed = self._proposed or policy
         _warn_of_another(first, policy)
         self._wake()
 
     def learned(self) -> Mapping[str, Any]:
-        """Read the job's scaling profile (throughput by number of workers) from ZooKeeper.
-
-        Returns:
-            The profile as JSON values; one without sizes if nothing was measured yet. {} while
-            ZooKeeper is away, or if the job is gone.
-        """
+        """Read the job's scaling profile (throughput by number of workers) from ZooKeeper."""
         found: Mapping[str, Any] = {}
         with suppress(CoordinationError, UnknownJob):
             found = {} if self._away() else self._nodes.learned().to_json()
         return found
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the daemon thread write the scaling profile ``learned``, which a checkpoint had.
-
-        It becomes the job's profile (throughput by number of workers), unless the present start of
-        the job has measured a size itself. One that cannot be read, perhaps because another version
-        of edl wrote it, is dropped with a warning. The call does not wait.
-        """
+        """Let the daemon thread write the scaling profile `learned`, which a checkpoint had."""
+        # It becomes the job's profile (throughput by number of workers), unless the present start
+        # of the job has measured a size itself. One that cannot be read, perhaps because another
+        # version of edl wrote it, is dropped with a warning.
         try:
             read = ScalingProfile.from_json(learned)
         except CoordinationError as error:
@@ -82,14 +62,7 @@ class PolicyInZooKeeper:
         self._wake()
 
     def write(self) -> None:
-        """Write the proposed policy and profile to ZooKeeper, if they are not written yet.
-
-        They are written when this method returns; without new ones it does nothing.
-
-        Raises:
-            UnknownJob: the job is gone.
-            CoordinationError: ZooKeeper is away; call this method again.
-        """
+        """Write the proposed policy and profile to ZooKeeper, if they are not written yet."""
         with self._lock:
             proposed, learned = self._proposed, self._learned
         if proposed is not None:
@@ -104,7 +77,6 @@ class PolicyInZooKeeper:
 
 
 def _warn_of_another(stands: JobPolicy, proposed: JobPolicy) -> None:
-    """Log a warning that ``proposed`` has no effect, if the policy ``stands`` has another text."""
     if stands.text != proposed.text:
         logger.warning(
             "the job follows the policy of %s, so that of %s counts for nothing",

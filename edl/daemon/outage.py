@@ -11,37 +11,21 @@ logger = logging.getLogger(__name__)
 
 
 class Outage:
-    """The measurement of the time in which one daemon cannot reach ZooKeeper.
-
-    A new object is in no outage. The daemon thread calls :meth:`begin` after each failed read or
-    write, and :meth:`end` after each that succeeds.
-
-    Attributes:
-        from_step: the newest complete step when the last outage began; -1: there was none.
-    """
+    """The measurement of the time in which one daemon cannot reach ZooKeeper."""
 
     def __init__(self) -> None:
         self._since: float | None = None
+        # the newest complete step when the last outage began; -1: there was none
         self.from_step = -1
 
     def begin(self, error: CoordinationError, step: int) -> None:
-        """Begin an outage, and log a warning with its cause; during one do nothing.
-
-        Args:
-            error: the cause.
-            step: the newest complete step.
-        """
+        """Begin an outage, and log a warning with its cause; during one do nothing."""
         if self._since is None:
             self._since, self.from_step = time.monotonic(), step
             logger.warning("coordination is interrupted, training goes on: %s", error)
 
     def end(self) -> tuple[float, str]:
-        """End the outage, because ZooKeeper was reached, and log that; without one do nothing.
-
-        Returns:
-            How many seconds the outage lasted, and a sentence with that time; 0.0 and "" without an
-            outage.
-        """
+        """End the outage, because ZooKeeper was reached, and log that; without one do nothing."""
         if self._since is None:
             return 0.0, ""
         away_s = time.monotonic() - self._since

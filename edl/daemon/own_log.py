@@ -34,13 +34,7 @@ _OF_THE_DISK = (
 
 
 class OwnLog:
-    """The log file of this process, to which its standard output and error go.
-
-    The agent has opened the file as descriptors 1 and 2; this object opens nothing when it is made.
-
-    Args:
-        path: The path of the file.
-    """
+    """The log file of this process, to which its standard output and error go."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -50,11 +44,7 @@ class OwnLog:
         self._failure: str | None = None  # of an outage that nobody has asked for
 
     def guard(self) -> None:
-        """Replace ``sys.stdout`` and ``sys.stderr`` by streams that no error of the disk stops.
-
-        What the disk does not take is left out. A stream that does not go to this file is left
-        alone.
-        """
+        """Replace `sys.stdout` and `sys.stderr` by streams that no error of the disk stops."""
         for name, descriptor in _STREAMS.items():
             stream = getattr(sys, name)
             if isinstance(stream, io.TextIOWrapper) and self._is_own(descriptor):
@@ -71,25 +61,12 @@ class OwnLog:
                 setattr(sys, f"__{name}__", guarded)
 
     def look(self, most_bytes: int) -> str | None:
-        """Begin a new log file if this one has ``most_bytes`` or more (:meth:`rotate`).
-
-        Returns:
-            Why lines are missing from the file, as :meth:`take_failure` returns it; None if none
-            are, or if it was returned before.
-        """
+        """Begin a new log file if this one has `most_bytes` or more (`rotate`)."""
         self.rotate(most_bytes)
         return self.take_failure()
 
     def rotate(self, most_bytes: int) -> None:
-        """Begin a new file if this one has ``most_bytes`` or more; keep only one former file.
-
-        The old file gets the name ``path`` + ".1", in place of the one before. If standard output
-        does not go to this file, or if the disk is full, nothing changes.
-
-        This process writes to the new file before the file is renamed to ``path``. So a reader that
-        finds a new file at ``path`` knows that this process adds nothing to the old one. Processes
-        that this process has started still write to the old file.
-        """
+        """Begin a new file if this one has `most_bytes` or more; keep only one former file."""
         if not self._is_own(1) or os.fstat(1).st_size < most_bytes:
             return
         following = self.path + _NEXT
@@ -105,54 +82,41 @@ class OwnLog:
             os.rename(following, self.path)
 
     def take_failure(self) -> str | None:
-        """Return why lines are missing from the file: the first error of a series, and the path.
-
-        A series of failed writes ends with the first one that succeeds. Each is returned once; the
-        result is None if no write has failed since the last call, or only more of the same series.
-        """
+        """Return why lines are missing from the file: the first error of a series, and the path."""
+        # Each is returned once; the result is None if no write has failed since the last call, or
+        # only more of the same series.
         with self._lock:
             failure, self._failure = self._failure, None
             return failure
 
     def failed(self, left_out: int, error: OSError) -> None:
-        """Note that ``left_out`` more bytes were not written to the log, because of ``error``.
-
-        The first error since :meth:`resumed` is kept as the cause, for :meth:`take_failure`. Any
-        thread may call this.
-        """
+        """Note that `left_out` more bytes were not written to the log, because of `error`."""
+        # The first error since `resumed` is kept as the cause, for `take_failure`.
         with self._lock:
             if not self._left_out:
                 self._failure = f"{error.strerror}: {self.path}"
             self._left_out += left_out
 
     def notice(self) -> bytes:
-        """Return the line for the log that says how many bytes are left out before it.
-
-        The result is b"" if none are left out since :meth:`resumed`.
-        """
+        """Return the line for the log that says how many bytes are left out before it."""
+        # The result is b"" if none are left out since `resumed`.
         with self._lock:
             missing = self._left_out
         return f"\nedl: {missing} bytes are left out here\n".encode() if missing else b""
 
     def resumed(self) -> None:
-        """Set the count of bytes left out to 0: :meth:`notice` and a line after it were written."""
+        """Set the count of bytes left out to 0: `notice` and a line after it were written."""
         with self._lock:
             self._lost, self._left_out = self._lost + self._left_out, 0
 
     def take_lost(self) -> int:
-        """Return how many bytes were left out until the file could be written again.
-
-        Each byte is counted in one result only; 0 while the file cannot be written.
-        """
+        """Return how many bytes were left out until the file could be written again."""
         with self._lock:
             lost, self._lost = self._lost, 0
             return lost
 
     def _is_own(self, descriptor: int) -> bool:
-        """Return whether ``descriptor`` is open on this file.
-
-        It is False if the script has redirected it, or if it or the file cannot be looked up.
-        """
+        """Return whether `descriptor` is open on this file."""
         try:
             return os.path.samestat(os.fstat(descriptor), Path(self.path).stat())
         except OSError:
@@ -160,26 +124,14 @@ class OwnLog:
 
 
 class _Lossy(io.FileIO):
-    """A raw stream to a file that leaves out what the disk does not take.
-
-    :meth:`OwnLog.guard` puts it below ``sys.stdout`` and ``sys.stderr``. The number of bytes left
-    out is written before the next line that the disk takes.
-
-    Args:
-        descriptor: The file descriptor to write to; it stays open.
-        log: Counts the bytes left out.
-    """
+    """A raw stream to a file that leaves out what the disk does not take."""
 
     def __init__(self, descriptor: int, log: OwnLog) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self._log = log
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write ``data`` as far as the disk takes it, and return the length of all of it in bytes.
-
-        Raises:
-            OSError: an error that does not come from the disk.
-        """
+        """Write `data` as far as the disk takes it, and return the length of all of it in bytes."""
         left = memoryview(data).cast("B")
         length = len(left)
         try:

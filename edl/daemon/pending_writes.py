@@ -18,16 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class PendingWrites:
-    """The writes of a worker that ZooKeeper does not have yet.
-
-    These are its member node, a checkpoint, the end of the job, and the events of the shared state.
-    The training thread changes them; the daemon thread calls :meth:`write`, again and again while
-    ZooKeeper is away.
-
-    Args:
-        store: The job in ZooKeeper.
-        shared: The shared state, which holds the events.
-    """
+    """The writes of a worker that ZooKeeper does not have yet."""
 
     def __init__(self, store: JobStore, shared: SharedState) -> None:
         self.events = EventLog(store.events, shared)
@@ -41,59 +32,33 @@ class PendingWrites:
 
     @property
     def member(self) -> Member | None:
-        """The newest member record of this worker, written or not; None before :meth:`register`."""
+        """The newest member record of this worker, written or not; None before `register`."""
         return self._member
 
     def register(self, member: Member) -> None:
-        """Write the member node of this worker for the first time, with the record ``member``.
-
-        It is written when this method returns.
-
-        Raises:
-            CoordinationError: ZooKeeper is away, or the id belongs to another worker.
-            UnknownJob: the job is gone.
-        """
+        """Write the member node of this worker for the first time, with the record `member`."""
         self._member = member
         self._store.members.put(member)
 
     def change_member(self, change: Callable[[Member], Member]) -> None:
-        """Replace the member record by ``change(record)`` at once; :meth:`write` writes it later.
-
-        :meth:`register` must have been called.
-        """
+        """Replace the member record by `change(record)` at once; `write` writes it later."""
+        # `register` must have been called.
         with self._written:
             assert self._member is not None
             self._member = change(self._member)
             self._dirty = True
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Note for :meth:`write` that a checkpoint of ``step`` is in ``directory``.
-
-        It replaces a checkpoint that is noted and not written yet.
-        """
         with self._written:
             self._saved = (directory, step)
 
     def end_job(self, end: JobEnd, event: Event | None) -> None:
-        """Note for :meth:`write` how the job has ended.
-
-        A second call changes nothing: not here while the first is not written, and not in
-        ZooKeeper once the job has ended there.
-
-        Args:
-            end: The state, reason and exit code of the job.
-            event: An event to log if no other worker has reported the end; None logs nothing.
-        """
         with self._written:
             if self._end is None:  # the first word counts
                 self._end = end, event
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the daemon thread has written all reports and events.
-
-        Returns:
-            True if they are written; False if they are not within ``timeout_s`` seconds.
-        """
+        """Wait until the daemon thread has written all reports and events."""
         deadline = time.monotonic() + timeout_s
         with self._written:
             while self._dirty or self._saved or self._end or self._shared.has_events:
@@ -104,19 +69,7 @@ class PendingWrites:
         return True
 
     def write(self, as_member: bool) -> None:
-        """Write to ZooKeeper all reports and events of this worker that are not written yet.
-
-        The order is: member node, checkpoint, events, end of the job. A checkpoint does not replace
-        a later one if the job goes on without this worker.
-
-        Args:
-            as_member: Whether to write the member node, too; False: a changed member record is
-                dropped.
-
-        Raises:
-            UnknownJob: the job is gone.
-            CoordinationError: ZooKeeper is away; call this method again.
-        """
+        """Write to ZooKeeper all reports and events of this worker that are not written yet."""
         with self._written:
             member, dirty = self._member, self._dirty and as_member
             saved, end = self._saved, self._end
@@ -137,26 +90,12 @@ class PendingWrites:
             self._written.notify_all()
 
     def remove_member(self) -> None:
-        """Remove the member node of this worker and its candidate nodes from ZooKeeper.
-
-        Before :meth:`register` nothing happens.
-
-        Raises:
-            UnknownJob: the job is gone.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Remove the member node of this worker and its candidate nodes from ZooKeeper."""
         if self._member is not None:
             self._store.members.remove(self._member.id, self._member.attempt_id)
 
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
-        """Write how the job has ended, with its event, unless the job goes on without this worker.
-
-        In the latter case (:meth:`_is_left_out`) a warning is logged.
-
-        Args:
-            end: The state, reason and exit code of the job.
-            event: An event to log if no other worker has reported the end; None logs nothing.
-        """
+        """Write how the job ended, with its event, unless the job goes on without this worker"""
         if self._is_left_out():
             logger.warning("the job goes on without this worker, which has %s", end.reason)
             return
@@ -173,11 +112,7 @@ class PendingWrites:
             self._shared.on_event(event)
 
     def _is_left_out(self) -> bool:
-        """Read from ZooKeeper whether the job goes on without this worker.
-
-        It does if this worker was evicted, or if the newest generation has members and this worker
-        is none of them, nor of the ring before.
-        """
+        """Read from ZooKeeper whether the job goes on without this worker."""
         _, generation, evicted, *_ = self._store.watch_generation(None)
         own = self._member
         assert own is not None  # it has trained

@@ -18,28 +18,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between looks
 def exchange_before_training(
     store: JobStore, shared: SharedState, limit_s: float, number: int, payload: bytes
 ) -> list[bytes] | None:
-    """Carry out a collective that an unchanged script calls before its training.
-
-    The call sends this worker's message, and waits for those of all workers of the first ring.
-    Evicted workers are not waited for. A worker that is not in the ring waits for the messages of
-    those that are. While ZooKeeper is away, or has lost the job, the call waits until it is back.
-
-    Args:
-        store: The nodes of the job.
-        shared: The state that this worker shares with its daemon: its id, clock and eviction.
-        limit_s: How long to wait, in seconds.
-        number: The number of the exchange in the job, from 0.
-        payload: The message of this worker.
-
-    Returns:
-        The messages in rank order; None if the job trains, and has not made this exchange.
-
-    Raises:
-        JobFailed: some messages have not come in time, or the job has ended.
-        UsageError: the messages of the job are too large, or the job was removed.
-        WorkerEvicted: the leader has evicted this worker, or its job is gone.
-        CoordinationError: ZooKeeper is still away after ``limit_s``.
-    """
+    """Carry out a collective that an unchanged script calls before its training."""
     clock = shared.clock
     deadline, pause_s = clock.now_s() + limit_s, FIRST_PAUSE_S
     while True:
@@ -65,23 +44,7 @@ def exchange_before_training(
 def _look(
     store: JobStore, worker: int, number: int, payload: bytes
 ) -> tuple[bool, list[bytes] | None]:
-    """Send a message if the worker takes part in the exchange, and look for the answer.
-
-    Args:
-        store: The nodes of the job.
-        worker: The id of this worker.
-        number: The number of the exchange in the job, from 0.
-        payload: The message of this worker.
-
-    Returns:
-        Whether there is nothing more to wait for; and the messages in rank order, or None.
-
-    Raises:
-        JobFailed: the job has ended.
-        UsageError: the messages of the job are too large.
-        UnknownJob: the job does not exist.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Send a message if the worker takes part in the exchange, and look for the answer."""
     now = store.snapshot()
     members = participants(now)
     if worker in members:
@@ -96,10 +59,7 @@ def _look(
 
 
 def _may_come_back(store: JobStore, error: CoordinationError | UnknownJob) -> bool:
-    """Return whether a look that failed with ``error`` may succeed later: the job is not removed.
-
-    ``store`` has the nodes of the job.
-    """
+    """Return whether a look that failed with `error` may succeed later: the job is not removed."""
     if isinstance(error, UnknownJob):
         with suppress(CoordinationError):  # unknown while ZooKeeper is away
             return store.was_lost(error)

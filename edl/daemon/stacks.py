@@ -16,16 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def offer_stacks(path: str, number: int) -> None:
-    """Make the signal ``number`` append the stacks of all threads to the file at ``path``.
-
-    The file is created at once, which tells the agent that it may send the signal. Nothing happens
-    without a path or a number, or if the signal has a handler or is ignored. If the file cannot be
-    opened, a warning is logged.
-
-    Args:
-        path: The file to append to; empty for none.
-        number: The number of the signal; 0 for none.
-    """
+    """Make the signal `number` append the stacks of all threads to the file at `path`."""
     if not path or not number or signal.getsignal(number) is not signal.SIG_DFL:
         return
     try:

@@ -26,22 +26,7 @@ from edl.worker.shared_state import SharedState
 
 
 class WorkerEndpoints:
-    """The routes of a worker's HTTP port that only tell something about this worker.
-
-    The server's thread calls them. They read what the other threads keep anyway, and wait for
-    nothing.
-
-    Attributes:
-        newest_generation: the number of the newest generation that the daemon has read; it sets it.
-
-    Args:
-        config: the configuration of this process.
-        shared: the state that the daemon thread and the training thread share.
-        store: the job in ZooKeeper; only its run and its session's state are read.
-        pending_writes: knows this worker's member record.
-        watch: knows what the training thread does.
-        ring: the ring of this worker.
-    """
+    """The routes of a worker's HTTP port that only tell something about this worker."""
 
     def __init__(
         self,
@@ -52,6 +37,7 @@ class WorkerEndpoints:
         watch: ThreadWatch,
         ring: Ring,
     ) -> None:
+        # the number of the newest generation that the daemon has read; it sets it
         self.newest_generation = 0
         self._config = config
         self._shared = shared
@@ -61,16 +47,12 @@ class WorkerEndpoints:
         self._ring = ring
 
     def add_to(self, server: DaemonServer) -> None:
-        """Add the routes for the model and the metrics to ``server``, which knows the health."""
+        """Add the routes for the model and the metrics to `server`, which knows the health."""
         server.add_route(MODEL_PATH, self._model, "application/json")
         server.add_route(METRICS_PATH, MetricsHandler(self._metrics))
 
     def health(self) -> Mapping[str, Any]:
-        """Return the JSON object for ``GET /health``: worker, run, stage, progress, activity, ring.
-
-        ``ring`` has the number of the generation, and how many exchanges of numbers, and updates
-        of an elastic script, this worker has made in it.
-        """
+        """Return the JSON object for `GET /health`: worker, run, stage, progress, activity, ring"""
         member = self._pending_writes.member
         return {
             "worker": member.name if member else None,
@@ -87,12 +69,7 @@ class WorkerEndpoints:
         }
 
     def _model(self, _request: HttpRequest) -> tuple[int, bytes]:
-        """Answer an HTTP request for the shapes of the model's tensors and the script's fits.
-
-        The result is (200, a JSON object with the keys ``signature`` (the shapes), ``begun`` (how
-        many fits the script has begun), ``done`` (the fits that have ended), ``epoch`` (that of
-        an unchanged script, or null) and ``arithmetic`` (of logical workers)).
-        """
+        """Answer an HTTP request for the shapes of the model's tensors and the script's fits."""
         fits = self._shared.fits
         said = {"signature": self._shared.signature(), "begun": fits.begun}
         said |= {"epoch": self._shared.epoch, "arithmetic": self._shared.arithmetic().to_json()}
