@@ -29,22 +29,15 @@ removed when it is empty, which only those who know its secret can bring about."
 
 @dataclass(frozen=True)
 class Access:
-    """The ZooKeeper identity that follows from the name and the secret of a job or cluster.
+    """The ZooKeeper identity that follows from the name and the secret of a job or cluster."""
 
-    A session that proves it may read and write the nodes of that job or cluster.
-
-    Attributes:
-        job: The name of the job or cluster, which is also the user name of the identity.
-        secret: The secret of the job or cluster, from which the password of the identity is
-            derived.
-    """
-
-    job: str
+    job: str  # The name of the job or cluster, which is also the user name of the identity
+    # The secret of the job or cluster, from which the password of the identity is derived
     secret: str = field(repr=False)
 
     @cached_property
     def credential(self) -> str:
-        """The text ``user:password`` with which kazoo proves the identity; the user is ``job``."""
+        """The text `user:password` with which kazoo proves the identity; the user is `job`."""
         return f"{self.job}:{self._password}"
 
     @cached_property
@@ -53,16 +46,10 @@ class Access:
         return [make_digest_acl(self.job, self._password, all=True)]
 
     def opens(self, acl: list[ACL]) -> bool:
-        """Return whether a node was made with this secret: its ACL gives this identity all rights.
-
-        Args:
-            acl: The ACL of the node, as read from ZooKeeper. If it gives fewer rights, or gives
-                them to another identity only, the result is False.
-        """
+        """Whether a node was made with this secret: its ACL gives this identity all rights"""
         mine = self.acl[0].id
         return any(one.id == mine and one.perms == Permissions.ALL for one in acl)
 
     @property
     def _password(self) -> str:
-        """The password of the identity, derived from the job's secret and name."""
         return derived(self.secret, "zookeeper", self.job)

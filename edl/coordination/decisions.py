@@ -35,16 +35,7 @@ Answer = tuple[bytes, ZnodeStat]  # data and stat of a node that exists
 
 
 def job_election(nodes: JobNodes, worker: int) -> Election:
-    """Return the election of a job's leader, in which a worker of the job is the candidate.
-
-    Nothing is written before :meth:`Election.enter` is called. The methods of the election raise
-    UnknownJob if the job does not exist. A worker that belongs to one start of the job is no
-    candidate in a later one.
-
-    Args:
-        nodes: The nodes of the job; their :attr:`JobNodes.fence` is that of the election.
-        worker: The id of the worker that is the candidate.
-    """
+    """Return the election of a job's leader, in which a worker of the job is the candidate."""
     return Election(
         nodes.session,
         nodes.paths.election,
@@ -57,16 +48,7 @@ def job_election(nodes: JobNodes, worker: int) -> Election:
 
 
 class DecisionWriter:
-    """The writer of the decisions of a job's leader during one term.
-
-    Each method that writes raises LeadershipLost, and has written nothing, if the term is over.
-    When a method returns, its writes are in ZooKeeper.
-
-    Args:
-        nodes: The nodes of the job.
-        leadership: The term of the leader, from :meth:`Election.leads` of an election made by
-            :func:`job_election`.
-    """
+    """The writer of the decisions of a job's leader during one term."""
 
     def __init__(self, nodes: JobNodes, leadership: Leadership) -> None:
         self._nodes = nodes
@@ -78,25 +60,9 @@ class DecisionWriter:
         return self._leadership.term
 
     def carry_out(self, decision: MembershipDecision, events: Sequence[Event] = ()) -> None:
-        """Write a membership decision and its events in one transaction.
-
-        If the decision changes nothing, neither it nor its events are written. If somebody else has
-        changed the desired workers, their devices or the global batch since the decision was made,
-        nothing of that is overwritten, and an error is raised.
-
-        Args:
-            decision: The decision, made on a snapshot of the job.
-            events: The events that report the decision in the event log, in the order of the log.
-
-        Raises:
-            LeadershipLost: the term is over; nothing was written.
-            UnknownJob: the job does not exist.
-            CoordinationError: the decision's generation does not follow the newest one in
-                ZooKeeper, or the desired or assigned workers that it overwrites have changed, or a
-                request that it grants was withdrawn, or a worker that it evicts has left as agreed
-                (nothing was written: decide again), or ZooKeeper is away (it may have been written
-                or not: read again).
-        """
+        """Write a membership decision and its events in one transaction."""
+        # If somebody else has changed the desired workers, their devices or the global batch since
+        # the decision was made, nothing of that is overwritten, and an error is raised.
         for _ in range(ATTEMPTS):
             writes = self._writes(decision)
             if not writes:
@@ -112,45 +78,16 @@ class DecisionWriter:
         )
 
     def put_event(self, event: Event) -> None:
-        """Append to the event log what the leader of this term has found.
-
-        Args:
-            event: The event.
-
-        Raises:
-            LeadershipLost: the term is over, or the job was removed; nothing was written.
-            CoordinationError: ZooKeeper is away (it may have been written or not).
-        """
+        """Append to the event log what the leader of this term has found."""
         self._leadership.commit([self._logged(event)])
 
     def put_status(self, status: TrainingStatus) -> None:
-        """Replace the summary of the training for people and tools, in the status node.
-
-        Args:
-            status: The new summary.
-
-        Raises:
-            LeadershipLost: the term is over, or the job was removed; nothing was written.
-            CoordinationError: ZooKeeper is away (it may have been written or not).
-        """
+        """Replace the summary of the training for people and tools, in the status node."""
         self._leadership.commit([Write(self._nodes.paths.status, status.to_json())])
 
     def put_policy(self, before: JobPolicy, policy: JobPolicy, event: Event) -> None:
-        """Replace the policy ``before`` of the job by ``policy``, and log ``event``, at once.
-
-        A policy that somebody else has set since ``before`` was read is not overwritten.
-
-        Args:
-            before: The policy of the job as the leader has read it.
-            policy: The new policy.
-            event: The event that reports the change.
-
-        Raises:
-            LeadershipLost: the term is over, or the job was removed; nothing was written.
-            UnknownJob: the job does not exist.
-            CoordinationError: the job has another policy than ``before`` (nothing was written:
-                decide again), or ZooKeeper is away (it may have been written or not).
-        """
+        """Replace the policy `before` of the job by `policy`, and log `event`, at once."""
+        # A policy that somebody else has set since `before` was read is not overwritten.
         path = self._nodes.paths.policy
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -161,33 +98,19 @@ class DecisionWriter:
         self._leadership.commit([write, self._logged(event)])
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Replace the stored throughputs that the job has measured; a later leader reads them.
-
-        Args:
-            learned: The measured throughput of each size (number of workers), and the state of the
-                policy's size rule.
-
-        Raises:
-            LeadershipLost: the term is over, or the job was removed; nothing was written.
-            CoordinationError: ZooKeeper is away (it may have been written or not).
-        """
+        """Replace the stored throughputs that the job has measured; a later leader reads them."""
+        # `learned`: The measured throughput of each size (number of workers), and the state of the
+        # policy's size rule.
         self._leadership.commit([Write(self._nodes.paths.learned, learned.to_json())])
 
     def _logged(self, event: Event) -> Write:
-        """Return the write that appends an event to the job's event log."""
         return Write(f"{self._nodes.paths.events}/e-", event.to_json(), sequence=True)
 
     def _writes(self, decision: MembershipDecision) -> list[Write]:
-        """Read the nodes that ``decision`` changes, and return the writes that change them.
-
-        The list is empty if the decision changes nothing.
-
-        Raises:
-            UnknownJob: the job does not exist.
-            CoordinationError: since the decision was made, somebody else has changed the generation
-                or the desired or assigned workers that it overwrites, or has withdrawn a request
-                that it grants, or a worker that it evicts has left as agreed.
-        """
+        """Read the nodes that `decision` changes, and return the writes that change them."""
+        # CoordinationError: since the decision was made, somebody else has changed the generation
+        # or the desired or assigned workers that it overwrites, or has withdrawn a request that it
+        # grants, or a worker that it evicts has left as agreed.
         paths = self._nodes.paths
         registered = [paths.member(worker) for worker in sorted(decision.registered)]
         evicted = {worker: paths.evicted_worker(worker) for worker in decision.evict}
@@ -211,17 +134,7 @@ class DecisionWriter:
         return [*(Write(path, {}, check=True) for path in registered if writes), *writes]
 
     def _generation(self, new: Generation | None, read: Answer) -> list[Write]:
-        """Return the write of a new generation, as a list of one, or an empty list.
-
-        Args:
-            new: The new generation of the decision; None: the generation does not change, and the
-                list is empty.
-            read: The data and stat of the generation node, as just read.
-
-        Raises:
-            CoordinationError: the number of ``new`` is not the number that was read + 1, or ``new``
-                was decided in another term.
-        """
+        """Return the write of a new generation, as a list of one, or an empty list."""
         if new is None:
             return []
         path, (data, stat) = self._nodes.paths.generation, read
@@ -237,19 +150,7 @@ class DecisionWriter:
     def _sizes(
         self, change: DesiredChange | None, desired: Answer, assigned: Answer
     ) -> list[Write]:
-        """Return the writes of a change of the desired numbers of workers by host.
-
-        The assigned numbers are written, too, if the change contains them.
-
-        Args:
-            change: The change to write; None, or one that changes nothing: the list is empty.
-            desired: The data and stat of the node ``desired``, as just read.
-            assigned: The data and stat of the node ``assigned``, as just read.
-
-        Raises:
-            CoordinationError: one of the records that the change writes is not the one that it was
-                made from.
-        """
+        """Return the writes of a change of the desired numbers of workers by host."""
         if not change:
             return []
         paths = self._nodes.paths
@@ -263,13 +164,7 @@ class DecisionWriter:
         return writes
 
     def _evictions(self, evict: Mapping[int, str], present: Sequence[bool]) -> list[Write]:
-        """Return the writes that evict workers, except workers that are evicted already.
-
-        Args:
-            evict: The reason of each eviction, by worker id.
-            present: For each worker of ``evict``, in order, whether its eviction is written
-                already.
-        """
+        """Return the writes that evict workers, except workers that are evicted already."""
         return [
             Write(
                 self._nodes.paths.evicted_worker(worker),
@@ -281,19 +176,6 @@ class DecisionWriter:
         ]
 
     def _answers(self, answers: Sequence[Request], present: Sequence[bool]) -> list[Write]:
-        """Return the writes of answers into the nodes of requests.
-
-        A withdrawn request has no node any more; if the decision refuses it, nothing is written for
-        it.
-
-        Args:
-            answers: The requests, with the answer of the leader in each.
-            present: For each of ``answers``, in order, whether the node of the request still
-                exists.
-
-        Raises:
-            CoordinationError: the decision grants a request that was withdrawn meanwhile.
-        """
         writes = []
         for answer, is_there in zip(answers, present, strict=True):
             if is_there:
@@ -303,11 +185,8 @@ class DecisionWriter:
         return writes
 
     def _requests(self, asks: Iterable[Request]) -> list[Write]:
-        """Return the writes that add requests of the leader itself to the job's requests.
-
-        Args:
-            asks: The requests; their numbers do not count, because ZooKeeper numbers them.
-        """
+        """Return the writes that add requests of the leader itself to the job's requests."""
+        # `asks`: The requests; their numbers do not count, because ZooKeeper numbers them.
         prefix = f"{self._nodes.paths.requests}/r-"
         numberless = (replace(request, number=-1) for request in asks)
         return [Write(prefix, request.to_json(), sequence=True) for request in numberless]

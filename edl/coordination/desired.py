@@ -36,31 +36,7 @@ def set_desired(
     terms: LeaseTerms = NO_LEASE_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
-    """Set how many workers of a job are desired on each host, and log an event that says why.
-
-    The assigned numbers (unless the launcher assigns by slot) are set, too, in the same
-    transaction. If a person asks, that also tells a running `edl profile` to leave the job at that
-    size, and stops the job's policy from changing the size for its ``hold_s`` seconds.
-
-    Args:
-        nodes: The nodes of the job.
-        choose: Gets the present desired numbers of workers by host; returns the new ones. It is
-            called again when another process wrote meanwhile, and may raise an error to change
-            nothing.
-        by: Who asks for the change.
-        why: A clause such as "edl scale", which begins the sentence of the event.
-        terms: Whether the slots of added workers are borrowed, and by when the slots of removed
-            workers must be free.
-        devices: The devices that the job may use, by host; other hosts keep theirs.
-
-    Returns:
-        The change: the desired numbers before and after it. Its truth value is False if nothing
-        changed; then no event was written.
-
-    Raises:
-        UnknownJob: the job does not exist.
-        CoordinationError: ZooKeeper is away, or others keep changing the numbers.
-    """
+    """Set how many workers of a job are desired on each host, and log an event that says why."""
     p, hold = nodes.paths, nodes.paths.profile_hold
     made: list[DesiredChange] = []
 
@@ -80,26 +56,7 @@ def set_desired(
 
 
 def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batch: int = 0) -> bool:
-    """Let a job have a worker on each of ``devices`` and none elsewhere, for the cluster's leader.
-
-    The desired and the assigned workers, and the event, are one transaction.
-
-    Args:
-        nodes: The nodes of the job, which belong to the run that is to be placed.
-        devices: The devices that the job may use, by host; other hosts keep theirs, and get no
-            worker.
-        version: The version of the record ``assigned`` from which this was decided.
-        why: A clause that begins the sentence of the event.
-        batch: The global batch that the cluster has chosen, in samples; 0: the job chooses it.
-
-    Returns:
-        False, with nothing written, if that record has another version, or another process changes
-        one of the job's records during the call; else True, also if nothing had to be changed.
-
-    Raises:
-        UnknownJob: the job does not exist, or has another run.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Let a job have a worker on each of `devices` and none elsewhere, for the cluster's leader."""
     p = nodes.paths
     paths = (p.desired, p.assigned, p.generation, p.status)
     answers = nodes.read(*map(get, paths))
@@ -122,19 +79,7 @@ def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batc
 
 
 def record_returned(nodes: JobNodes, done: Reclaim, after_s: float) -> None:
-    """Remove a demand to give borrowed slots back, which was fulfilled, and log an event.
-
-    Nothing is written if the job has no such demand.
-
-    Args:
-        nodes: The nodes of the job.
-        done: The demand that was fulfilled: the host, the number of its slots, and its times.
-        after_s: For how long the caller has seen the demand, in seconds.
-
-    Raises:
-        UnknownJob: the job does not exist.
-        CoordinationError: ZooKeeper is away, or others keep changing the numbers.
-    """
+    """Remove a demand to give borrowed slots back, which was fulfilled, and log an event."""
     p = nodes.paths
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -152,24 +97,7 @@ def record_returned(nodes: JobNodes, done: Reclaim, after_s: float) -> None:
 def discover(
     nodes: JobNodes, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
 ) -> Desired:
-    """Record the slots that horovodrun may use; at the first call for a job, desire ``first``.
-
-    Args:
-        nodes: The nodes of the job.
-        slots: The number of slots of each host; they replace those that were recorded before.
-        first: The number of workers to desire on each host; used only if the desired numbers name
-            no host yet.
-        min_np: The smallest number of workers, written into the job's record if ``first`` is used.
-        max_np: The largest number of workers, written in the same case; None keeps the job's
-            present one.
-
-    Returns:
-        The desired numbers of workers by host after the call.
-
-    Raises:
-        UnknownJob: the job does not exist.
-        CoordinationError: ZooKeeper is away, or others keep changing the numbers.
-    """
+    """Record the slots that horovodrun may use; at the first call for a job, desire `first`."""
     p = nodes.paths
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -196,18 +124,7 @@ def _changed(
     terms: LeaseTerms = NO_LEASE_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
-    """Return the change of the desired numbers to those that ``choose`` returns; write nothing.
-
-    Args:
-        p: The paths of the job.
-        found: The values of the nodes ``desired`` and ``assigned`` (others do not count), by path.
-        choose: Gets the present desired numbers by host; returns the new ones.
-        by: Who asks for the change.
-        why: A clause that begins the sentence of the event.
-        terms: Whether the slots of added workers are borrowed, and by when the slots of removed
-            workers must be free.
-        devices: The devices that the job may use, by host; other hosts keep theirs.
-    """
+    """Return the change of the desired numbers to those that `choose` returns; write nothing."""
     before = Desired.from_json(found[p.desired])
     hosts = choose(dict(before.hosts))
     assigned = Assigned.from_json(found[p.assigned])
@@ -217,17 +134,7 @@ def _changed(
 def _written(
     p: JobPaths, found: Mapping[str, Values], change: DesiredChange
 ) -> tuple[dict[str, Values], Event | None]:
-    """Return the new values of the nodes that ``change`` writes, and the event that reports it.
-
-    The values are by path, for the nodes ``desired`` and, if the change has new assigned numbers,
-    ``assigned``. A change that changes nothing gives no values, and None for the event.
-
-    Args:
-        p: The paths of the job.
-        found: The values of the job's nodes as read, by path; the event names their generation and
-            step.
-        change: The change of the desired numbers of workers.
-    """
+    """Return the new values of the nodes that `change` writes, and the event that reports it."""
     if not change:
         return {}, None
     follows = {} if change.assigned is None else {p.assigned: change.assigned.to_json()}
@@ -236,12 +143,4 @@ def _written(
 
 
 def _place(p: JobPaths, found: Mapping[str, Values]) -> tuple[int, int]:
-    """Return the number of the newest generation and the newest training step, for an event.
-
-    A number that is not in ``found`` is 0.
-
-    Args:
-        p: The paths of the job.
-        found: The values of the nodes ``generation`` and ``status``, by path.
-    """
     return found[p.generation].get("number", 0), found[p.status].get("step", 0)

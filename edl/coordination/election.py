@@ -50,79 +50,39 @@ _FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)
 
 @dataclass(frozen=True)
 class Write:
-    """One write of a leader: set the value of a node (the default), or create or delete a node.
+    """One write of a leader: set the value of a node (the default), or create or delete a node."""
 
-    At most one of ``create``, ``sequence``, ``delete`` and ``check`` is set.
-
-    Attributes:
-        path: The node. With ``sequence``, the beginning of its name.
-        value: The JSON object that the node holds afterwards.
-        version: The version that the node must have to be set or deleted; -1 accepts any version.
-        create: Create the node, which must not exist, instead of setting it.
-        sequence: Create the node, and let ZooKeeper append the next sequence number to its name.
-        delete: Delete the node, which must have no children; ``value`` does not count.
-        check: Leave the node as it is, and require that it exists; ``value`` does not count.
-    """
-
-    path: str
-    value: Mapping[str, Any]
+    path: str  # The node. With `sequence`, the beginning of its name.
+    value: Mapping[str, Any]  # The JSON object that the node holds afterwards
+    # The version that the node must have to be set or deleted; -1 accepts any version
     version: int = -1
-    create: bool = False
+    create: bool = False  # Create the node, which must not exist, instead of setting it
+    # Create the node, and let ZooKeeper append the next sequence number to its name
     sequence: bool = False
-    delete: bool = False
+    delete: bool = False  # Delete the node, which must have no children; `value` does not count
+    # Leave the node as it is, and require that it exists; `value` does not count
     check: bool = False
 
 
 @dataclass(frozen=True)
 class _Term(Record):
-    """The field of the leader node that the election reads; its other fields describe the leader.
+    """The field of the leader node that the election reads; its other fields describe the leader"""
 
-    Attributes:
-        term: The number of the newest term, from 1.
-    """
-
-    term: int
+    term: int  # The number of the newest term, from 1
 
 
 def candidate_of(node: str) -> str:
-    """Return the name of the candidate that created an election node.
-
-    Args:
-        node: The name of the node, ``<candidate>-<token>-<sequence>``.
-    """
+    """Return the name of the candidate that created an election node."""
     return node.rsplit("-", 2)[0]
 
 
 def nodes_of(names: Iterable[str], candidate: str) -> list[str]:
-    """Return, in the order of ``names``, the election nodes that one candidate has created.
-
-    Each of its ZooKeeper sessions may have created one; the nodes of ended sessions vanish late.
-
-    Args:
-        names: The names of election nodes.
-        candidate: The name of the candidate.
-    """
+    """Return, in the order of `names`, the election nodes that one candidate has created."""
     return [name for name in names if candidate_of(name) == candidate]
 
 
 class Election:
-    """One candidate's side of an election; call :meth:`enter` again after a lost session.
-
-    Args:
-        session: The ZooKeeper session; the candidate's node lives as long as the session.
-        path: The path of the election node, below which each candidate has a node
-            ``<candidate>-<token>-<sequence>``.
-        candidate: The name of this candidate, unique in the election, without a slash.
-        leader_path: The path of the leader node, empty before the first term. A term writes
-            ``record`` and ``term`` into it, and its version is part of the fence: nothing else may
-            write it.
-        record: The JSON object that describes this candidate. It is written into the candidate's
-            node, and into the leader node when the candidate begins a term.
-        missing: Makes the error for an election whose nodes do not exist; None: a
-            CoordinationError.
-        fence: The path of a node without which this candidate neither enters nor removes anybody;
-            if it is gone, the election counts as missing. None: no such node.
-    """
+    """One candidate's side of an election; call `enter` again after a lost session."""
 
     def __init__(
         self,
@@ -149,15 +109,7 @@ class Election:
         self._leadership: Leadership | None = None
 
     def enter(self) -> None:
-        """Become a candidate with the current session; do nothing if this object already is one.
-
-        It comes after all other candidates, and its nodes of earlier sessions are removed. Whether
-        it leads is not said: see :meth:`leads`.
-
-        Raises:
-            CoordinationError: ZooKeeper is away; call this method again.
-            EdlError: the election does not exist (the error that ``missing`` makes).
-        """
+        """Become a candidate with the current session; do nothing if this object already is one."""
         if self._epoch != self.session.epoch:
             # The nodes of an earlier session are gone or going. A new token, so that we never
             # take one of them for ours.
@@ -183,25 +135,14 @@ class Election:
             raise self._missing() from None
 
     def leads(self, wake: OnChange = None) -> Leadership | None:
-        """Return this candidate's leadership, or None if it does not lead.
-
-        If this candidate has come first in the election since the last call, this starts a new
-        term.
-
-        Args:
-            wake: Called when the answer may have changed, because this candidate's node or the node
-                before it is gone, or when the connection is lost. It runs on kazoo's connection
-                thread, so it must not block. None: nobody is called.
-
-        Returns:
-            The same leadership as long as the term lasts. None if another candidate leads, and if
-            this object is no candidate (never entered, removed, session lost): see :meth:`enter`.
-
-        Raises:
-            CoordinationError: ZooKeeper is away, or the candidates changed at each of several
-                attempts.
-            EdlError: the election does not exist (the error that ``missing`` makes).
-        """
+        """Return this candidate's leadership, or None if it does not lead."""
+        # If this candidate has come first in the election since the last call, this starts a new
+        # term.
+        # `wake`: Called when the answer may have changed, because this candidate's node or the node
+        # before it is gone, or when the connection is lost.
+        # It runs on kazoo's connection thread, so it must not block.
+        # None if another candidate leads, and if this object is no candidate (never entered,
+        # removed, session lost): see `enter`.
         self._wake = wake
         for _ in range(ATTEMPTS):
             if not self._watched:
@@ -230,43 +171,21 @@ class Election:
         )
 
     def leave(self) -> None:
-        """Stop being a candidate, which also ends its term; do nothing if this is no candidate.
-
-        When this returns, the candidate's node is gone.
-
-        Raises:
-            CoordinationError: ZooKeeper is away; the candidate's node ends with its session.
-            EdlError: the election does not exist (the error that ``missing`` makes).
-        """
+        """Stop being a candidate, which also ends its term; do nothing if this is no candidate."""
         self._watched, self._leadership = (), None
         mine = self._mine(self._candidates())
         if mine is not None:
             self.session.read_all("leave the election", [delete_node(f"{self.path}/{mine}")])
 
     def ahead(self) -> list[str]:
-        """Return the names of the candidates that come before this one, the leader's first.
-
-        The list is empty if this one leads. If this is no candidate, all candidates are returned.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-            EdlError: the election does not exist (the error that ``missing`` makes).
-        """
+        """Return the names of the candidates that come before this one, the leader's first."""
         candidates = self._candidates()
         mine = self._mine(candidates)
         before = candidates if mine is None else candidates[: candidates.index(mine)]
         return [candidate_of(name) for name in before]
 
     def records_ahead(self) -> list[Mapping[str, Any]]:
-        """Return the records of the candidates before this one, the leader's first.
-
-        If this is no candidate, those of all candidates are returned. A record is the JSON object
-        that describes a candidate, as it was given to its :class:`Election`.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-            EdlError: the election does not exist (the error that ``missing`` makes).
-        """
+        """Return the records of the candidates before this one, the leader's first."""
         candidates = self._candidates()
         mine = self._mine(candidates)
         before = candidates if mine is None else candidates[: candidates.index(mine)]
@@ -276,77 +195,42 @@ class Election:
         return [decode(path, answer[0]) for path, answer in found if answer is not None]
 
     def remove(self, candidate: str) -> bool:
-        """Remove a candidate from the election, which ends its term if it leads.
-
-        This is safe at any time, because the fence refuses later writes of a removed leader. The
-        candidate may enter again.
-
-        Args:
-            candidate: The name of the candidate to remove.
-
-        Returns:
-            True if there was a candidate of that name; False, with nothing removed, if not.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-            EdlError: the election does not exist (the error that ``missing`` makes).
-        """
+        """Remove a candidate from the election, which ends its term if it leads."""
+        # This is safe at any time, because the fence refuses later writes of a removed leader.
         nodes = nodes_of(self._candidates(), candidate)
         self._delete(nodes)
         return bool(nodes)
 
     @property
     def _prefix(self) -> str:
-        """The beginning of the name of this candidate's node, ``<candidate>-<token>-``."""
         return f"{self.candidate}-{self._token}-"
 
     def _no_election(self) -> CoordinationError:
-        """Return the default error for an election whose nodes do not exist (see ``missing``)."""
+        """Return the default error for an election whose nodes do not exist (see `missing`)."""
         return CoordinationError(
             f"there is no election at {self.path} with the leader in {self.leader_path}; "
             "create both nodes first"
         )
 
     def _candidates(self) -> list[str]:
-        """Return the names of all candidates' nodes, by sequence number: the leader's first.
-
-        Raises:
-            EdlError: the election does not exist (the error that ``missing`` makes).
-        """
+        """Return the names of all candidates' nodes, by sequence number: the leader's first."""
         names = self.session.read_all("read the election", [children(self.path)])[0]
         if names is None:
             raise self._missing()
         return sorted(names, key=sequence)
 
     def _are_there(self, names: Sequence[str]) -> bool:
-        """Return whether the election nodes with the names ``names`` all exist, and watch them.
-
-        When one of them is created or removed, the ``wake`` of :meth:`leads` is called. Until then
-        the session keeps the answer, so ZooKeeper is asked once.
-        """
         nodes = [exists(f"{self.path}/{name}", self._wake) for name in names]
         return None not in self.session.read_all("watch the election", nodes)
 
     def _remove_others(self, candidates: Sequence[str]) -> None:
-        """Remove the nodes that this candidate made in earlier sessions.
-
-        The fence makes that safe. One of the nodes may even belong to the present session: when the
-        session before it ends between two requests of :meth:`enter`, the node is made in the new
-        session with the old token. This candidate does not take such a node for its own and so does
-        not lead with it, while all other candidates would wait behind it.
-
-        Args:
-            candidates: The names of all candidates' nodes, as :meth:`_candidates` returns them.
-        """
+        # This candidate does not take such a node for its own and so does not lead with it, while
+        # all other candidates would wait behind it.
         own = nodes_of(candidates, self.candidate)
         self._delete(name for name in own if not name.startswith(self._prefix))
 
     def _delete(self, names: Iterable[str]) -> None:
-        """Delete the election nodes with the names ``names``, of which some may be gone already.
-
-        Raises:
-            EdlError: the fence of this election is gone (the error that ``missing`` makes).
-        """
+        """Delete the election nodes with the names `names`, of which some may be gone already."""
         for name in names:
 
             def build(transaction: TransactionRequest, name: str = name) -> None:
@@ -360,38 +244,18 @@ class Election:
                     raise self._missing() from None
 
     def _add_fence(self, transaction: TransactionRequest) -> None:
-        """Add the check that makes ``transaction`` fail if the node ``fence`` is gone.
-
-        Terms need no such check: who removes the fence removes the nodes of the candidates, too.
-        """
         if self._fence is not None:
             transaction.check(self._fence, -1)
 
     def _mine(self, candidates: Sequence[str]) -> str | None:
-        """Return the name of this candidate's node, or None if it has none.
-
-        The node is found by its token, because the answer to its creation may have been lost.
-
-        Args:
-            candidates: The names of all candidates' nodes, as :meth:`_candidates` returns them.
-        """
+        """Return the name of this candidate's node, or None if it has none."""
+        # The node is found by its token, because the answer to its creation may have been lost.
         if not self._token:
             return None
         return next((name for name in candidates if name.startswith(self._prefix)), None)
 
     def _begin_term(self, mine: str) -> Leadership | None:
-        """Start the next term of the election, and return the leadership of this candidate.
-
-        Args:
-            mine: The name of this candidate's node, which must be the one with the lowest number.
-
-        Returns:
-            The leadership; None, with nothing written, if the leader node or this candidate's node
-            changed meanwhile.
-
-        Raises:
-            EdlError: there is no leader node (the error that ``missing`` makes).
-        """
+        """Start the next term of the election, and return the leadership of this candidate."""
         answer = self.session.read_all("read the leader", [get(self.leader_path)])[0]
         if answer is None:
             raise self._missing()
@@ -418,25 +282,13 @@ class Election:
 
 
 class Leadership:
-    """One term of one leader, as :meth:`Election.leads` returns it.
+    """One term of one leader, as `leads` returns it."""
 
-    All writes of a leader go through this object. When the term is over, each write raises
-    LeadershipLost and has changed nothing; an ended term never begins again.
+    # When the term is over, each write raises LeadershipLost and has changed nothing; an ended term
+    # never begins again.
+    # `leader_version`: The version of the leader node since the term started.
 
-    Args:
-        session: The session of the leader.
-        term: The number of the term, from 1.
-        node: The path of the leader's own node below the election node.
-        leader_path: The path of the leader node.
-        leader_version: The version of the leader node since the term started.
-        clock: Set by the time at which ZooKeeper wrote that version.
-
-    Attributes:
-        clock: Tells the time by ZooKeeper's clock: for records whose times the next leader, on
-            another host, compares with its own.
-        CHECKS: The number of operations of the fence, which come before a leader's writes.
-    """
-
+    # The number of operations of the fence, which come before a leader's writes
     CHECKS: ClassVar[int] = 2
 
     def __init__(
@@ -450,22 +302,15 @@ class Leadership:
     ) -> None:
         self.term = term
         self.node = node
+        # Tells the time by ZooKeeper's clock: for records whose times the next leader, on another
+        # host, compares with its own
         self.clock = clock
         self._session = session
         self._leader_path = leader_path
         self._leader_version = leader_version
 
     def commit(self, writes: Sequence[Write]) -> None:
-        """Do all writes in one fenced transaction, in their order, or none of them.
-
-        When this returns, all is written.
-
-        Raises:
-            LeadershipLost: the term is over; nothing was written.
-            CoordinationError: a node is missing, or exists, or has another version, against what a
-                write expects (nothing was written); or ZooKeeper is away (they may have been
-                written or not: read again).
-        """
+        """Do all writes in one fenced transaction, in their order, or none of them."""
         try:
             self.try_commit(writes)
         except Refused as refused:
@@ -476,16 +321,7 @@ class Leadership:
             ) from refused
 
     def try_commit(self, writes: Sequence[Write]) -> None:
-        """Do all writes in one fenced transaction, and raise Refused if a node is not as expected.
-
-        This is :meth:`commit` for a caller that, when it is refused, reads again and retries.
-
-        Raises:
-            Refused: the node of the write number ``index`` (an attribute, from 0) is missing, or
-                exists, or has another version, against what the write expects; nothing was written.
-            LeadershipLost: the term is over; nothing was written.
-            CoordinationError: ZooKeeper is away (they may have been written or not: read again).
-        """
+        """Do all writes in one fenced transaction."""
         try:
             self._session.transact("write as the leader", partial(self._build, writes=writes))
         except Refused as refused:
@@ -494,22 +330,7 @@ class Leadership:
     def transact(
         self, what: str, writes: Sequence[Write], build: Callable[[TransactionRequest], None]
     ) -> list[Any]:
-        """Do ``writes`` and then what ``build`` adds in one fenced transaction.
-
-        Args:
-            what: What the transaction does, for error messages: "cannot <what>: ...".
-            writes: The first writes.
-            build: Adds the other operations.
-
-        Returns:
-            The results of the operations of ``build``, in order.
-
-        Raises:
-            Refused: the operation number ``index`` (from 0, ``writes`` first) failed, so nothing
-                was done.
-            LeadershipLost: the term is over; nothing was done.
-            CoordinationError: ZooKeeper is away; all may have been done, or nothing.
-        """
+        """Do `writes` and then what `build` adds in one fenced transaction."""
 
         def whole(transaction: TransactionRequest) -> None:
             self._build(transaction, writes)
@@ -522,26 +343,21 @@ class Leadership:
         return results[self.CHECKS + len(writes) :]
 
     def add_fence(self, transaction: TransactionRequest) -> None:
-        """Add the fence to ``transaction``: two checks that fail when the term is over.
-
-        They check that the leader's own election node exists, and that the leader node has not
-        changed since the term started. The session of the transaction must be able to read both.
-        """
+        """Add the fence to `transaction`: two checks that fail when the term is over."""
+        # They check that the leader's own election node exists, and that the leader node has not
+        # changed since the term started. The session of the transaction must be able to read both.
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)
 
     def checked(self, refused: Refused) -> Refused:
-        """Return the error of a transaction that began with the fence, as one without the fence.
-
-        Raises:
-            LeadershipLost: the fence has refused the transaction, because the term is over.
-        """
+        """Return the error of a transaction that began with the fence, as one without the fence."""
+        # LeadershipLost: the fence has refused the transaction, because the term is over.
         if refused.index < self.CHECKS and isinstance(refused.error, _FENCED):
             raise LeadershipLost(self.term) from refused
         return Refused(refused.index - self.CHECKS, refused.error)
 
     def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:
-        """Add the leader's ``writes`` to ``transaction``, after the fence."""
+        """Add the leader's `writes` to `transaction`, after the fence."""
         self.add_fence(transaction)
         for write in writes:
             if write.check:

@@ -26,12 +26,7 @@ OnUnreadable = Callable[[int, str], None]
 
 
 def leave_out(number: int, why: str) -> None:
-    """Do nothing: as :data:`OnUnreadable` it leaves out events that cannot be read, unsaid.
-
-    Args:
-        number: the number of the event.
-        why: why it cannot be read.
-    """
+    """Do nothing: as `OnUnreadable` it leaves out events that cannot be read, unsaid."""
 
 
 _AT_ONCE = 500  # nodes read or removed in one go
@@ -41,24 +36,14 @@ E = TypeVar("E", bound=Record)
 
 
 class EventLogNodes(Generic[E]):
-    """The event log of one job or cluster; events are numbered from 0 (see :class:`EventNodes`).
-
-    Args:
-        nodes: Access to the nodes of the job or cluster in ZooKeeper.
-        kind: The record class of its events.
-    """
+    """The event log of one job or cluster; events are numbered from 0 (see `EventNodes`)."""
 
     def __init__(self, nodes: Nodes[Any], kind: type[E]) -> None:
         self._nodes = nodes
         self._kind = kind
 
     def add(self, event: E) -> int:
-        """Append ``event`` to the log, and return its number, which no other event of the log has.
-
-        Raises:
-            EdlError: there is no such job or cluster.
-            CoordinationError: ZooKeeper is away; the event may have been written or not.
-        """
+        """Append `event` to the log, and return its number, which no other event of the log has."""
         data, parent = encode(event.to_json()), self._nodes.paths.events
         try:
             path: str = self._nodes.session.call(
@@ -69,38 +54,17 @@ class EventLogNodes(Generic[E]):
         return self._first() + sequence(path)
 
     def read(self, after: int = -1) -> list[tuple[int, E]]:
-        """Return the logged events with a number above ``after``, as (number, event), oldest first.
-
-        The list is empty if there are none.
-
-        Raises:
-            EdlError: there is no such job or cluster.
-            CoordinationError: ZooKeeper is away, or an event cannot be read.
-        """
+        """Return the logged events with a number above `after`, as (number, event), oldest first"""
         return self._read(after, None)
 
     def read_known(
         self, after: int = -1, unreadable: OnUnreadable = leave_out
     ) -> list[tuple[int, E]]:
-        """Return what :meth:`read` returns, without the events that this edl cannot read.
-
-        Such an event may have a kind that only a newer edl knows.
-
-        Args:
-            after: The number of the newest event that is known already.
-            unreadable: Called with the number of each event that is left out, and the reason.
-
-        Raises:
-            EdlError: there is no such job or cluster.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return what `read` returns, without the events that this edl cannot read."""
         return self._read(after, unreadable)
 
     def _read(self, after: int, unreadable: OnUnreadable | None) -> list[tuple[int, E]]:
-        """Return the events with a number above ``after``, as :meth:`read` does.
-
-        ``unreadable`` is told of those that cannot be read; None: the first one is an error.
-        """
+        """Return the events with a number above `after`, as `read` does."""
         session, paths = self._nodes.session, self._nodes.paths
         names, counted = session.read_all("read events", [children(paths.events), self._counter])
         if names is None:
@@ -124,19 +88,7 @@ class EventLogNodes(Generic[E]):
         return found
 
     def newest(self, count: int, wake: OnChange) -> list[E]:
-        """Return the ``count`` newest events, oldest first, without those that cannot be read.
-
-        Nothing is read again before a change. The list is empty if there are no events, or no such
-        job or cluster.
-
-        Args:
-            count: The largest number of events to return.
-            wake: Called once when an event is added or removed; see
-                :data:`edl.coordination.reads.OnChange`.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the `count` newest events, oldest first, without those that cannot be read."""
         session, paths = self._nodes.session, self._nodes.paths
         names = session.read_all("read events", [children(paths.events, wake)])[0] or ()
         nodes = [paths.event(number) for number in sorted(map(sequence, names))[-count:]]
@@ -150,34 +102,15 @@ class EventLogNodes(Generic[E]):
 
     @property
     def _counter(self) -> Read:
-        """A read of the node ``events``, whose value holds the number of the first event.
-
-        The session keeps its answer until the node changes.
-        """
         return get(self._nodes.paths.events, ignore_changes)
 
     def _first(self) -> int:
-        """Return the number at which the log begins, also if that event was removed since.
-
-        It is 0, except in a job that was written again after ZooKeeper had lost it.
-        """
+        """Return the number at which the log begins, also if that event was removed since."""
         paths = self._nodes.paths
         return first_of(paths.events, self._nodes.read(self._counter)[0])
 
     def trim(self, keep: int, within_s: float = math.inf) -> int:
-        """Remove all events from the log except the newest ``keep``; return how many were removed.
-
-        It is 0 if there are no more, or no such job or cluster. The other events keep their
-        numbers.
-
-        Args:
-            keep: How many events to keep.
-            within_s: After so many seconds no further request is sent; the oldest events are
-                removed by then. At least some are removed.
-
-        Raises:
-            CoordinationError: ZooKeeper is away; some of them may have been removed.
-        """
+        """Remove all events from the log except the newest `keep`; return how many were removed."""
         session, paths = self._nodes.session, self._nodes.paths
         names = session.read_all("trim events", [children(paths.events)])[0] or ()
         numbers = sorted(map(sequence, names))
@@ -191,25 +124,16 @@ class EventLogNodes(Generic[E]):
 
 
 class EventNodes(EventLogNodes[Event]):
-    """The event log of one job; events are numbered from 0.
+    """The event log of one job; events are numbered from 0."""
 
-    It is the ``events`` of a job's ``JobStore``. After ZooKeeper had lost the job and it was
-    written again, the numbers begin at the next multiple of ``edl.coordination.job_copy.NUMBERS``
-    (a million), so that no number is used twice.
-
-    Args:
-        nodes: Access to the nodes of the job in ZooKeeper.
-    """
+    # After ZooKeeper had lost the job and it was written again, the numbers begin at the next
+    # multiple of `edl.coordination.job_copy.NUMBERS` (a million), so that no number is used twice.
 
     def __init__(self, nodes: JobNodes) -> None:
         super().__init__(nodes, Event)
 
     def newest_step(self) -> int:
-        """Return the training step that the newest event names; 0 without an event or a job.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the training step that the newest event names; 0 without an event or a job."""
         session, paths = self._nodes.session, self._nodes.paths
         names = session.read_all("read the newest event", [children(paths.events)])[0]
         if not names:

@@ -19,49 +19,22 @@ from edl.errors import CoordinationError
 
 
 class FencedSession(Session):
-    """A session whose transactions change nothing once the term of a leader is over.
-
-    Before :meth:`lead` it can only read.
-    """
+    """A session whose transactions change nothing once the term of a leader is over."""
 
     _leadership: Leadership | None = None
 
     def lead(self, leadership: Leadership) -> None:
-        """Fence all transactions by the term of ``leadership`` from now on.
-
-        Whatever was written before the term has begun can be read in this session afterwards.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Fence all transactions by the term of `leadership` from now on."""
         # Another server of ZooKeeper than that of the election may be some writes behind.
         self.catch_up()
         self._leadership = leadership
 
     def catch_up(self) -> None:
-        """Return when all can be read in this session that any session has written before the call.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """When all can be read in this session that any session has written before the call"""
         self.call("catch up", lambda client: client.sync_async("/"), repeat=True)
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do all operations of a transaction, or none of them; return their results in order.
-
-        Before the operations, the transaction checks that the leader's term lasts.
-
-        Args:
-            what: What the transaction does, for error messages: "cannot <what>: ...".
-            build: Adds the operations to the transaction that it is given.
-
-        Raises:
-            LeadershipLost: the term is over; nothing was done.
-            Refused: an operation failed, so nothing was done.
-            AccessDenied: a node belongs to a job whose secret this session does not know.
-            CoordinationError: :meth:`lead` was not called before, or ZooKeeper is away; then it may
-                have been done or not.
-        """
+        """Do all operations of a transaction, or none of them; return their results in order."""
         leadership = self._leadership
         if leadership is None:
             raise CoordinationError(f"cannot {what}: this session writes for no leader")

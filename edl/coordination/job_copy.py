@@ -29,14 +29,7 @@ NUMBERS = 10**6  # event numbers and worker ids for each writing; no later one w
 
 
 class JobCopy:
-    """A copy of the describing nodes of a job and of its evictions, as this process last read them.
-
-    The describing nodes are those of :attr:`JobPaths.describing`, such as the job's record and its
-    newest generation. The copy is in memory, and empty before the first :meth:`keep`.
-
-    Args:
-        paths: The paths of the job's nodes.
-    """
+    """A copy of a job's describing nodes and evictions, as this process last read them."""
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
@@ -44,16 +37,7 @@ class JobCopy:
         self._evicted: dict[str, bytes] = {}
 
     def keep(self, fixed: Mapping[str, Any], evicted: Iterable[tuple[str, bytes]]) -> None:
-        """Replace the copy by the answers to a newer read.
-
-        If a describing node is missing in them, the job is lost or being removed, and the copy
-        stays as it is.
-
-        Args:
-            fixed: The answer of each node of :attr:`JobPaths.describing` (data and stat, or None),
-                by path.
-            evicted: Path and data of each node of an evicted worker.
-        """
+        """Replace the copy by the answers to a newer read."""
         if None not in fixed.values():
             self._fixed = {path: answer[0] for path, answer in fixed.items()}
             self._evicted = dict(evicted)
@@ -81,22 +65,8 @@ class JobCopy:
         return frozenset(int(path.rsplit("/", 1)[1]) for path in self._evicted)
 
     def write(self, session: Session, run: str, event: Event) -> bool:
-        """Create the job's nodes again from the copy and append an event, in one transaction.
-
-        The copy must not be empty.
-
-        Args:
-            session: The session to write with.
-            run: The token of this start of the job; the job written again keeps it.
-            event: The event that reports that the job was written again.
-
-        Returns:
-            True if this call wrote the job; False if the job's nodes exist already, written by
-            another process (as this job or as a new job of its name).
-
-        Raises:
-            CoordinationError: ZooKeeper is away; the job may have been written or not.
-        """
+        """Create the job's nodes again from the copy and append an event, in one transaction."""
+        # The copy must not be empty.
         ensure_shared(session, "write a job", JOBS)
         build = partial(self._build, run=run, event=event)
         try:
@@ -106,17 +76,9 @@ class JobCopy:
         return True
 
     def _build(self, transaction: TransactionRequest, run: str, event: Event) -> None:
-        """Add to ``transaction`` the creation of the job's nodes, its evictions and an event.
-
-        Worker ids and event numbers continue at the next multiple of ``NUMBERS``, so that none is
-        used again: the copy does not know all. A worker that has not joined a ring yet has an id,
-        too, and keeps it.
-
-        Args:
-            transaction: The transaction to add to.
-            run: The token of this start of the job.
-            event: The event that reports that the job was written again.
-        """
+        """Add to `transaction` the creation of the job's nodes, its evictions and an event."""
+        # Worker ids and event numbers continue at the next multiple of `NUMBERS`, so that none is
+        # used again: the copy does not know all.
         paths = self._paths
         first = encode({"first": self._first_event() + NUMBERS})
         contents = {**self._fixed, paths.ids: first, paths.events: first}

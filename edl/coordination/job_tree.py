@@ -22,28 +22,18 @@ SHARE = 8  # nodes that are looked at together take up to 1/8 of the bytes that 
 
 @dataclass(frozen=True)
 class Tree:
-    """The nodes of a job that a bounded read has found.
+    """The nodes of a job that a bounded read has found."""
 
-    Attributes:
-        nodes: The paths of nodes that can be removed in this order: children come before their
-            parents, and no node has a child that is not in the list.
-        unread: Why this list does not have all nodes of the job, as the end of a sentence about a
-            node below the job's; empty: it has all.
-    """
-
+    # The paths of nodes that can be removed in this order: children come before their parents, and
+    # no node has a child that is not in the list
     nodes: list[str]
+    # Why this list does not have all nodes of the job, as the end of a sentence about a node below
+    # the job's; empty: it has all
     unread: str
 
 
 def all_nodes(session: Session, root: str) -> list[str]:
-    """Return the paths of the node ``root`` and of all nodes below it, children first.
-
-    The list is empty if there is no such node.
-
-    Raises:
-        AccessDenied: the session cannot open one of the nodes.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the paths of the node `root` and of all nodes below it, children first."""
     found: list[str] = []
     unread = [root]
     while unread:
@@ -57,39 +47,14 @@ def all_nodes(session: Session, root: str) -> list[str]:
 
 
 def some_nodes(session: Session, root: str, kept: Collection[str]) -> Tree:
-    """Read the nodes from ``root`` down, at a bounded cost, and return those that can be removed.
-
-    All answers together have at most ``MOST_NAMES`` (300,000) names of children, and all requests
-    together ``MOST_BYTES`` (2 MB) of paths, each with ``REQUEST_BYTES``: up to 5,000 requests. Of a
-    node with more than ``MOST_CHILDREN`` (200,000) children no child is found.
-
-    The read goes down one branch, at each node to the child with the fewest children, until it has
-    found a node that can be removed; only then it reads several branches together. So a part of the
-    nodes is found unless the read does not come to the end of a single branch.
-
-    Args:
-        session: The session to read with.
-        root: The path of the uppermost node.
-        kept: The paths of nodes that the caller does not remove before all others are removed.
-
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
+    """Read the nodes from `root` down, at a bounded cost, and return those that can be removed."""
     read = _BoundedRead(session, frozenset(kept))
     read.run(root)
     return read.tree(root)
 
 
 class _BoundedRead:
-    """One read of a part of a job's nodes, depth first.
-
-    Whether a node has children, and how many, is asked before their names, so no answer is larger
-    than wanted. ZooKeeper tells it of any node, whatever the ACL.
-
-    Args:
-        session: The session to read with.
-        kept: The paths of nodes that the caller keeps.
-    """
+    """One read of a part of a job's nodes, depth first."""
 
     def __init__(self, session: Session, kept: frozenset[str]) -> None:
         self._session = session
@@ -103,7 +68,7 @@ class _BoundedRead:
         self._names, self._bytes = MOST_NAMES, MOST_BYTES  # that are left
 
     def run(self, root: str) -> None:
-        """Read from ``root`` down until all is read or the bounds are reached."""
+        """Read from `root` down until all is read or the bounds are reached."""
         parent, _, name = root.rpartition("/")
         self._unseen.append((parent, [name]))
         while self._inner or self._unseen:
@@ -112,10 +77,7 @@ class _BoundedRead:
                 return
 
     def tree(self, root: str) -> Tree:
-        """Return what was found below ``root``, without nodes of which a descendant is not known.
-
-        The time is proportional to the number of nodes.
-        """
+        """Return what was found below `root`, without nodes of which a descendant is not known."""
         unread = [*self._skipped, *(path for path, _ in self._inner)]
         unread += [parent for parent, names in self._unseen if names]
         above: set[str] = set()
@@ -129,11 +91,9 @@ class _BoundedRead:
         return Tree(nodes, (self._why or too_deep) if unread else "")
 
     def _read_names(self) -> int:
-        """Read the names of the children of the next nodes; return of how many nodes.
-
-        It is one node until a node was found that can be removed: else a few chains would use up
-        what may be read before one of them ends.
-        """
+        """Read the names of the children of the next nodes; return of how many nodes."""
+        # It is one node until a node was found that can be removed: else a few chains would use up
+        # what may be read before one of them ends.
         batch: list[str] = []
         while self._inner and len(batch) < min(1 + self._removable, READ_AT_ONCE):
             path, count = self._inner.pop()
@@ -166,11 +126,7 @@ class _BoundedRead:
             self._why = "has an ACL by which the job's secret does not open it"
 
     def _see(self, parents: int) -> bool:
-        """Find out how many children the next unseen nodes have; return whether there were any.
-
-        Args:
-            parents: Of how many parents to look at the children.
-        """
+        """Find out how many children the next unseen nodes have; return whether there were any."""
         paths = self._take(parents)
         if not paths:
             return False
@@ -183,11 +139,9 @@ class _BoundedRead:
         return True
 
     def _take(self, parents: int) -> list[str]:
-        """Remove the next unseen nodes, children of up to ``parents`` parents; return their paths.
-
-        They are at most ``READ_AT_ONCE``, and take up to 1/8 of the bytes that are left, so that
-        much is left for what is below them; but one is taken if it is possible at all.
-        """
+        """Remove the next unseen nodes, children of up to `parents` parents; return their paths."""
+        # They are at most `READ_AT_ONCE`, and take up to 1/8 of the bytes that are left, so that
+        # much is left for what is below them; but one is taken if it is possible at all.
         least = self._bytes - self._bytes // SHARE
         taken: list[str] = []
         for _ in range(min(parents, len(self._unseen))):
@@ -204,10 +158,7 @@ class _BoundedRead:
         return taken
 
     def _pays(self, path: str) -> bool:
-        """Subtract a request about ``path`` from what may be read; return False if it is too much.
-
-        Then nothing is subtracted.
-        """
+        """Subtract a request about `path` from what may be read; return False if it is too much."""
         size = len(path.encode()) + REQUEST_BYTES
         if size > self._bytes:
             return False

@@ -27,15 +27,12 @@ class QuietLog(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Return the message ``msg`` and the arguments ``kwargs`` of a log call unchanged."""
+        """Return the message `msg` and the arguments `kwargs` of a log call unchanged."""
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log the message ``msg`` at DEBUG, whatever its level, without the credentials of a job.
-
-        Messages below DEBUG are dropped, because they show the session's password. ``args`` are the
-        values for the format in ``msg``, and ``kwargs`` the options of a log call.
-        """
+        """Log the message `msg` at DEBUG, whatever its level, without the credentials of a job."""
+        # Messages below DEBUG are dropped, because they show the session's password.
         if level >= logging.DEBUG:  # below that, it shows the session's password
             shown = ("Auth(...)" if isinstance(one, Auth) else one for one in args)
             super().log(logging.DEBUG, msg, *shown, **kwargs)
@@ -45,15 +42,10 @@ _interrupted = threading.local()  # error: what a signal handler has raised in a
 
 
 class SignalSafeSocket:
-    """The socket by which kazoo's client wakes its connection thread, for each request.
+    """The socket by which kazoo's client wakes its connection thread, for each request."""
 
-    kazoo takes every exception of :meth:`send` for the end of the connection, also one that a
-    signal handler raises there, such as KeyboardInterrupt: Ctrl-C would be lost. So the exception
-    is kept, and :class:`Client` raises it when the request is on its way.
-
-    Args:
-        wrapped: the socket.
-    """
+    # kazoo takes every exception of `send` for the end of the connection, also one that a signal
+    # handler raises there, such as KeyboardInterrupt: Ctrl-C would be lost.
 
     def __init__(self, wrapped: socket.socket) -> None:
         self._wrapped = wrapped
@@ -62,11 +54,7 @@ class SignalSafeSocket:
         return getattr(self._wrapped, name)
 
     def send(self, data: bytes) -> int:
-        """Send ``data``; return how many bytes were sent.
-
-        Raises:
-            OSError: the socket is closed.
-        """
+        """Send `data`; return how many bytes were sent."""
         try:
             return self._wrapped.send(data)
         except (KeyboardInterrupt, SystemExit) as error:  # the byte is sent by then, or the next is
@@ -75,18 +63,14 @@ class SignalSafeSocket:
 
 
 class PollHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """The threads of kazoo's client, which wait for its sockets by one system call.
+    """The threads of kazoo's client, which wait for its sockets by one system call."""
 
-    kazoo waits three times for each request. Its own way makes and closes an epoll object each
-    time, five system calls, which were a third of the processor time of a leader that reads.
-
-    They are daemon threads, and a process that ends with an open session does not wait for them.
-    kazoo's own exit handler does: it would stop them before edl's exit handler closes the session,
-    and a SIGTERM to a worker would interrupt it, with a traceback.
-    """
+    # They are daemon threads, and a process that ends with an open session does not wait for them.
+    # kazoo's own exit handler does: it would stop them before edl's exit handler closes the
+    # session, and a SIGTERM to a worker would interrupt it, with a traceback.
 
     def start(self) -> None:
-        """Start the threads; a second call before :meth:`stop` does nothing."""
+        """Start the threads; a second call before `stop` does nothing."""
         super().start()
         atexit.unregister(self.stop)
 
@@ -97,22 +81,7 @@ class PollHandler(SequentialThreadingHandler):  # type: ignore[misc]
         others: Sequence[Any],
         timeout: float | None = None,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Wait until a socket can be read or written, and return which can, as select.select does.
-
-        Args:
-            readers: The sockets to read.
-            writers: The sockets to write.
-            others: Must be empty; kazoo waits for nothing else.
-            timeout: The longest wait, in seconds; None: no limit.
-
-        Returns:
-            (those of ``readers``, those of ``writers``, an empty list). A socket whose connection
-            is lost counts as one that can be read and written.
-
-        Raises:
-            ValueError: a socket is closed, or ``timeout`` is negative.
-            TypeError: ``timeout`` is no number.
-        """
+        """Wait until a socket can be read or written, and return that can, as select.select does"""
         if timeout is not None and timeout < 0:
             raise ValueError("timeout must be non-negative")
         events: dict[int, int] = {}
@@ -135,23 +104,13 @@ class PollHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class Client(KazooClient):  # type: ignore[misc]
-    """Kazoo's client, which also connects again to a ZooKeeper that has lost its data.
+    """Kazoo's client, which also connects again to a ZooKeeper that has lost its data."""
 
-    A server refuses a client that has seen a newer transaction than the server has, for the server
-    may only be behind. An emptied server would refuse the client for ever, and look as if it were
-    away. So when the session must be over by its time-out, this client says that it has seen no
-    transaction.
-
-    Args:
-        **options: The options of kazoo's client.
-
-    Attributes:
-        granted_s: The session time-out that ZooKeeper granted, in seconds; None before the first
-            connection.
-        away_since: When the connection was lost, on the monotonic clock; None while connected.
-    """
+    # An emptied server would refuse the client for ever, and look as if it were away. So when the
+    # session must be over by its time-out, this client says that it has seen no transaction.
 
     granted_s: float | None = None  # the session time-out; None: there was no connection yet
+    # When the connection was lost, on the monotonic clock; None while connected
     away_since: float | None = None
 
     def __init__(self, **options: Any) -> None:
@@ -168,10 +127,7 @@ class Client(KazooClient):  # type: ignore[misc]
 
     @property
     def last_zxid(self) -> int:
-        """The id of the newest transaction that this client has seen, as it tells the server.
-
-        It is 0 once the connection has been away for longer than the session time-out.
-        """
+        """The id of the newest transaction that this client has seen, as it tells the server."""
         away_since = self.away_since
         lasts_s = math.inf if self.granted_s is None else self.granted_s
         if away_since is not None and time.monotonic() - away_since > lasts_s:
@@ -183,11 +139,7 @@ class Client(KazooClient):  # type: ignore[misc]
         self._last_zxid = zxid
 
     def _call(self, request: Any, async_object: Any) -> Any:
-        """Send ``request`` by kazoo, and return kazoo's answer.
-
-        kazoo drops an exception that a signal handler raises while it wakes its own thread, such as
-        KeyboardInterrupt after Ctrl-C. Such an exception is raised here, when the request is sent.
-        """
+        """Send `request` by kazoo, and return kazoo's answer."""
         answer = super()._call(request, async_object)
         error, _interrupted.error = getattr(_interrupted, "error", None), None
         if error is not None:
@@ -200,11 +152,7 @@ class Client(KazooClient):  # type: ignore[misc]
 
 
 def shut_within(client: KazooClient, limit_s: float) -> None:
-    """Stop and close ``client`` in a thread of its own; wait at most ``limit_s`` seconds.
-
-    kazoo's stop() waits for a connection attempt under way, and for its threads without limit. Exit
-    handlers of Python 3.12 start no thread: there the calling thread does it, without the limit.
-    """
+    """Stop and close `client` in a thread of its own; wait at most `limit_s` seconds."""
     if sys.is_finalizing():  # the collector ends an open session: no thread runs any more
         return
     thread = threading.Thread(target=_shut, args=(client,), name="edl-zk-stop", daemon=True)
@@ -220,10 +168,7 @@ def shut_within(client: KazooClient, limit_s: float) -> None:
 
 
 def _shut(client: KazooClient) -> None:
-    """End the session of ``client`` and free its threads and sockets, connected or not.
-
-    Errors are logged, not raised. No two threads may call this for one client at a time.
-    """
+    """End the session of `client` and free its threads and sockets, connected or not."""
     try:
         client.stop()
         client.close()

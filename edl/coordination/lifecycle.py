@@ -59,15 +59,10 @@ DELETION_BYTES = 17  # of a deletion, beside its path
 
 @dataclass(frozen=True)
 class _Leftovers:
-    """The nodes that a dead or ended job still has in ZooKeeper, as far as they were read.
+    """The nodes that a dead or ended job still has in ZooKeeper, as far as they were read."""
 
-    Attributes:
-        tree: its nodes that were read and can be removed; empty without a job.
-        run_node: the path of its node ``run/<token>``; None: it has none.
-    """
-
-    tree: Tree
-    run_node: str | None
+    tree: Tree  # its nodes that were read and can be removed; empty without a job
+    run_node: str | None  # the path of its node `run/<token>`; None: it has none
 
     @property
     def nodes(self) -> list[str]:
@@ -95,36 +90,7 @@ def create_job(
     batch: int = 0,
     trusted: bool = True,
 ) -> str:
-    """Create the job's nodes in one transaction, and return the token of this start of the job.
-
-    An existing job of that name is replaced, with everything in it, if it has ended or if all its
-    processes are dead: no agent, edl-worker or worker has a node, the session of its creator is
-    over, and, if ``trusted``, no port of its ring answers. A *reserved* job (a field of its record)
-    is replaced only if it has ended.
-
-    Args:
-        session: The session to write with; it belongs to this job.
-        paths: The paths of the job.
-        job: The record of the new job.
-        assigned: The workers to start on each host. As many are desired, unless the launcher
-            assigns workers by slot; then no workers are desired yet.
-        policy: The policy of the job.
-        run: The token of this start; None to make one up. If it is the token of the present start
-            already, running or ended, nothing is changed.
-        batch: The global batch that the job's cluster has chosen, in samples; 0: the job chooses.
-        trusted: Whether the code of an existing job is trusted. If not, no port of its ring is
-            asked, as the code may have written any addresses, and a part of its nodes is removed
-            where it has very many.
-
-    Raises:
-        JobExists: a job of that name has live processes, or is reserved and has not ended.
-        AccessDenied: the name is taken by a job that this session cannot open.
-        PartlyRemoved: an existing job that is not trusted has very many nodes, of which a part was
-            removed: call again.
-        NotRemovable: a node of an existing job can only be removed by ZooKeeper's administrator.
-        CoordinationError: ZooKeeper is away, the session does not belong to this job, or other
-            processes keep changing an existing one.
-    """
+    """Create the job's nodes in one transaction, and return the token of this start of the job."""
     if session.access is None or session.access.job != paths.name:
         raise CoordinationError(f"job {paths.name} can only be created with a secret of its own")
     for _ in range(_attempts(trusted)):
@@ -164,14 +130,7 @@ def create_job(
 
 
 def delete_job(session: Session, paths: JobPaths) -> None:
-    """Remove all nodes of the job at ``paths``, alive or not; do nothing if there are none.
-
-    A large job is removed in several transactions, a node after its children. Processes are not
-    ended.
-
-    Raises:
-        CoordinationError: ZooKeeper is away, or processes of the job keep writing into it.
-    """
+    """Remove all nodes of the job at `paths`, alive or not; do nothing if there are none."""
     for _ in range(ATTEMPTS):
         old = all_nodes(session, paths.root)
         if not old:
@@ -188,27 +147,7 @@ def delete_job(session: Session, paths: JobPaths) -> None:
 
 
 def delete_ended(session: Session, paths: JobPaths, trusted: bool = True) -> bool:
-    """Remove all nodes of the job at ``paths`` if it has ended or all its processes are dead.
-
-    Args:
-        session: The session to write with.
-        paths: The paths of the job.
-        trusted: Whether the job's code is trusted. If not, a job without nodes of processes is
-            dead, and no port of its ring is asked, as the code may have written any addresses; a
-            part of its nodes is removed where it has very many.
-
-    Returns:
-        True if it was removed; False if there is no such job.
-
-    Raises:
-        JobExists: the job has not ended, and one of its processes lives or it is reserved.
-        AccessDenied: the session cannot open the job.
-        UsageError: the job has ended, and some of its processes have not left it yet.
-        PartlyRemoved: a job that is not trusted has very many nodes, of which a part was removed:
-            call again.
-        NotRemovable: a node of the job can only be removed by ZooKeeper's administrator.
-        CoordinationError: ZooKeeper is away, or another process keeps changing the job.
-    """
+    """Remove all nodes of the job at `paths` if it has ended or all its processes are dead."""
     for _ in range(_attempts(trusted)):
         old = _living_or_leftovers(session, paths, trusted)
         if old.whole and not old.nodes:
@@ -234,54 +173,25 @@ def delete_ended(session: Session, paths: JobPaths, trusted: bool = True) -> boo
 
 
 def _attempts(trusted: bool) -> int:
-    """Return how often to try to remove the nodes of a job whose code is ``trusted``, or not."""
     return ATTEMPTS if trusted else FEW_ATTEMPTS
 
 
 def job_names(session: Session) -> tuple[str, ...]:
-    """Return the names of all jobs, sorted, including jobs that this session cannot open.
-
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the names of all jobs, sorted, including jobs that this session cannot open."""
     names = session.read_all("list jobs", [children(JOBS)])[0] or ()
     return tuple(sorted(name for name in names if is_name(name)))
 
 
 def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
-    """Prove all secrets in ``known`` to ZooKeeper, and return the ones that open an existing job.
-
-    A job counts only if the ACL of its root node was made with the secret: only processes that know
-    the secret can have written such a job. Other jobs are left out even if they can be read,
-    because anybody may have written them, and `edl join` would run their commands here.
-
-    Args:
-        session: The session that is to open the jobs; what it creates from now on is closed with
-            the last secret in ``known``.
-        known: The accesses to try; several may be for the same job.
-
-    Returns:
-        The access of each job that was opened, by the name of the job.
-
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
+    """Prove all secrets in `known` to ZooKeeper, and return the ones that open an existing job."""
+    # Other jobs are left out even if they can be read, because anybody may have written them, and
+    # `edl join` would run their commands here.
     session.identify(*known)
     return _opened(session, known)
 
 
 def _opened(session: Session, known: Sequence[Access]) -> dict[str, Access]:
-    """Return those accesses in ``known`` that open an existing job, by the name of the job.
-
-    If several open the same job, it is the last one.
-
-    Args:
-        session: The session to read with, which has proved all of ``known``.
-        known: The accesses to try; several may be for the same job.
-
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return those accesses in `known` that open an existing job, by the name of the job."""
     names = list(dict.fromkeys(access.job for access in known))
     answers = session.read_open("read ACLs", [acl(JobPaths(name).root) for name in names])
     found = {name: answer[0] for name, answer in zip(names, answers, strict=True) if answer}
@@ -293,19 +203,7 @@ def list_jobs(
     names: Iterable[str] | None = None,
     unreadable: Callable[[str, str], None] | None = None,
 ) -> tuple[Job, ...]:
-    """Read the record of each job in ``names``, and return the records sorted by name.
-
-    Jobs that do not exist, that this session cannot open, or whose records this edl cannot read,
-    such as those of a newer edl, are left out.
-
-    Args:
-        session: The session to read with.
-        names: The names of the jobs; None: of all jobs.
-        unreadable: Called with the name of each job whose record cannot be read, and the reason.
-
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
+    """Read the record of each job in `names`, and return the records sorted by name."""
     wanted = sorted(job_names(session) if names is None else names)
     paths = [JobPaths(name).job for name in wanted]
     answers = session.read_open("list jobs", [get(path) for path in paths])
@@ -322,18 +220,7 @@ def list_jobs(
 
 
 def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
-    """Return the error to raise for a job that does not exist; its text names jobs that do.
-
-    These are the jobs whose secrets this session has proved or this user's state directory has. The
-    names of other users' jobs are in no text.
-
-    Args:
-        session: The session that has not found the job.
-        paths: The paths of the missing job.
-
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the error to raise for a job that does not exist; its text names jobs that do."""
     names = set(job_names(session))
     own = {paths.name, *_opened(session, session.identities)} & names
     if names - own:
@@ -343,44 +230,20 @@ def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
 
 
 def current_run(session: Session, paths: JobPaths) -> str | None:
-    """Return the token that identifies the current start of a job, or None if there is no job.
-
-    Each start of a job of the same name has another token.
-
-    Args:
-        session: The session to read with.
-        paths: The paths of the job.
-    """
+    """Return the token that identifies the current start of a job, or None if there is no job."""
     return _token(paths, session.read_all("read a job", [children(paths.run)])[0])
 
 
 def _token(paths: JobPaths, names: Iterable[str] | None) -> str | None:
-    """Return the token among the names of the children of a job's node ``run``; None without one.
-
-    ``names`` is None if there is no such node.
-    """
     tokens = [child for child in names or () if f"{paths.run}/{child}" != paths.creator]
     return tokens[0] if tokens else None
 
 
 def _living_or_leftovers(session: Session, paths: JobPaths, trusted: bool) -> _Leftovers:
-    """Return what is left of a dead or ended job.
-
-    If another process replaces the job meanwhile, no node of the new job gets removed: either the
-    new job is seen to live, or the caller's transaction fails, because it checks the token of the
-    old start.
-
-    Args:
-        session: The session to read with.
-        paths: The paths of the job.
-        trusted: Whether the job's code is trusted: then the job lives if a port of its ring
-            answers, and all of its nodes are read.
-
-    Raises:
-        JobExists: the job has not ended, and one of its processes lives or it is reserved.
-        AccessDenied: the session cannot open the job.
-        NotRemovable: the code of the job has made its record unreadable.
-    """
+    """Return what is left of a dead or ended job."""
+    # If another process replaces the job meanwhile, no node of the new job gets removed: either the
+    # new job is seen to live, or the caller's transaction fails, because it checks the token of the
+    # old start.
     # The read of the root is refused if another has it; its children are read only if there are.
     runs, _ = session.read_all("read a job", [children(paths.run), get(paths.root)])
     run = _token(paths, runs)
@@ -409,12 +272,6 @@ def _living_or_leftovers(session: Session, paths: JobPaths, trusted: bool) -> _L
 
 
 def _stored_job(paths: JobPaths, data: bytes, trusted: bool) -> Job:
-    """Return the record of the job at ``paths``, of which ``data`` was read.
-
-    Raises:
-        CoordinationError: edl cannot read the record.
-        NotRemovable: the same, and the job's code, which is not ``trusted``, may have written it.
-    """
     try:
         return Job.from_json(decode(paths.job, data))
     except CoordinationError as error:
@@ -424,14 +281,7 @@ def _stored_job(paths: JobPaths, data: bytes, trusted: bool) -> Job:
 
 
 def _registered(session: Session, paths: JobPaths, trusted: bool) -> list[tuple[str, str]]:
-    """Return (kind, name) of each process of a job that has a node in ZooKeeper, for messages.
-
-    Args:
-        session: The session to read with.
-        paths: The paths of the job.
-        trusted: Whether the job's code is trusted. If not, only the numbers of the nodes are read,
-            which may be very many, and a name tells how many there are.
-    """
+    """Return (kind, name) of each process of a job that has a node in ZooKeeper, for messages."""
     kinds = {paths.hosts: "host ", paths.slots: "slot ", paths.members: "w"}
     if trusted:
         found = session.read_all("read a job", [children(parent) for parent in kinds])
@@ -446,22 +296,7 @@ def _registered(session: Session, paths: JobPaths, trusted: bool) -> list[tuple[
 
 
 def _thin_out(session: Session, paths: JobPaths, old: _Leftovers) -> None:
-    """Remove the events, requests and evictions of an old job, in several transactions.
-
-    Their number is not bounded. The nodes that remain fit into one transaction, unless the job's
-    code has written others: then all that are known are removed here but the fixed ones and that of
-    the start.
-
-    Args:
-        session: The session to write with.
-        paths: The paths of the job.
-        old: What is left of the old job.
-
-    Raises:
-        Refused: the job was started again or has changed; some nodes may have been removed.
-        PartlyRemoved: the job has further nodes; all that are known were removed, except those.
-        NotRemovable: a path is too long to be removed, or no node is known that could be.
-    """
+    """Remove the events, requests and evictions of an old job, in several transactions."""
     if long := next((path for path in old.nodes if _size(path) > CHUNK_BYTES), None):
         why = f"has too long a path to be removed, {long[:80]}..."
         raise NotRemovable(paths.name, paths.root, why)
@@ -489,18 +324,7 @@ def _replace(
     policy: JobPolicy,
     transaction: TransactionRequest,
 ) -> None:
-    """Add to ``transaction`` the removal of an old job and the creation of a new one.
-
-    Args:
-        paths: The paths of the job.
-        old: The paths of all nodes of the old job, children first; empty if there is none.
-        token: The token that identifies the new start of the job.
-        job: The record of the new job.
-        desired: The desired numbers of workers by host.
-        assigned: The assigned numbers of workers by host.
-        policy: The policy of the new job.
-        transaction: The transaction to add to; it fails if the old job has got further nodes.
-    """
+    """Add to `transaction` the removal of an old job and the creation of a new one."""
     _delete(transaction, old)
     contents = {
         paths.job: encode(job.to_json()),
@@ -515,27 +339,14 @@ def _replace(
 def create_nodes(
     transaction: TransactionRequest, paths: JobPaths, token: str, contents: Mapping[str, bytes]
 ) -> None:
-    """Add to ``transaction`` the creation of a job's fixed nodes and of its node ``run/<token>``.
-
-    Args:
-        transaction: The transaction to add to.
-        paths: The paths of the job.
-        token: The token that identifies this start of the job.
-        contents: The data of fixed nodes, by path; the other fixed nodes are created empty.
-    """
+    """Add to `transaction` the creation of a job's fixed nodes and of its node `run/<token>`."""
     for path in paths.fixed:
         transaction.create(path, contents.get(path, b""))
     transaction.create(f"{paths.run}/{token}", b"")
 
 
 def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None = None) -> None:
-    """Add to ``transaction`` the removal of the nodes at the paths ``nodes``, in that order.
-
-    Args:
-        transaction: The transaction to add to.
-        nodes: The paths, children before their parents.
-        check: The path of a node that must exist, or the transaction fails; None: no such node.
-    """
+    """Add to `transaction` the removal of the nodes at the paths `nodes`, in that order."""
     if check is not None:
         transaction.check(check, -1)
     for path in nodes:
@@ -543,18 +354,11 @@ def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None
 
 
 def _fits(nodes: Iterable[str]) -> bool:
-    """Return whether the nodes at the paths ``nodes`` can be removed in one transaction."""
     return len(_chunks(nodes)) <= 1
 
 
 def _chunks(nodes: Iterable[str]) -> list[list[str]]:
-    """Split the paths ``nodes``, in order, into lists that can each be removed in a transaction.
-
-    A list has at most ``CHUNK`` (500) paths and takes ``CHUNK_BYTES`` of a request.
-
-    Raises:
-        CoordinationError: a path is too long.
-    """
+    """Split the paths `nodes`, in order, into lists that can each be removed in a transaction."""
     chunks: list[list[str]] = []
     room = 0
     for path in nodes:
@@ -570,5 +374,4 @@ def _chunks(nodes: Iterable[str]) -> list[list[str]]:
 
 
 def _size(path: str) -> int:
-    """Return how many bytes of a transaction the removal of the node at ``path`` takes."""
     return len(path.encode()) + DELETION_BYTES

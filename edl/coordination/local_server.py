@@ -67,24 +67,14 @@ _LOGBACK = """\
 
 @dataclass(frozen=True)
 class LocalServer:
-    """The local ZooKeeper that runs on this machine, as :func:`local_status` has found it.
+    """The local ZooKeeper that runs on this machine, as `local_status` has found it."""
 
-    Attributes:
-        hosts: The address and port at which this machine reaches it, such as "127.0.0.1:PORT".
-        address: The address that it listens on; "0.0.0.0" for all addresses of this machine.
-        port: The port that it listens on.
-        pid: Its process id.
-        version: The version of ZooKeeper; empty if the server does not answer at the moment.
-        data_dir: The directory of its data.
-        log_file: The file that it logs to.
-    """
-
-    hosts: str
-    address: str
-    port: int
-    pid: int
-    version: str
-    data_dir: Path
+    hosts: str  # The address and port at which this machine reaches it, such as "127.0.0.1:PORT"
+    address: str  # The address that it listens on; "0.0.0.0" for all addresses of this machine
+    port: int  # The port that it listens on
+    pid: int  # Its process id
+    version: str  # The version of ZooKeeper; empty if the server does not answer at the moment
+    data_dir: Path  # The directory of its data
     log_file: Path
 
 
@@ -95,33 +85,8 @@ def start_local(
     address: str | None = None,
     port: int | None = None,
 ) -> str:
-    """Start the local ZooKeeper unless it runs, wait until it answers, and return ``host:port``.
-
-    Many processes may call this at once: one of them starts the server, the others wait for that.
-    Its address and port are kept for later starts. At 127.0.0.1, a port that ``port`` does not name
-    is replaced if another process has taken it meanwhile. At another address it stays, because
-    other hosts would not find a new one.
-
-    Args:
-        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
-            of edl.
-        environ: The environment variables in which to look for Java and ZooKeeper; None: those of
-            this process.
-        timeout_s: How long to wait for the server to answer, in seconds; then it is ended.
-        address: The IPv4 address of this machine to listen on, or "0.0.0.0" for all; None: that of
-            the last start, or else 127.0.0.1.
-        port: The port to listen on; None: that of the last start, or else a free one.
-
-    Returns:
-        The address and port at which this machine reaches the server.
-
-    Raises:
-        UsageError: the server runs at another address or port, this machine has no such address, or
-            another process has the port.
-        CoordinationError: Java or ZooKeeper is not installed, or the server did not answer in time,
-            or another process has been starting or ending it for ``LOCK_S`` (45) seconds; the
-            message says what to install, or where the log is.
-    """
+    """Start the local ZooKeeper unless it runs, wait until it answers, and return `host:port`."""
+    # At another address it stays, because other hosts would not find a new one.
     files = _ServerFiles(state_dir)
     with files.lock():
         kept_address, kept_port = files.endpoint()
@@ -146,12 +111,9 @@ def start_local(
 
 
 def check_directory(directory: Path) -> None:
-    """Raise a UsageError if the files of a local ZooKeeper cannot be kept in ``directory``.
-
-    They can if it is new, empty, or one in which a local ZooKeeper has run before. The directory of
-    another ZooKeeper, or of anything else, is refused: it would be overwritten and closed to other
-    users.
-    """
+    """Raise a UsageError if the files of a local ZooKeeper cannot be kept in `directory`."""
+    # The directory of another ZooKeeper, or of anything else, is refused: it would be overwritten
+    # and closed to other users.
     files = _ServerFiles(directory)
     try:
         names = {one.name for one in files.directory.iterdir()}
@@ -166,19 +128,7 @@ def check_directory(directory: Path) -> None:
 
 
 def stop_local(state_dir: Path | None = None) -> bool:
-    """End the local ZooKeeper whose files are in ``state_dir``; keep its data and its port.
-
-    Args:
-        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
-            of edl.
-
-    Returns:
-        True if it was running; False if there was nothing to end.
-
-    Raises:
-        CoordinationError: the process does not end, or another process has been starting or ending
-            the server for ``LOCK_S`` (45) seconds.
-    """
+    """End the local ZooKeeper whose files are in `state_dir`; keep its data and its port."""
     files = _ServerFiles(state_dir)
     with files.lock():
         process = files.process(search=True)
@@ -189,12 +139,7 @@ def stop_local(state_dir: Path | None = None) -> bool:
 
 
 def local_status(state_dir: Path | None = None) -> LocalServer | None:
-    """Return the running local ZooKeeper, asked for its version; None if it does not run.
-
-    Args:
-        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
-            of edl.
-    """
+    """Return the running local ZooKeeper, asked for its version; None if it does not run."""
     files = _ServerFiles(state_dir)
     process, (address, port) = files.process(), files.endpoint()
     if process is None or not port:
@@ -204,39 +149,18 @@ def local_status(state_dir: Path | None = None) -> LocalServer | None:
 
 
 def find_local(state_dir: Path | None = None) -> str | None:
-    """Return the running local ZooKeeper as ``host:port``; None if it does not run.
-
-    The server is not asked, so it may not answer.
-
-    Args:
-        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
-            of edl.
-    """
+    """Return the running local ZooKeeper as `host:port`; None if it does not run."""
     return known_local(state_dir) if _ServerFiles(state_dir).process() is not None else None
 
 
 def known_local(state_dir: Path | None = None) -> str | None:
-    """Return ``host:port`` of the local ZooKeeper, running or not; None before its first start.
-
-    Args:
-        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
-            of edl.
-    """
+    """Return `host:port` of the local ZooKeeper, running or not; None before its first start."""
     files = _ServerFiles(state_dir)
     return files.hosts() if files.endpoint()[1] else None
 
 
 def local_trouble(hosts: str, state_dir: Path | None = None) -> str:
-    """Return why the local ZooKeeper may not answer, and what to do, as a sentence.
-
-    The server is not asked. The result is empty if ``hosts`` is another ZooKeeper, or if nothing is
-    known to be wrong.
-
-    Args:
-        hosts: The address of a ZooKeeper that does not answer, as ``host:port``.
-        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
-            of edl.
-    """
+    """Return why the local ZooKeeper may not answer, and what to do, as a sentence."""
     files = _ServerFiles(state_dir)
     if known_local(state_dir) != hosts:
         return ""
@@ -255,11 +179,7 @@ def local_trouble(hosts: str, state_dir: Path | None = None) -> str:
 
 
 class _ServerFiles:
-    """The files of the local ZooKeeper in its state directory, and the process that uses them.
-
-    Args:
-        state_dir: The directory; None: ``zookeeper`` in the state directory of edl.
-    """
+    """The files of the local ZooKeeper in its state directory, and the process that uses them."""
 
     def __init__(self, state_dir: Path | None) -> None:
         self.directory = (state_dir or config.state_dir() / "zookeeper").absolute()
@@ -270,13 +190,7 @@ class _ServerFiles:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Create the server's directory, closed to other users, and hold its lock for the context.
-
-        No two processes hold it at once. It is freed, too, if the process that holds it dies.
-
-        Raises:
-            CoordinationError: another process has held the lock for ``LOCK_S`` (45) seconds.
-        """
+        """Create the server's directory, closed to other users, and hold its lock meanwhile"""
         self.data.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         lock = FileLock(self.directory / "lock", LOCK_S, fallback_to_soft=False)
@@ -290,26 +204,18 @@ class _ServerFiles:
             yield
 
     def endpoint(self) -> tuple[str, int]:
-        """Return the address and the port in the configuration file.
-
-        The port is 0, and the address 127.0.0.1, before the first start.
-        """
+        """Return the address and the port in the configuration file."""
         values = self._configured()
         port = values.get("clientPort", "")
         return values.get("clientPortAddress", LOOPBACK), int(port) if port.isdigit() else 0
 
     def hosts(self) -> str:
-        """Return ``host:port`` of the configuration file, as this machine reaches the server."""
+        """Return `host:port` of the configuration file, as this machine reaches the server."""
         address, port = self.endpoint()
         return f"{LOOPBACK if address == EVERY_ADDRESS else address}:{port}"
 
     def are_ours(self, names: set[str]) -> bool:
-        """Return whether a directory with these files is empty or that of a local ZooKeeper.
-
-        Args:
-            names: The names of all files in the directory. The result is False if one of them is
-                none of the server's, or the configuration file there names another data directory.
-        """
+        """Return whether a directory with these files is empty or that of a local ZooKeeper."""
         own = {self.data, self.log, self.configuration, self._pid_file}
         written = {"lock", "logback.xml", "zoo.new", *(path.name for path in own)}
         return names <= written and self._configured().get("dataDir", str(self.data)) == str(
@@ -326,16 +232,7 @@ class _ServerFiles:
         return {name: value for name, _, value in pairs}
 
     def process(self, search: bool = False) -> psutil.Process | None:
-        """Return the process of the local ZooKeeper, or None if it does not run.
-
-        The process id is in a file. If the id has gone to another process meanwhile, the command
-        line of that process differs, and it does not count.
-
-        Args:
-            search: Whether to look among all processes of the machine, too, if the file names no
-                live server: a start may have been killed before it wrote the file, and two servers
-                on one directory destroy its data.
-        """
+        """Return the process of the local ZooKeeper, or None if it does not run."""
         try:
             known = json.loads(self._pid_file.read_text())
             process = psutil.Process(int(known["pid"]))
@@ -348,10 +245,7 @@ class _ServerFiles:
         return next((p for p in psutil.process_iter() if self._is_ours(p)), None)
 
     def configure(self, address: str, port: int) -> None:
-        """Write the configuration files of a server that listens on ``address`` and ``port``.
-
-        They replace those of an earlier start; the server reads them at its start.
-        """
+        """Write the configuration files of a server that listens on `address` and `port`."""
         text = _CONFIGURATION.format(data=self.data, port=port, address=address)
         (self.directory / "logback.xml").write_text(_LOGBACK)
         partial = self.configuration.with_suffix(".new")
@@ -359,15 +253,7 @@ class _ServerFiles:
         partial.replace(self.configuration)
 
     def launch(self, command: list[str]) -> psutil.Process | None:
-        """Start the server with ``command``, detached from this process and its terminal.
-
-        Args:
-            command: The result of :func:`server_command`; the path of the configuration is
-                appended.
-
-        Returns:
-            The process, which may not answer yet; None if it has died already.
-        """
+        """Start the server with `command`, detached from this process and its terminal."""
         shell = '"$@" >>"$0" 2>&1 </dev/null & echo $!'
         done = subprocess.run(
             ["/bin/sh", "-c", shell, str(self.log), *command, str(self.configuration)],
@@ -388,19 +274,7 @@ class _ServerFiles:
     def await_answer(
         self, process: psutil.Process | None, timeout_s: float, may_die: bool = False
     ) -> bool:
-        """Wait until the ZooKeeper in ``process`` answers on the configured port.
-
-        Args:
-            process: The process of the server; None if it has died already.
-            timeout_s: How long to wait, in seconds; then the process is ended.
-            may_die: Whether to return False, rather than raise, if the process has died.
-
-        Returns:
-            True if it answers; False if it died and ``may_die`` is set.
-
-        Raises:
-            CoordinationError: the process died or did not answer in time.
-        """
+        """Wait until the ZooKeeper in `process` answers on the configured port."""
         address, port = self.endpoint()
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -420,10 +294,7 @@ class _ServerFiles:
         )
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Return whether ``process`` lives and has the command line of this directory's server.
-
-        It is False if the process may not be looked at.
-        """
+        """Return whether `process` lives and has the command line of this directory's server."""
         try:
             command = process.cmdline()
             return MAIN in command and command[-1] == str(self.configuration) and _lives(process)
@@ -432,11 +303,7 @@ class _ServerFiles:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Return whether a thread of ``process`` runs.
-
-    A process whose first thread has ended is a zombie at once. Until its other threads have ended,
-    too, it keeps its files and its port.
-    """
+    """Return whether a thread of `process` runs."""
     try:
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
         return process.is_running() and (not is_zombie or process.num_threads() > 1)
@@ -445,11 +312,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _end(process: psutil.Process) -> None:
-    """End ``process`` with SIGTERM, then with SIGKILL, waiting ``STOP_S`` seconds for each.
-
-    Raises:
-        CoordinationError: the process does not end, or may not be signalled.
-    """
+    """End `process` with SIGTERM, then with SIGKILL, waiting `STOP_S` seconds for each."""
     try:
         for signal in (process.terminate, process.kill):
             signal()
@@ -466,7 +329,7 @@ def _end(process: psutil.Process) -> None:
 
 
 def _listens(process: psutil.Process, port: int) -> bool:
-    """Return whether ``process`` listens on the TCP port ``port``; False if that cannot be read."""
+    """Return whether `process` listens on the TCP port `port`; False if that cannot be read."""
     try:
         return any(
             c.status == psutil.CONN_LISTEN and c.laddr.port == port
@@ -477,11 +340,7 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 
 def _ask(address: str, port: int) -> str:
-    """Return the answer of a server of this machine to ZooKeeper's command "srvr".
-
-    The server listens on ``address`` and ``port``. The text is empty if the server does not answer
-    within ``ASK_S`` seconds.
-    """
+    """Return the answer of a server of this machine to ZooKeeper's command "srvr"."""
     try:
         # To 0.0.0.0, too: Linux then connects to 127.0.0.1.
         with socket.create_connection((address, port), timeout=ASK_S) as connection:
@@ -495,10 +354,7 @@ def _ask(address: str, port: int) -> str:
 
 
 def _version(answer: str) -> str:
-    """Return the version of ZooKeeper in ``answer``, a server's answer to the command "srvr".
-
-    It is empty if the answer is not that of a server that serves clients.
-    """
+    """Return the version of ZooKeeper in `answer`, a server's answer to the command "srvr"."""
     first = answer.partition("\n")[0]
     if "Mode:" not in answer or not first.startswith("Zookeeper version: "):
         return ""
@@ -506,13 +362,7 @@ def _version(answer: str) -> str:
 
 
 def _check_same(running: tuple[str, int], address: str | None, port: int | None) -> None:
-    """Raise a UsageError if the server runs at another address or port than asked for.
-
-    Args:
-        running: The address and the port of the server that runs.
-        address: The address that was asked for; None: any.
-        port: The port that was asked for; None: any.
-    """
+    """Raise a UsageError if the server runs at another address or port than asked for."""
     if running != (address or running[0], port or running[1]):
         raise UsageError(
             f"ZooKeeper runs already, at {running[0]}:{running[1]}; `edl zookeeper stop` it first: "
@@ -521,12 +371,7 @@ def _check_same(running: tuple[str, int], address: str | None, port: int | None)
 
 
 def _usable_port(address: str, port: int) -> int:
-    """Return ``port``, or a free one if it is 0, on which a process can listen at ``address``.
-
-    Raises:
-        UsageError: the machine has no such address, or a process cannot listen on the port.
-        CoordinationError: no port is free.
-    """
+    """Return `port`, or a free one if it is 0, on which a process can listen at `address`."""
     try:
         ipaddress.IPv4Address(address)
     except ValueError:
@@ -550,32 +395,18 @@ def _usable_port(address: str, port: int) -> int:
 
 
 def _own() -> str:
-    """Return the IPv4 addresses of this machine, as text for an error message."""
     entries = (one for found in psutil.net_if_addrs().values() for one in found)
     return ", ".join(sorted({one.address for one in entries if one.family == socket.AF_INET}))
 
 
 def _bind(address: str, port: int) -> None:
-    """Bind a socket to ``port`` of ``address`` for a moment, to see whether that is possible.
-
-    Port 0 is any port that is free.
-
-    Raises:
-        OSError: this machine has no such address, or a process cannot listen on the port.
-    """
+    """Bind a socket to `port` of `address` for a moment, to see whether that is possible."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((address, port))
 
 
 def _free_port(first: int, address: str = LOOPBACK) -> int:
-    """Return ``first`` if it is not 0 and free, or else a random port of ``PORTS`` that is free.
-
-    A port is free if a process can bind to it at ``address``.
-
-    Raises:
-        CoordinationError: no port is free.
-    """
     for port in [first] * bool(first) + random.sample(PORTS, len(PORTS)):
         with suppress(OSError):
             _bind(address, port)

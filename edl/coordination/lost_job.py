@@ -25,15 +25,7 @@ LOST = "ZooKeeper has lost the job; training goes on, and its processes write it
 
 
 class LostJob(ABC):
-    """The procedure by which one process of a job writes the job again after ZooKeeper lost it.
-
-    Call its methods from one thread only.
-
-    Args:
-        store: The job in ZooKeeper, with this process's copy of it.
-        say: Shows a sentence to people; it is called once for each loss.
-        probe_timeout_s: How long to wait for the port of a worker to answer, in seconds.
-    """
+    """The procedure by which one process of a job writes the job again after ZooKeeper lost it."""
 
     def __init__(self, store: JobStore, say: Callable[[str], None], probe_timeout_s: float) -> None:
         self._store = store
@@ -42,30 +34,11 @@ class LostJob(ABC):
         self._since: float | None = None
 
     def is_back(self) -> None:
-        """Note that this process has read the job from ZooKeeper, which ends a loss.
-
-        The seconds of the next loss count from the first :meth:`handle` after this call.
-        """
+        """Note that this process has read the job from ZooKeeper, which ends a loss."""
         self._since = None
 
     def handle(self, error: UnknownJob, name: str, step: int) -> bool:
-        """Write the lost job again if it is this process's turn; return whether to go on trying.
-
-        Call this method after each read or write that does not find the job, and :meth:`is_back`
-        after a read that does. After the job is written again, this process has to write its own
-        nodes again, too.
-
-        Args:
-            error: The error of the read or write that did not find the job.
-            name: The name of this process, for the event.
-            step: The newest complete training step, for the event.
-
-        Returns:
-            True if the caller should try its read or write again: the job was written, or may be
-            written yet by this or another process, or ZooKeeper is away. False if the job was
-            removed or replaced, or was not found for ``PATIENCE_S`` (60) seconds while no worker is
-            known to train.
-        """
+        """Write the lost job again if it is this process's turn; return whether to go on trying."""
         try:
             if not self._store.was_lost(error):
                 return False
@@ -84,34 +57,14 @@ class LostJob(ABC):
 
     @abstractmethod
     def _trains(self, generation: Generation | None) -> bool:
-        """Return whether the ring still trains, as far as this process can know.
-
-        ``generation`` is the newest one that this process has read; None if it has read none.
-        """
+        """Return whether the ring still trains, as far as this process can know."""
 
     @abstractmethod
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether it is this process's turn to write the job into ZooKeeper again.
-
-        Args:
-            generation: The newest generation that this process has read; None if it has read none.
-            missed_s: For how many seconds this process has not found the job.
-            trains: What :meth:`_trains` returned.
-        """
+        """Return whether it is this process's turn to write the job into ZooKeeper again."""
 
     def _write(self, generation: Generation | None, name: str, step: int) -> bool:
-        """Write the job again, with an event that reports it.
-
-        Args:
-            generation: The newest generation that this process has read, for the event; None if it
-                has read none.
-            name: The name of this process, for the event.
-            step: The newest complete training step, for the event.
-
-        Returns:
-            True if this call wrote the job; False if another process was faster, so that nothing
-            was written.
-        """
+        """Write the job again, with an event that reports it."""
         number = 0 if generation is None else generation.number
         reason = f"ZooKeeper had lost the job and its events; {name} wrote it again"
         event = Event(time.time(), number, step, reason, JobRestoredDetails(name))
@@ -119,43 +72,17 @@ class LostJob(ABC):
 
 
 class WorkersLostJob(LostJob):
-    """The procedure for a worker: the workers try in rank order to write the lost job again.
+    """The procedure for a worker: the workers try in rank order to write the lost job again."""
 
-    Args:
-        store: The job in ZooKeeper, with this worker's copy of it.
-        say: Shows a sentence to people; it is called once for each loss.
-        probe_timeout_s: How long to wait for the port of a worker to answer, in seconds.
-
-    Attributes:
-        own: The id of this worker, which the caller sets; -1 until it has one.
-    """
-
-    own = -1
+    own = -1  # The id of this worker, which the caller sets; -1 until it has one
 
     def _trains(self, generation: Generation | None) -> bool:
-        """Return whether this worker belongs to the job, as last read, and is not evicted.
-
-        It belongs to the job if it is a member of ``generation`` or of the ring before it.
-
-        Args:
-            generation: The newest generation that this worker has read; None if it has read none,
-                and then it belongs to the job.
-        """
         return may_write(self.own, generation, self._store.copy.evicted)
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether it is this worker's turn to write the lost job again.
-
-        Each worker waits 0.1 s longer than the rank before it, up to 5 s. Then it asks the other
-        workers of the same start of the job for their generations; if one has a newer one, the
-        result is False.
-
-        Args:
-            generation: The newest generation that this worker has read; None if it has read none.
-            missed_s: For how many seconds this worker has not found the job.
-            trains: Whether this worker belongs to the job and is not evicted; if not, it never
-                writes.
-        """
+        """Return whether it is this worker's turn to write the lost job again."""
+        # `trains`: Whether this worker belongs to the job and is not evicted; if not, it never
+        # writes.
         if not trains or missed_s < begins_s(self.own, generation):
             return False
         members = () if generation is None else (*generation.members, *generation.previous)
@@ -172,43 +99,18 @@ class WorkersLostJob(LostJob):
 
 
 class LaunchersLostJob(LostJob):
-    """The procedure for a launcher: it writes a lost job again only if no worker answers.
+    """The procedure for a launcher: it writes a lost job again only if no worker answers."""
 
-    Workers come first, because a live worker may have read newer nodes of the job.
+    # Workers come first, because a live worker may have read newer nodes of the job.
 
-    Args:
-        store: The job in ZooKeeper, with this launcher's copy of it.
-        say: Shows a sentence to people; it is called once for each loss.
-        probe_timeout_s: How long to wait for the port of a worker to answer, in seconds.
-
-    Attributes:
-        writes: Whether this launcher may write the job at all; True until the caller sets it. An
-            agent that `edl host` keeps for one start of a job sets it to False: its copy may be
-            older than the stop and the removal of the job.
-    """
-
+    # Whether this launcher may write the job at all; True until the caller sets it. An agent that
+    # `edl host` keeps for one start of a job sets it to False: its copy may be older than the stop
+    # and the removal of the job.
     writes = True
 
     def _trains(self, generation: Generation | None) -> bool:
-        """Ask the members of ``generation`` at their ports, and return whether one of them answers.
-
-        Args:
-            generation: The newest generation that this launcher has read; None if it has read none,
-                and then the result is False.
-        """
         members = () if generation is None else generation.members
         return bool(answering(members, self._store.nodes.run, self._probe_timeout_s))
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether this launcher is to write the job into ZooKeeper again.
-
-        It is if :attr:`writes` is set, no worker answers, and the job has been missing for
-        ``LAUNCHER_S`` (10) seconds.
-
-        Args:
-            generation: The newest generation that this launcher has read, or None; it does not
-                count here.
-            missed_s: For how many seconds this launcher has not found the job.
-            trains: Whether a worker answers.
-        """
         return self.writes and missed_s >= LAUNCHER_S and not trains

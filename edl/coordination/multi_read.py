@@ -48,45 +48,27 @@ Watcher = Callable[[object], None]
 
 @dataclass(frozen=True)
 class WatchedRead:
-    """A read of one node that sets a watch; it can be sent like any request.
-
-    Attributes:
-        read: The read.
-        watch: Called by kazoo when the watch fires.
-    """
+    """A read of one node that sets a watch; it can be sent like any request."""
 
     read: Read
-    watch: Watcher
+    watch: Watcher  # Called by kazoo when the watch fires
 
     def __call__(self, client: KazooClient) -> Any:
-        """Send the read, and return kazoo's pending result."""
         return self.read(client, watch=self.watch)
 
 
 def can_be_read_together(issues: Sequence[Issue]) -> bool:
-    """Return whether ``issues`` are many reads, of contents or of children.
-
-    :class:`edl.coordination.watched_reads.WatchedReads` has given those with a watch their watches.
-    """
+    """Return whether `issues` are many reads, of contents or of children."""
     return len(issues) >= FEWEST and all(_read_of(one) is not None for one in issues)
 
 
 def _read_of(issue: Issue) -> Read | None:
-    """Return the read that ``issue`` sends; None if it cannot be sent with others."""
     read = issue.read if isinstance(issue, WatchedRead) else issue
     return read if isinstance(read, Read) and read.method in _CODES else None
 
 
 def read_together(client: KazooClient, issues: Sequence[Issue]) -> Any:
-    """Send reads as one request; return kazoo's pending result.
-
-    Its value is a list with the answer to each read, in order, or the error of kazoo for it. No
-    watch is set.
-
-    Args:
-        client: The client to send it on.
-        issues: Reads of which :func:`can_be_read_together` is true.
-    """
+    """Send reads as one request; return kazoo's pending result."""
     reads = [read for one in issues if (read := _read_of(one)) is not None]
     parts = tuple((_CODES[one.method], _full_path(client, one.path)) for one in reads)
     return _send(client, _ReadRequest(parts))
@@ -95,17 +77,8 @@ def read_together(client: KazooClient, issues: Sequence[Issue]) -> Any:
 def watch_together(
     client: KazooClient, issues: Sequence[Issue], answers: Sequence[Any], zxid: int
 ) -> Any:
-    """Set the watches of reads that were sent together; return kazoo's pending result, or None.
-
-    It is None if no watch is to be set. A node that does not exist is not watched. When the result
-    has come, the watches of all nodes that have changed since have fired.
-
-    Args:
-        client: The client.
-        issues: The reads.
-        answers: The answer to each, or the error of kazoo.
-        zxid: A transaction that was done before the reads.
-    """
+    """Set the watches of reads that were sent together; return kazoo's pending result, or None."""
+    # When the result has come, the watches of all nodes that have changed since have fired.
     watched = [
         (one.read.method == CHILDREN, _full_path(client, one.read.path), one.watch)
         for one, answer in zip(issues, answers, strict=True)
@@ -115,7 +88,6 @@ def watch_together(
 
 
 def _full_path(client: KazooClient, path: str) -> str:
-    """Return ``path`` below the root of ``client``; without one it is ``path``, which is normal."""
     return _prefix_root(client.chroot, path) if client.chroot else path
 
 
@@ -127,13 +99,9 @@ def _send(client: KazooClient, request: Any) -> Any:
 
 
 class _ReadRequest(NamedTuple):
-    """The request that reads many nodes, as kazoo's client sends it.
+    """The request that reads many nodes, as kazoo's client sends it."""
 
-    Attributes:
-        parts: The code of the operation, and the path, of each read.
-    """
-
-    parts: tuple[tuple[int, str], ...]
+    parts: tuple[tuple[int, str], ...]  # The code of the operation, and the path, of each read
 
     @property
     def type(self) -> int:
@@ -151,7 +119,7 @@ class _ReadRequest(NamedTuple):
         return bytes(data)
 
     def deserialize(self, data: bytes, offset: int) -> list[Any]:
-        """Return the answers in ``data``, which begin at ``offset``: a value or an error each."""
+        """Return the answers in `data`, which begin at `offset`: a value or an error each."""
         answers: list[Any] = []
         header, offset = MultiHeader.deserialize(data, offset)
         while not header.done:
@@ -164,16 +132,11 @@ class _ReadRequest(NamedTuple):
 
 
 class _WatchRequest(NamedTuple):
-    """The request that sets many watches.
+    """The request that sets many watches."""
 
-    Attributes:
-        client: The client that sends it, in which the watches are noted.
-        zxid: The transaction since which a change counts.
-        watched: For each node, whether its children are watched, its path, and who is called.
-    """
-
-    client: KazooClient
-    zxid: int
+    client: KazooClient  # The client that sends it, in which the watches are noted
+    zxid: int  # The transaction since which a change counts
+    # For each node, whether its children are watched, its path, and who is called
     watched: tuple[tuple[bool, str, Watcher], ...]
 
     @property
@@ -182,11 +145,7 @@ class _WatchRequest(NamedTuple):
         return _SET_WATCHES
 
     def serialize(self) -> bytes:
-        """Note the watches, and return the request as ZooKeeper's protocol has it.
-
-        kazoo calls it on the connection thread, which alone may change what the client has noted,
-        and before the server can tell of a change.
-        """
+        """Note the watches, and return the request as ZooKeeper's protocol has it."""
         for of_children, path, watch in self.watched:
             noted = self.client._child_watchers if of_children else self.client._data_watchers
             noted[path].add(watch)
@@ -205,13 +164,7 @@ class _WatchRequest(NamedTuple):
 
 
 def _answer(code: int, data: bytes, offset: int) -> tuple[Any, int]:
-    """Return the answer in ``data`` to one operation, and where the next one begins.
-
-    Args:
-        code: The code of the operation; -1: it has failed.
-        data: The response.
-        offset: Where the answer begins.
-    """
+    """Return the answer in `data` to one operation, and where the next one begins."""
     if code == GetData.type:
         content, offset = read_buffer(data, offset)
         stat = ZnodeStat._make(stat_struct.unpack_from(data, offset))

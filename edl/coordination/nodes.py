@@ -33,29 +33,19 @@ R = TypeVar("R", bound=Record)
 
 
 class NodePaths(Protocol):
-    """The paths that :class:`Nodes` needs of the nodes of a job or a cluster.
-
-    Attributes:
-        events: The path of the node above the events.
-    """
+    """The paths that `Nodes` needs of the nodes of a job or a cluster."""
 
     events: str
 
     def event(self, number: int) -> str:
-        """Return the path of the event node with the sequence number ``number``."""
+        """Return the path of the event node with the sequence number `number`."""
 
 
 P = TypeVar("P", bound=NodePaths)
 
 
 class Nodes(ABC, Generic[P]):
-    """Access to the nodes of one job, or of one cluster, through one session.
-
-    Args:
-        session: The ZooKeeper session to read and write with.
-        paths: The paths of the nodes.
-        what: The name of the job or cluster for error messages, such as "job digits".
-    """
+    """Access to the nodes of one job, or of one cluster, through one session."""
 
     def __init__(self, session: Session, paths: P, what: str) -> None:
         self.session = session
@@ -68,48 +58,19 @@ class Nodes(ABC, Generic[P]):
 
     @property
     def fence(self) -> str | None:
-        """The path of a node without which :meth:`change_together` writes nothing; None: no node.
-
-        If that node is missing, the error is the one of :meth:`unknown`.
-        """
+        """The path of a node without which `change_together` writes nothing; None: no node."""
         return None
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do what ``build`` adds to a transaction, or nothing of it; see :meth:`Session.transact`.
-
-        A subclass may do more in the same transaction.
-        """
+        """Do what `build` adds to a transaction, or nothing of it; see `transact`."""
         return self.session.transact(what, build)
 
     def read(self, *issues: Any) -> list[Any]:
-        """Send all reads together; return their answers in order, None for a missing node.
-
-        Args:
-            *issues: The reads, such as :func:`edl.coordination.reads.get` returns them, which also
-                say what an answer is.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-            AccessDenied: a node belongs to a job whose secret the session does not know.
-        """
+        """Send all reads together; return their answers in order, None for a missing node."""
         return self.session.read_all(f"read {self.what}", issues)
 
     def read_groups(self, *groups: Sequence[str], wake: OnChange = None) -> list[list[Node]]:
-        """Read the nodes of several lists together, without the nodes that do not exist.
-
-        Args:
-            *groups: Lists of paths of nodes.
-            wake: Called when one of the nodes changes; see :data:`edl.coordination.reads.OnChange`.
-                None: nobody is called.
-
-        Returns:
-            For each list, in order, a list of the (path, data) of each node that exists, in the
-            order of the list.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-            AccessDenied: a node belongs to a job whose secret the session does not know.
-        """
+        """Read the nodes of several lists together, without the nodes that do not exist."""
         answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
         found = [[(path, next(answers)) for path in group] for group in groups]
         return [[(path, answer[0]) for path, answer in group if answer] for group in found]
@@ -117,22 +78,6 @@ class Nodes(ABC, Generic[P]):
     def compare_and_set(
         self, path: str, change: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Replace the value of the node at ``path`` by ``change(value)``, and return the new value.
-
-        If the two are equal, nothing is written.
-
-        Args:
-            path: The path of the node.
-            change: Gets a copy of the present value, a JSON object, and returns the new one. It is
-                called again when another process wrote the node meanwhile, and may raise an error
-                to leave the node as it is.
-
-        Raises:
-            EdlError: the node or the :attr:`fence` does not exist; the error of :meth:`unknown`.
-            CoordinationError: ZooKeeper is away (the value may have been written or not), or others
-                changed the node at each of 20 attempts.
-        """
-
         def alone(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], None]:
             return {path: change(dict(found[path]))}, None
 
@@ -143,25 +88,7 @@ class Nodes(ABC, Generic[P]):
         paths: Sequence[str],
         change: Callable[[Mapping[str, Values]], tuple[Mapping[str, Values], Record | None]],
     ) -> Mapping[str, Values]:
-        """Change the values of several nodes and append an event, in one transaction.
-
-        Args:
-            paths: The nodes that are read, and that may be changed; the first one must exist.
-            change: Gets the value of each node that exists, by path. Returns the new values by
-                path, of any of these nodes, and an event or None. It is called again when another
-                process wrote one of the nodes meanwhile, and may raise an error to change nothing.
-
-        Returns:
-            The values of all nodes that exist afterwards, by path. Nothing is written, the event
-            neither, if ``change`` leaves all values as they are.
-
-        Raises:
-            EdlError: the first node or the :attr:`fence` does not exist; the error of
-                :meth:`unknown`.
-            CoordinationError: ZooKeeper is away (the values may have been written or not), or
-                others changed the nodes at each of 20 attempts.
-            AccessDenied: a node belongs to a job whose secret the session does not know.
-        """
+        """Change the values of several nodes and append an event, in one transaction."""
         for attempt in range(ATTEMPTS):
             if attempt:  # without pauses two frequent writers would collide each time
                 time.sleep(CHANCE.uniform(0.0, min(PAUSE_MAX_S, PAUSE_S * 2**attempt)))
@@ -183,20 +110,7 @@ class Nodes(ABC, Generic[P]):
         raise self.changed_too_often(paths[0])
 
     def try_write(self, writes: Sequence[tuple[str, bytes, int]], event: Record | None) -> bool:
-        """Write several nodes and append an event, in one transaction, or do nothing.
-
-        Args:
-            writes: Path, new data and expected version of each node to write; at least one.
-            event: The event to append to the log; None: no event is appended.
-
-        Returns:
-            True if all is written; False, with nothing written, if a node is missing or does not
-            have the expected version.
-
-        Raises:
-            EdlError: the :attr:`fence` does not exist; the error of :meth:`unknown`.
-            CoordinationError: ZooKeeper is away; all may have been written, or nothing.
-        """
+        """Write several nodes and append an event, in one transaction, or do nothing."""
         build = partial(self._write, writes=writes, event=event)
         try:
             self.transact(f"write {writes[0][0]}", build)
@@ -207,7 +121,7 @@ class Nodes(ABC, Generic[P]):
         return True
 
     def changed_too_often(self, path: str) -> CoordinationError:
-        """Return the error to raise when others changed the node ``path`` at each attempt."""
+        """Return the error to raise when others changed the node `path` at each attempt."""
         return CoordinationError(f"{path} was changed by others {ATTEMPTS} times; try again")
 
     def _write(
@@ -216,13 +130,7 @@ class Nodes(ABC, Generic[P]):
         writes: Sequence[tuple[str, bytes, int]],
         event: Record | None,
     ) -> None:
-        """Add the check of the fence, writes and an event to a transaction, in this order.
-
-        Args:
-            transaction: The transaction to add to.
-            writes: Path, new data and expected version of each node to write.
-            event: The event to append to the log; None: no event is appended.
-        """
+        """Add the check of the fence, writes and an event to a transaction, in this order."""
         if self.fence is not None:
             transaction.check(self.fence, -1)
         for path, data, version in writes:
@@ -232,15 +140,7 @@ class Nodes(ABC, Generic[P]):
 
 
 class JobNodes(Nodes[JobPaths]):
-    """Access to the nodes of one job through one session.
-
-    Args:
-        session: The ZooKeeper session to read and write with.
-        job_name: The name of the job, which need not exist yet.
-
-    Raises:
-        ConfigError: ``job_name`` cannot be the name of a job.
-    """
+    """Access to the nodes of one job through one session."""
 
     def __init__(self, session: Session, job_name: str) -> None:
         super().__init__(session, JobPaths(job_name), f"job {job_name}")
@@ -248,14 +148,7 @@ class JobNodes(Nodes[JobPaths]):
 
     @property
     def run(self) -> str:
-        """The token of the start of the job that this process belongs to.
-
-        It is the one that :meth:`belong_to` was told or, without that, the start that exists when
-        this attribute is first read. A later start of a job of the same name has another token.
-
-        Raises:
-            UnknownJob: the job does not exist, and this process belongs to no start of it yet.
-        """
+        """The token of the start of the job that this process belongs to."""
         if self._run is None:
             self._run = lifecycle.current_run(self.session, self.paths)
         if self._run is None:
@@ -264,22 +157,11 @@ class JobNodes(Nodes[JobPaths]):
 
     @property
     def fence(self) -> str | None:
-        """The path of the node of the start that this process belongs to; None if it is not known.
-
-        It is known after :attr:`run` was read or :meth:`belong_to` called. So a process that
-        belongs to a start of the job writes into no later one.
-        """
+        """The path of the node of the start that this process belongs to; None if it is unknown"""
         return None if self._run is None else f"{self.paths.run}/{self._run}"
 
     def belong_to(self, run: str) -> None:
-        """Make this process belong to a start of the job.
-
-        Its later changes of records, and its ephemeral nodes, are refused if another start is the
-        current one.
-
-        Args:
-            run: The token that identifies the start; see :attr:`run`.
-        """
+        """Make this process belong to a start of the job."""
         self._run = run
 
     def unknown(self) -> UnknownJob:
@@ -293,27 +175,7 @@ class JobNodes(Nodes[JobPaths]):
         ours: Callable[[Mapping[str, Any]], bool],
         conditions: Callable[[], Mapping[str, int]] = dict,
     ) -> bool:
-        """Write ``record`` into an ephemeral node, which ends with this session.
-
-        The node is created, or set, or, if this process left it in an earlier session, replaced.
-
-        Args:
-            path: The path of the node.
-            record: The record that the node shall hold.
-            ours: Gets the JSON object in the present node; returns whether that node belongs to
-                this process.
-            conditions: Called at each attempt. Returns path -> version of the nodes that must have
-                these versions when the record is written. It may raise an error to write nothing.
-
-        Returns:
-            True if the node holds the record now; False, with nothing written, if the node belongs
-            to another process.
-
-        Raises:
-            UnknownJob: the job was removed, or replaced by a new job of the same name.
-            CoordinationError: ZooKeeper is away (the record may have been written or not), or
-                others changed the node at each of 20 attempts.
-        """
+        """Write `record` into an ephemeral node, which ends with this session."""
         data = encode(record.to_json())
         for _ in range(ATTEMPTS):
             answer = self.read(get(path))[0]
@@ -337,18 +199,7 @@ class JobNodes(Nodes[JobPaths]):
         old: Any,
         versions: Mapping[str, int],
     ) -> None:
-        """Add the write of an ephemeral node to a transaction.
-
-        The transaction then fails if the job was removed, or replaced by a new one of that name.
-
-        Args:
-            transaction: The transaction to add to.
-            path: The path of the node.
-            data: The data of the node.
-            old: The data and stat of the node as it was read, which is set if this session has
-                created it, and else replaced; None: there is no node yet.
-            versions: path -> version of the nodes that must have these versions.
-        """
+        """Add the write of an ephemeral node to a transaction."""
         transaction.check(f"{self.paths.run}/{self.run}", -1)
         for other, version in versions.items():
             transaction.check(other, version)
@@ -361,71 +212,26 @@ class JobNodes(Nodes[JobPaths]):
 
 
 def content(path: str, answer: Any) -> dict[str, Any]:
-    """Return the JSON object of the node at ``path``; an empty one if there is no such node.
-
-    Args:
-        path: The path of the node, for error messages.
-        answer: The data and stat of the node, as read; None without a node.
-
-    Raises:
-        CoordinationError: the data is not a JSON object.
-    """
+    """Return the JSON object of the node at `path`; an empty one if there is no such node."""
     return {} if answer is None else decode(path, answer[0])
 
 
 def first_of(path: str, answer: Any) -> int:
-    """Return the number that the first child of the node at ``path`` has got.
-
-    A child's number is this one plus the sequence number in its name. It is 0, except in a job that
-    was written again after ZooKeeper had lost it.
-
-    Args:
-        path: The path of the node: that of events or of worker ids.
-        answer: The data and stat of the node, as read; None without a node.
-
-    Raises:
-        CoordinationError: the node's data is not a JSON object.
-    """
+    """Return the number that the first child of the node at `path` has got."""
     return int(content(path, answer).get("first", 0))
 
 
 def record_or_none(kind: type[R], path: str, answer: Any) -> R | None:
-    """Return the record that the node at ``path`` holds; None without a node, or if it is empty.
-
-    Args:
-        kind: The class of the record.
-        path: The path of the node, for error messages.
-        answer: The data and stat of the node, as read; None without a node.
-
-    Raises:
-        CoordinationError: the data is no such record.
-    """
+    """Return the record that the node at `path` holds; None without a node, or if it is empty."""
     return record(kind, (path, answer[0])) if answer is not None and answer[0] else None
 
 
 def record(kind: type[R], node: Node) -> R:
-    """Return the record that a node holds; for empty data, the default record.
-
-    Args:
-        kind: The class of the record.
-        node: The path and the data of the node.
-
-    Raises:
-        CoordinationError: the data is no such record: a field has the wrong type, or a field
-            without a default is missing.
-    """
+    """Return the record that a node holds; for empty data, the default record."""
     found: R = _parsed(kind.from_json, node)
     return found
 
 
 @lru_cache(PARSED)
 def _parsed(parse: Callable[[Values], Any], node: Node) -> Any:
-    """Return ``parse(value)`` of the JSON object that a node holds.
-
-    The results of up to ``PARSED`` nodes are cached, by the path and the data of the node.
-
-    Args:
-        parse: Makes the result from the JSON object.
-        node: The path and the data of the node.
-    """
     return parse(decode(*node))

@@ -33,19 +33,8 @@ from edl.core.snapshot import Snapshot
 
 
 def conclude(store: JobStore, outcome: JobOutcome, snapshot: Snapshot) -> None:
-    """Write the end of the job into its record, and an event of that end, in one transaction.
-
-    Args:
-        store: the job's records in ZooKeeper.
-        outcome: the final state (FINISHED, FAILED or STOPPED), the reason, and the exit code of
-            `edl run`; all three are written.
-        snapshot: the job's records by which that was decided. If the job's state has changed since,
-            nothing is written.
-
-    Raises:
-        CoordinationError: ZooKeeper is away; both may have been written, or nothing.
-        UnknownJob: there is no such job.
-    """
+    """Write the end of the job into its record, and an event of that end, in one transaction."""
+    # If the job's state has changed since, nothing is written.
     state, before = outcome.state, snapshot.job.state
     event = _event(store, _ENDS[state](), outcome.reason, snapshot)
     store.set_job_state(state, outcome.reason, outcome.exit_code, only_from=(before,), event=event)
@@ -61,23 +50,7 @@ _ENDS: Mapping[JobState, type[Details]] = {
 def worker_ended(
     store: JobStore, process: Process, host: str, snapshot: Snapshot, output_tail: str = ""
 ) -> None:
-    """Record as an event how a worker's process has ended.
-
-    The event is a ``WorkerFailedDetails`` if the worker failed by itself or left a job that goes
-    on, and else a ``WorkerExitedDetails``: it was told to exit or had finished.
-
-    Args:
-        store: the records of the job.
-        process: the process, with its exit code and the line of its output that best says why it
-            has ended.
-        host: the name of the host on which it ran.
-        snapshot: the job's records, which give the event its generation and step.
-        output_tail: the end of what the worker has written.
-
-    Raises:
-        CoordinationError: ZooKeeper is away; the event may have been written or not.
-        UnknownJob: there is no such job.
-    """
+    """Record as an event how a worker's process has ended."""
     failed = process.failed or process.deserted
     details = (WorkerFailedDetails if failed else WorkerExitedDetails)(
         worker=None if process.worker is None else process.name,
@@ -91,48 +64,18 @@ def worker_ended(
 
 
 def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
-    """Record as an event that a host starts no more workers in one of its slots.
-
-    Only the event is written; the caller disables the slot.
-
-    Args:
-        store: the records of the job.
-        host: the name of the slot's host.
-        slot: the number of the slot.
-        reason: why, as a sentence.
-        snapshot: the job's records, which give the event its generation and step.
-
-    Raises:
-        CoordinationError: ZooKeeper is away; the event may have been written or not.
-        UnknownJob: there is no such job.
-    """
+    """Record as an event that a host starts no more workers in one of its slots."""
     _add(store, SlotDisabledDetails(host, slot), reason, snapshot)
 
 
 def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> None:
-    """Record as an event that a host has no template, a process that forks workers.
-
-    The host then starts each worker by ``exec``. The caller calls this once.
-
-    Args:
-        store: the records of the job.
-        host: the name of the host.
-        why: the reason, as a clause that ends the sentence of the event.
-        snapshot: the job's records, which give the event its generation and step.
-
-    Raises:
-        CoordinationError: ZooKeeper is away; the event may have been written or not.
-        UnknownJob: there is no such job.
-    """
+    """Record as an event that a host has no template, a process that forks workers."""
     reason = f"host {host} starts each worker anew, which takes longer than from a template: {why}"
     _add(store, NoTemplateDetails(host), reason, snapshot)
 
 
 def worker_that_ended(event: Event) -> int | None:
-    """Return the id of the worker whose end ``event`` reports: 3 for w3.
-
-    The result is None for any other event, or if the process had not registered as a worker.
-    """
+    """Return the id of the worker whose end `event` reports: 3 for w3."""
     if not isinstance(event.details, EndedDetails) or event.details.worker is None:
         return None
     return int(event.details.worker[1:])
@@ -141,20 +84,9 @@ def worker_that_ended(event: Event) -> int | None:
 def worker_frozen(
     store: JobStore, process: Process, host: str, stacks: str, snapshot: Snapshot
 ) -> None:
-    """Record as an event that a worker does not answer or is suspended; nothing is done to it.
-
-    Args:
-        store: the records of the job.
-        process: the process of the worker.
-        host: the name of the host on which it runs.
-        stacks: the path of the file with the stacks of its threads, on that host; empty: there is
-            none, because the worker is suspended.
-        snapshot: the job's records, which give the event its generation and step.
-
-    Raises:
-        CoordinationError: ZooKeeper is away; the event may have been written or not.
-        UnknownJob: there is no such job.
-    """
+    """Record as an event that a worker does not answer or is suspended; nothing is done to it."""
+    # `stacks`: the path of the file with the stacks of its threads, on that host; empty: there is
+    # none, because the worker is suspended.
     reason = f"{process.name} on {host} does not answer; where its threads are: {stacks}"
     if not stacks:
         reason = f"{process.name} on {host} is killed: {process.why}"

@@ -40,15 +40,7 @@ JOBS = "/edl/jobs"
 
 
 def check_name(setting: str, name: str) -> str:
-    """Return ``name`` unchanged if it can be the name of a job, a host or a cluster.
-
-    Args:
-        setting: What the name is for, "job", "host" or "cluster", for the error message.
-        name: The name to check; see :func:`edl.core.names.is_name`.
-
-    Raises:
-        ConfigError: the name is not allowed; the message says what is.
-    """
+    """Return `name` unchanged if it can be the name of a job, a host or a cluster."""
     if not is_name(name):
         raise ConfigError(
             setting,
@@ -58,13 +50,7 @@ def check_name(setting: str, name: str) -> str:
 
 
 class JobPaths:
-    """The paths of all ZooKeeper nodes of the job called ``name``, as attributes and methods.
-
-    The module lists the nodes.
-
-    Raises:
-        ConfigError: ``name`` cannot be the name of a job.
-    """
+    """The paths of all ZooKeeper nodes of the job called `name`, as attributes and methods."""
 
     def __init__(self, name: str) -> None:
         self.name = check_name("job", name)
@@ -94,11 +80,7 @@ class JobPaths:
 
     @property
     def describing(self) -> tuple[str, ...]:
-        """The paths of the fixed nodes that describe the job and what was decided about it.
-
-        A process that has read these nodes, and the evictions, can write the job again into an
-        empty ZooKeeper.
-        """
+        """The paths of the fixed nodes that describe the job and what was decided about it."""
         sizes = (self.desired, self.assigned, self.discovered)
         return (
             self.job,
@@ -119,27 +101,15 @@ class JobPaths:
         return (self.root, *self.describing, *processes, *others, self.run)
 
     def host(self, name: str) -> str:
-        """Return the path of the node of the agent on host ``name``.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a host.
-        """
+        """Return the path of the node of the agent on host `name`."""
         return f"{self.hosts}/{check_name('host', name)}"
 
     def slot(self, host: str, slot: int) -> str:
-        """Return the path of the node of the edl-worker process in a slot of horovodrun.
-
-        Args:
-            host: The name of the host.
-            slot: The number of the slot on the host, from 0.
-
-        Raises:
-            ConfigError: ``host`` cannot be the name of a host.
-        """
+        """Return the path of the node of the edl-worker process in a slot of horovodrun."""
         return f"{self.slots}/{check_name('host', host)}.{slot}"
 
     def member(self, worker: int) -> str:
-        """Return the path of the member node of the worker with the id ``worker``."""
+        """Return the path of the member node of the worker with the id `worker`."""
         return f"{self.members}/{worker}"
 
     def evicted_worker(self, worker: int) -> str:
@@ -147,37 +117,23 @@ class JobPaths:
         return f"{self.evicted}/{worker}"
 
     def request(self, number: int) -> str:
-        """Return the path of the node of the request with the number ``number``, from 0."""
         return f"{self.requests}/r-{number:010d}"
 
     def event(self, number: int) -> str:
-        """Return the path of the event node with the sequence number ``number``.
-
-        In a job that was written again, the number of an event in the log is larger than its
-        sequence number; see :class:`edl.coordination.events.EventNodes`.
-        """
+        """Return the path of the event node with the sequence number `number`."""
         return f"{self.events}/e-{number:010d}"
 
 
 def sequence(node: str) -> int:
-    """Return the number, from 0, that ZooKeeper appended to the name of the node ``node``.
-
-    Its last ten characters are that number; the path of the node may be given as well.
-    """
+    """Return the number, from 0, that ZooKeeper appended to the name of the node `node`."""
     return int(node[-10:])
 
 
 def candidate_name(worker: int) -> str:
-    """Return ``w<id>``, the name of a worker as a candidate for the job's leadership.
-
-    ``worker`` is the id of the worker.
-    """
+    """Return `w<id>`, the name of a worker as a candidate for the job's leadership."""
     return f"w{worker}"
 
 
 def candidate_worker(name: str) -> int:
-    """Return the id of the worker whose name as a candidate for the leadership is ``name``.
-
-    This is the inverse of :func:`candidate_name`: "w3" gives 3.
-    """
+    """Return the id of the worker whose name as a candidate for the leadership is `name`."""
     return int(name.removeprefix("w"))

@@ -18,24 +18,13 @@ from edl.core.records import JobPolicy
 
 
 class PolicyNodes:
-    """The nodes of one job that hold its policy and what it has learned of its sizes.
-
-    A size is a number of workers.
-
-    Args:
-        nodes: Access to the nodes of the job in ZooKeeper.
-    """
+    """The nodes of one job that hold its policy and what it has learned of its sizes."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def get(self) -> JobPolicy:
-        """Return the policy of the job; an empty one (``JobPolicy()``) if it has none.
-
-        Raises:
-            UnknownJob: the job does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the policy of the job; an empty one (`JobPolicy()`) if it has none."""
         path = self._nodes.paths.policy
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -43,20 +32,7 @@ class PolicyNodes:
         return record_or_none(JobPolicy, path, answer) or JobPolicy()
 
     def change(self, change: Callable[[JobPolicy], JobPolicy], why: str) -> JobPolicy:
-        """Replace the policy of the job by ``change(policy)``, log an event, and return the result.
-
-        If the policy stays the same, neither it nor the event is written.
-
-        Args:
-            change: Gets the present policy, an empty one if there is none; returns the new one. It
-                is called again when another process wrote meanwhile, and may raise an error to
-                change nothing.
-            why: The sentence of the event.
-
-        Raises:
-            UnknownJob: the job does not exist.
-            CoordinationError: ZooKeeper is away, or others keep changing the policy.
-        """
+        """Replace the policy of the job by `change(policy)`, log an event, and return the result"""
         p = self._nodes.paths
 
         def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -70,47 +46,23 @@ class PolicyNodes:
         return JobPolicy.from_json(found[p.policy])
 
     def propose(self, policy: JobPolicy) -> JobPolicy:
-        """Make ``policy``, which the training script asks for, the job's policy unless it has one.
-
-        A job has a policy, even one that is switched off, if the policy's ``text`` is not empty.
-
-        Returns:
-            The policy of the job after the call: ``policy``, or the one that it had.
-
-        Raises:
-            UnknownJob: the job does not exist.
-            CoordinationError: ZooKeeper is away, or others keep changing the policy.
-        """
+        """Make `policy`, which the training script asks for, the job's policy unless it has one."""
         return self.change(
             lambda now: now if now.text else policy, f"the script has a policy: {policy.source}"
         )
 
     def learned(self) -> ScalingProfile:
-        """Return the throughputs that the job has measured, by size; without any, an empty profile.
-
-        It is empty, too, if the job does not exist.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """The throughputs that the job has measured, by size; without any, an empty profile"""
         path = self._nodes.paths.learned
         return (
             record_or_none(ScalingProfile, path, self._nodes.read(get(path))[0]) or ScalingProfile()
         )
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Write the throughputs that an earlier start of the job measured, by size.
-
-        Nothing is written if the present start has measured a size itself, or was given such
-        throughputs before.
-
-        Args:
-            learned: The measured throughput of each size, and the state of the policy's size rule.
-
-        Raises:
-            UnknownJob: the job does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Write the throughputs that an earlier start of the job measured, by size."""
+        # Nothing is written if the present start has measured a size itself, or was given such
+        # throughputs before.
+        # `learned`: The measured throughput of each size, and the state of the policy's size rule.
         path = self._nodes.paths.learned
 
         def change(found: dict[str, Any]) -> dict[str, Any]:

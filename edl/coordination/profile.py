@@ -12,36 +12,19 @@ from edl.core.job.profile_hold import ProfileHold
 
 
 class ProfileNode:
-    """The nodes of one job that hold its profile and its hold, the right to profile the job.
+    """The nodes of one job that hold its profile and its hold, the right to profile the job."""
 
-    A profile is the throughput of the job by number of workers, measured by `edl profile`. The hold
-    is an ephemeral node of the process that profiles, so one process at a time does.
-
-    Args:
-        nodes: Access to the nodes of the job in ZooKeeper.
-    """
+    # A profile is the throughput of the job by number of workers, measured by `edl profile`.
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def put(self, curve: Curve) -> None:
-        """Replace the profile of the job by ``curve``, the throughput by number of workers.
-
-        This is possible also after the job has ended.
-
-        Raises:
-            UnknownJob: the job does not exist.
-            CoordinationError: ZooKeeper is away, or others keep changing the profile.
-        """
+        """Replace the profile of the job by `curve`, the throughput by number of workers."""
         self._nodes.compare_and_set(self._nodes.paths.profile, lambda _: curve.to_json())
 
     def get(self) -> Curve | None:
-        """Return the newest profile of the job (throughput by number of workers); None without one.
-
-        Raises:
-            UnknownJob: the job does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """The newest profile of the job (throughput by number of workers); None without one"""
         path = self._nodes.paths.profile
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -49,40 +32,17 @@ class ProfileNode:
         return record_or_none(Curve, path, answer)
 
     def hold(self, hold: ProfileHold) -> bool:
-        """Take the right to profile the job for as long as this session lives.
-
-        Args:
-            hold: The record to write; its ``token`` identifies the process that profiles.
-
-        Returns:
-            True if this process has the right now, as also on a second call with the same token;
-            False, with nothing written, if another process profiles the job.
-
-        Raises:
-            UnknownJob: the job does not exist.
-            CoordinationError: ZooKeeper is away, or others keep changing the record.
-        """
+        """Take the right to profile the job for as long as this session lives."""
         path = self._nodes.paths.profile_hold
         return self._nodes.put_ephemeral(path, hold, lambda held: held["token"] == hold.token)
 
     def held(self) -> ProfileHold | None:
-        """Return the record of the process that profiles the job now; None without one, or a job.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the record of the process that profiles the job now; None without one, or a job"""
         path = self._nodes.paths.profile_hold
         return record_or_none(ProfileHold, path, self._nodes.read(get(path))[0])
 
     def release(self, token: str) -> None:
-        """Give up the right to profile the job; do nothing if another process or none has it.
-
-        Args:
-            token: The token with which :meth:`hold` took the right.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Give up the right to profile the job; do nothing if another process or none has it."""
         hold = self.held()
         if hold is not None and hold.token == token:
             node = self._nodes.paths.profile_hold

@@ -25,24 +25,13 @@ from edl.errors import AgentExists, CoordinationError, UnknownJob
 
 
 class MemberNodes:
-    """The nodes of the workers of one job, their candidate nodes, and the evictions of workers.
-
-    Args:
-        nodes: Access to the nodes of the job in ZooKeeper.
-    """
+    """The nodes of the workers of one job, their candidate nodes, and the evictions of workers."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def new_id(self) -> int:
-        """Return a worker id that no other worker of this start of the job has; ids grow from 0.
-
-        Another call, in whatever process, returns another id.
-
-        Raises:
-            UnknownJob: the job does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return a worker id that no other worker of this start of the job has; ids grow from 0."""
         session, ids = self._nodes.session, self._nodes.paths.ids
         answer = self._nodes.read(get(ids))[0]
         if answer is None:
@@ -59,15 +48,7 @@ class MemberNodes:
         return first_of(ids, answer) + sequence(path)
 
     def put(self, member: Member) -> None:
-        """Write the node of the worker that ``member`` describes; it lives as long as this session.
-
-        A node that the same start of the worker (``attempt_id``) wrote before is replaced.
-
-        Raises:
-            CoordinationError: the id belongs to another start of a worker (nothing was written), or
-                ZooKeeper is away.
-            UnknownJob: the job was removed, or replaced by a new one of that name.
-        """
+        """Write the node of the worker that `member` describes; it lives as long as this session"""
         paths, ours = self._nodes.paths, partial(_is_of, member.attempt_id)
         if not self._nodes.put_ephemeral(paths.member(member.id), member, ours):
             raise CoordinationError(
@@ -76,20 +57,7 @@ class MemberNodes:
             )
 
     def remove(self, worker: int, attempt_id: str) -> None:
-        """Remove the member node and the candidate nodes of a dead worker.
-
-        So no other candidate waits behind its node until its session ends. Nothing happens if there
-        is no such node, or if the member node belongs to another start of a worker. A later start
-        of the job, whose workers have the same ids, is left as it is.
-
-        Args:
-            worker: The id of the worker.
-            attempt_id: The token of the start of the worker that is dead.
-
-        Raises:
-            UnknownJob: there is no such job.
-            CoordinationError: ZooKeeper is away, or the nodes changed too often.
-        """
+        """Remove the member node and the candidate nodes of a dead worker."""
         session, paths = self._nodes.session, self._nodes.paths
         run, own = f"{paths.run}/{self._nodes.run}", paths.member(worker)
         for _ in range(ATTEMPTS):
@@ -113,70 +81,32 @@ class MemberNodes:
         raise self._nodes.changed_too_often(own)
 
     def forget_evicted(self, workers: Iterable[int]) -> None:
-        """Remove the eviction records of workers whose processes do not exist any more.
-
-        Args:
-            workers: The ids of the workers; one without a record is skipped.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Remove the eviction records of workers whose processes do not exist any more."""
         evicted = [self._nodes.paths.evicted_worker(worker) for worker in workers]
         self._nodes.session.read_all("forget the evicted", [delete_node(path) for path in evicted])
 
 
 def _is_of(attempt_id: str, values: Mapping[str, Any]) -> bool:
-    """Return whether a member node belongs to the start of a worker that has a token.
-
-    Args:
-        attempt_id: The token.
-        values: The JSON object in the node.
-    """
     return Member.from_json(values).attempt_id == attempt_id
 
 
 def _remove(transaction: TransactionRequest, run: str, nodes: Iterable[str]) -> None:
-    """Add to ``transaction`` a check that the node ``run`` exists and the removal of ``nodes``.
-
-    Args:
-        transaction: The transaction to add to.
-        run: The path of the node that must exist.
-        nodes: The paths of the nodes to remove.
-    """
+    """Add to `transaction` a check that the node `run` exists and the removal of `nodes`."""
     transaction.check(run, -1)
     for node in nodes:
         transaction.delete(node)
 
 
 class HostNodes:
-    """The nodes of the agents of a job, one for each host.
-
-    Args:
-        nodes: Access to the nodes of the job in ZooKeeper.
-    """
+    """The nodes of the agents of a job, one for each host."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def put(self, host: Host, is_dead: Callable[[Host], bool] = lambda _: False) -> None:
-        """Write the node of the agent that ``host`` describes; it lives as long as this session.
-
-        A node that the same agent (see :meth:`Host.is_same_agent`) wrote before is replaced, and so
-        is that of a dead agent, whose session may not have ended yet. A record with devices is
-        written only while the job may use them all: otherwise an agent that slept could declare a
-        device that another job has got meanwhile.
-
-        Args:
-            host: The record of the agent.
-            is_dead: Returns whether another agent, which has a node under the name of this host, is
-                known to be dead.
-
-        Raises:
-            AgentExists: another agent has a node under the name of this host; nothing was written.
-            UnknownJob: the job was removed, or replaced by a new one of that name.
-            CoordinationError: the job may not use one of the devices any more (nothing was
-                written: read the job again), or ZooKeeper is away.
-        """
+        """Write the node of the agent that `host` describes; it lives as long as this session."""
+        # A record with devices is written only while the job may use them all: otherwise an agent
+        # that slept could declare a device that another job has got meanwhile.
         owner = host
 
         def ours(values: Mapping[str, Any]) -> bool:
@@ -203,20 +133,9 @@ class HostNodes:
             raise AgentExists(host.name, paths.name, owner.pid, owner.address)
 
     def ask_to_leave(self, name: str) -> bool:
-        """Write into the node of a host's agent the request to take the host out of the job.
-
-        The agent acts on it after this returns. The request is lost if the session of the agent
-        ends, because the agent then writes its node anew.
-
-        Args:
-            name: The name of the host.
-
-        Returns:
-            True if the request was written; False if the host has no agent.
-
-        Raises:
-            CoordinationError: ZooKeeper is away, or others keep changing the node.
-        """
+        """Write into the node of a host's agent the request to take the host out of the job."""
+        # The request is lost if the session of the agent ends, because the agent then writes its
+        # node anew.
         node = self._nodes.paths.host(name)
         try:
             self._nodes.compare_and_set(node, lambda host: {**host, "leaving": True})
@@ -226,23 +145,12 @@ class HostNodes:
 
 
 class SlotNodes:
-    """The nodes of the edl-worker processes of a job under horovodrun, one for each slot.
-
-    Args:
-        nodes: Access to the nodes of the job in ZooKeeper.
-    """
+    """The nodes of the edl-worker processes of a job under horovodrun, one for each slot."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def put(self, slot: SlotRecord) -> None:
-        """Write the node of the edl-worker that ``slot`` describes; it ends with this session.
-
-        The node of an earlier edl-worker in the same slot is replaced: the driver of horovodrun has
-        one process in a slot.
-
-        Raises:
-            UnknownJob: the job was removed, or replaced by a new one of that name.
-        """
+        """Write the node of the edl-worker that `slot` describes; it ends with this session."""
         node = self._nodes.paths.slot(slot.host, slot.slot)
         self._nodes.put_ephemeral(node, slot, lambda values: True)

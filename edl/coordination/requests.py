@@ -20,24 +20,13 @@ from edl.errors import CoordinationError
 
 
 class RequestNodes:
-    """The nodes of the requests to the leader of one job; requests are numbered from 0.
-
-    Args:
-        nodes: Access to the nodes of the job in ZooKeeper.
-    """
+    """The nodes of the requests to the leader of one job; requests are numbered from 0."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def add(self, request: Request) -> int:
-        """Write ``request`` for the leader, and return the number that ZooKeeper gave it.
-
-        The leader answers later: poll :meth:`get`. The number that ``request`` has does not count.
-
-        Raises:
-            UnknownJob: the job does not exist.
-            CoordinationError: ZooKeeper is away; the request may have been written or not.
-        """
+        """Write `request` for the leader, and return the number that ZooKeeper gave it."""
         data = encode(replace(request, number=-1).to_json())
         parent = self._nodes.paths.requests
         try:
@@ -50,26 +39,14 @@ class RequestNodes:
         return sequence(path)
 
     def get(self, number: int) -> Request:
-        """Read and return the request with the number ``number``; ``done`` says if it was answered.
-
-        Raises:
-            CoordinationError: no request has that number, or ZooKeeper is away.
-        """
+        """Read and return the request with the number `number`; `done` says if it was answered."""
         request, _ = self._read(number)
         if request is None:
             raise CoordinationError(f"job {self._nodes.paths.name} has no request number {number}")
         return request
 
     def cancel(self, number: int) -> Request | None:
-        """Withdraw the request with the number ``number``, so that the leader does not act on it.
-
-        Returns:
-            None if the request was withdrawn or does not exist; the request with its answer if the
-            leader answered before.
-
-        Raises:
-            CoordinationError: ZooKeeper is away, or the request changed too often.
-        """
+        """Withdraw the request with the number `number`, so that the leader does not act on it."""
         path = self._nodes.paths.request(number)
         for _ in range(ATTEMPTS):
             request, version = self._read(number)
@@ -86,13 +63,6 @@ class RequestNodes:
         raise self._nodes.changed_too_often(path)
 
     def _read(self, number: int) -> tuple[Request | None, int]:
-        """Return the request with the number ``number``, and the version of its node.
-
-        The result is (None, -1) if there is no such node.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
         path = self._nodes.paths.request(number)
         answer = self._nodes.session.read_all("read a request", [get(path)])[0]
         if answer is None:
@@ -102,14 +72,4 @@ class RequestNodes:
 
 
 def _delete(client: Any, path: str, version: int) -> Any:
-    """Begin to delete the node at ``path`` if its version is ``version``, without waiting.
-
-    Args:
-        client: The kazoo client to send the request on.
-        path: The path of the node.
-        version: The version that the node must have.
-
-    Returns:
-        kazoo's pending result.
-    """
     return client.delete_async(path, version)

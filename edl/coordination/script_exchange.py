@@ -18,11 +18,7 @@ MOST_BYTES = 2**18  # of all messages before the training; ZooKeeper refuses a n
 
 
 class ScriptMessageNode:
-    """The node of a job with what its workers have exchanged before the training.
-
-    Args:
-        nodes: Access to the nodes of the job in ZooKeeper.
-    """
+    """The node of a job with what its workers have exchanged before the training."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
@@ -30,21 +26,7 @@ class ScriptMessageNode:
     def send(
         self, number: int, worker: int, payload: bytes, members: Sequence[int]
     ) -> list[bytes] | None:
-        """Send a message; return those of all workers, or None if some have not sent theirs.
-
-        A second call with the same arguments looks again whether all have sent.
-
-        Args:
-            number: The number of the exchange in the job, from 0.
-            worker: The id of the worker that sends.
-            payload: Its message.
-            members: The ids of the workers that take part, in rank order.
-
-        Raises:
-            UsageError: the messages of the job are too large.
-            CoordinationError: ZooKeeper is away.
-            UnknownJob: the job does not exist.
-        """
+        """Send a message; return those of all workers, or None if some have not sent theirs."""
         text = base64.b85encode(payload).decode()
 
         def change(values: dict[str, Any]) -> dict[str, Any]:
@@ -60,11 +42,7 @@ class ScriptMessageNode:
         return _decoded(self._nodes.compare_and_set(self._nodes.paths.script, change), number)
 
     def read(self, number: int) -> list[bytes] | None:
-        """Return the messages of the exchange ``number``, in rank order; None: not all are there.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the messages of the exchange `number`, in rank order; None: not all are there."""
         path = self._nodes.paths.script
         return _decoded(content(path, self._nodes.read(get(path))[0]), number)
 
@@ -75,7 +53,7 @@ def _decoded(values: Mapping[str, Any], number: int) -> list[bytes] | None:
 
 
 def _size(values: Mapping[str, Any]) -> int:
-    """Return the length of all messages in ``values`` together, as texts."""
+    """Return the length of all messages in `values` together, as texts."""
     return sum(
         sum(map(len, one["answer"] if "answer" in one else one["sent"].values()))
         for one in values["exchanges"]

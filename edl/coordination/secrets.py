@@ -37,35 +37,14 @@ def new_secret() -> str:
 
 
 def announce(state: Path, job: str, secret: str, of: str = JOBS) -> None:
-    """Add ``secret`` to the stored secrets of ``job``, before the job is created with it.
-
-    The current secret of the name stays (see :func:`keep`). If the secret were stored later and the
-    process died in between, nobody could open the job again. The newest 64 secrets of a name are
-    kept.
-
-    Args:
-        state: The state directory of edl.
-        job: The name of the job.
-        secret: The secret that the job is about to be created with.
-        of: ``CLUSTERS`` for a cluster; ``job`` is its name then.
-    """
+    """Add `secret` to the stored secrets of `job`, before the job is created with it."""
     directory = _directory(state, job, of)
     earlier = [one for one in _lines(directory / "secrets") if one != secret][1 - KEPT :]
     replace_file(directory / "secrets", [*earlier, secret])
 
 
 def keep(state: Path, job: str, secret: str, of: str = JOBS) -> Path:
-    """Make ``secret`` the current secret of jobs named ``job`` on this host.
-
-    Args:
-        state: The state directory of edl.
-        job: The name of the job.
-        secret: The secret of the job that was started or joined.
-        of: ``CLUSTERS`` for a cluster; ``job`` is its name then.
-
-    Returns:
-        The path of the file that holds the current secret.
-    """
+    """Make `secret` the current secret of jobs named `job` on this host."""
     announce(state, job, secret, of)
     path = _directory(state, job, of) / "secret"
     replace_file(path, [secret])
@@ -73,54 +52,31 @@ def keep(state: Path, job: str, secret: str, of: str = JOBS) -> Path:
 
 
 def candidates(state: Path, job: str, configured: str | None, of: str = JOBS) -> list[str]:
-    """Return the stored secrets that may open ``job``, the likeliest first and each once.
-
-    The order is: ``configured``, the current one of that name on this host (see :func:`keep`), and
-    the 8 newest stored ones of that name, from new to old. The list is empty if there are none.
-
-    Args:
-        state: The state directory of edl.
-        job: The name of the job.
-        configured: The secret in the configuration of this process; None or empty: there is none.
-        of: ``CLUSTERS`` for a cluster; ``job`` is its name then.
-    """
+    """Return the stored secrets that may open `job`, the likeliest first and each once."""
     directory = state / of / job
     kept = _lines(directory / "secret") + _lines(directory / "secrets")[::-1][:TRIED]
     return list(dict.fromkeys([*([configured] if configured else []), *kept]))
 
 
 def stored(state: Path, names: Iterable[str], of: str = JOBS) -> set[str]:
-    """Return those of ``names``, of jobs, for which ``state`` has a secret.
-
-    ``state`` is the state directory of edl. Another user's job may have such a name, too. With
-    ``of=CLUSTERS`` they are names of clusters.
-    """
+    """Return those of `names`, of jobs, for which `state` has a secret."""
     return {name for name in names if (state / of / name / "secrets").exists()}
 
 
 def known_names(state: Path, of: str = JOBS) -> list[str]:
-    """Return the names of all jobs for which ``state`` has a secret, in alphabetical order.
-
-    ``state`` is the state directory of edl. With ``of=CLUSTERS`` they are names of clusters.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
+    """Return the names of all jobs for which `state` has a secret, in alphabetical order."""
     return sorted(path.parent.name for path in (state / of).glob("*/secrets"))
 
 
 def _directory(state: Path, job: str, of: str) -> Path:
-    """Return the directory with the secrets of ``job``; create it if missing.
-
-    ``state`` is the state directory of edl, and ``of`` the folder in it.
-    """
+    """Return the directory with the secrets of `job`; create it if missing."""
     path = state / of / job
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of the file at ``path``, a secret each; no lines if it cannot be read."""
+    """Return the lines of the file at `path`, a secret each; no lines if it cannot be read."""
     try:
         return path.read_text().split()
     except OSError:
@@ -128,10 +84,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def replace_file(path: Path, lines: Sequence[str]) -> None:
-    """Replace the file at ``path`` by one with ``lines``, readable for this user only.
-
-    A reader sees the old or the new file, never a part of one (mkstemp creates it with mode 0600).
-    """
+    """Replace the file at `path` by one with `lines`, readable for this user only."""
+    # A reader sees the old or the new file, never a part of one (mkstemp creates it with mode
+    # 0600).
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w") as file:

@@ -24,17 +24,7 @@ _JVM = (
 
 
 def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
-    """Return the command that starts a ZooKeeper server, without its last argument.
-
-    That argument is the path of the server's configuration file, which the caller appends.
-
-    Args:
-        environ: The environment variables; ``JAVA_HOME``, ``PATH`` and ``ZOOKEEPER_HOME`` count.
-        directory: The directory of the server's files, in which it looks for ``logback.xml``.
-
-    Raises:
-        CoordinationError: there is no Java, or no ZooKeeper; the message says what to install.
-    """
+    """Return the command that starts a ZooKeeper server, without its last argument."""
     home = environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
     if java is None:
@@ -46,14 +36,7 @@ def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
 
 
 def _class_path(environ: Mapping[str, str]) -> str:
-    """Return the Java class path of the ZooKeeper that is installed.
-
-    It is looked for in ``ZOOKEEPER_HOME`` (a variable of ``environ``) if that is set, else in /opt
-    and in Debian's package.
-
-    Raises:
-        CoordinationError: there is no ZooKeeper.
-    """
+    """Return the Java class path of the ZooKeeper that is installed."""
     named = environ.get("ZOOKEEPER_HOME")
     homes = [Path(named)] if named else []
     opt = sorted(Path("/opt").glob("zookeeper*")) if not named else []

@@ -76,12 +76,7 @@ ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
 
 
 class Refused(Exception):
-    """The error of a transaction that changed nothing, because one of its operations failed.
-
-    Args:
-        index: The number of the operation that failed, from 0 in the order they were added.
-        error: The error with which ZooKeeper refused that operation.
-    """
+    """The error of a transaction that changed nothing, because one of its operations failed."""
 
     def __init__(self, index: int, error: Exception) -> None:
         super().__init__(f"operation {index} failed: {type(error).__name__} {error}")
@@ -89,28 +84,16 @@ class Refused(Exception):
         self.error = error
 
     def is_missing(self, index: int) -> bool:
-        """Return whether operation number ``index`` failed because its node does not exist."""
+        """Return whether operation number `index` failed because its node does not exist."""
         return self.index == index and isinstance(self.error, NoNodeError)
 
 
 class Session:
-    """A connection to ZooKeeper with one session at a time; a new session follows a lost one.
+    """A connection to ZooKeeper with one session at a time; a new session follows a lost one."""
 
-    Use it as a context manager, or call ``start()`` and ``close()``. All methods may be called from
-    any thread, except that a listener must not call ZooKeeper, and that threads which create nodes
-    must agree on when :meth:`identify` is called: it decides to whom these are open.
-
-    Args:
-        hosts: The servers and an optional root, "host:port,host:port/chroot".
-        session_timeout_s: The session time-out to ask for, in seconds.
-        connect_timeout_s: How long to wait for the first connection, in seconds.
-        access: The identity of the job that the session belongs to. None: the session can list the
-            jobs and nothing more, until :meth:`identify`.
-
-    Attributes:
-        request_timeout_s: The longest that one request takes: the session time-out, but at least 1
-            and at most 5 seconds.
-    """
+    # All methods may be called from any thread, except that a listener must not call ZooKeeper, and
+    # that threads which create nodes must agree on when `identify` is called: it decides to whom
+    # these are open.
 
     def __init__(
         self,
@@ -124,6 +107,8 @@ class Session:
         self._identities = {} if access is None else {access: None}  # in order
         self.session_timeout_s = session_timeout_s
         self.connect_timeout_s = connect_timeout_s
+        # The longest that one request takes: the session time-out, but at least 1 and at most 5
+        # seconds
         self.request_timeout_s = _request_timeout_s(session_timeout_s)
         self._client: Client | None = None
         self._epoch = 0
@@ -138,13 +123,7 @@ class Session:
         self._has_multi_read = True
 
     def start(self) -> None:
-        """Connect to ZooKeeper and open the session.
-
-        Raises:
-            ZooKeeperUnreachable: no server answered within ``connect_timeout_s``.
-            ConfigError: ``hosts`` is not a list of host:port.
-            CoordinationError: this object was started before.
-        """
+        """Connect to ZooKeeper and open the session."""
         if self._client is not None:
             raise CoordinationError("this session was started before; make a new one")
         try:
@@ -172,20 +151,14 @@ class Session:
             self._changed.wait_for(lambda: self._epoch > 0, self.connect_timeout_s)
 
     def close(self) -> None:
-        """End the session and remove its ephemeral nodes; listeners are not called. Idempotent.
-
-        It waits at most ``request_timeout_s``, and raises no error if ZooKeeper is away.
-        """
+        """End the session and remove its ephemeral nodes; listeners are not called. Idempotent."""
         self._closing = True
         with self._changed:
             self._changed.notify_all()
         self._shut_once(self.request_timeout_s)
 
     def _shut_once(self, limit_s: float) -> None:
-        """Stop and close kazoo's client if it is open, waiting at most ``limit_s`` seconds.
-
-        If another thread closes it at this moment, wait for that thread.
-        """
+        """Stop and close kazoo's client if it is open, waiting at most `limit_s` seconds."""
         with self._shutting:
             if self._client is not None and not self._is_shut:
                 self._is_shut = True
@@ -200,40 +173,24 @@ class Session:
 
     @property
     def client(self) -> Client:
-        """The kazoo client that has this session.
-
-        Its calls may block for long, and raise kazoo's errors, not edl's.
-
-        Raises:
-            CoordinationError: the session has not been started.
-        """
+        """The kazoo client that has this session."""
         if self._client is None:
             raise CoordinationError("the ZooKeeper session has not been started")
         return self._client
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to ZooKeeper at present.
-
-        It is False before start(), after close(), and while the connection is suspended or lost.
-        """
+        """Whether there is a connection to ZooKeeper at present."""
         return not self._closing and self._client is not None and bool(self._client.connected)
 
     @property
     def granted_s(self) -> float:
-        """The session time-out that ZooKeeper granted, in seconds.
-
-        Before the first connection it is the time-out that was asked for. A server grants what its
-        ``minSessionTimeout`` and ``maxSessionTimeout`` allow.
-        """
+        """The session time-out that ZooKeeper granted, in seconds."""
         granted = None if self._client is None else self._client.granted_s
         return self.session_timeout_s if granted is None else granted
 
     def ask_for(self, session_timeout_s: float) -> None:
-        """Ask ZooKeeper for another session time-out when the next session begins, in seconds.
-
-        The present session keeps its own; requests have the new time limit at once.
-        """
+        """Ask ZooKeeper for another session time-out when the next session begins, in seconds."""
         self.session_timeout_s = session_timeout_s
         self.request_timeout_s = _request_timeout_s(session_timeout_s)
         self.client._session_timeout = int(session_timeout_s * 1000)
@@ -250,14 +207,7 @@ class Session:
         return int(identity[0]) if identity and identity[0] else 0
 
     def expire(self) -> None:
-        """Make ZooKeeper end the present session, as if the client had been silent too long.
-
-        This is for chaos tests. When it returns, the session is over.
-
-        Raises:
-            CoordinationError: there is no connection, or the session did not end in time.
-            ZooKeeperUnreachable: no server answered within ``connect_timeout_s``.
-        """
+        """Make ZooKeeper end the present session, as if the client had been silent too long."""
         identity = self.client.client_id
         if not self.connected or not identity:
             raise CoordinationError("there is no session to expire: ZooKeeper is away")
@@ -275,26 +225,14 @@ class Session:
         raise CoordinationError(f"the session did not end within {self.connect_timeout_s:g} s")
 
     def _has_ended(self, epoch: int) -> bool:
-        """Return whether session number ``epoch`` is over; wait at most 1 s for its end."""
+        """Return whether session number `epoch` is over; wait at most 1 s for its end."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._closing or self._lost or self._epoch != epoch, _EXPIRING_S
             )
 
     def identify(self, *known: Access) -> None:
-        """Prove to ZooKeeper that this process knows the secrets of jobs, which opens their nodes.
-
-        From then on the session may read and write these jobs and those proved before. What it
-        creates is closed to all sessions that do not know the last secret of ``known``. Requests of
-        other threads wait meanwhile. What this session has proved before is not proved again, also
-        not after a loss of the connection: kazoo does that.
-
-        Args:
-            *known: The identity of each job (or cluster).
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Prove to ZooKeeper that this process knows the secrets of jobs, that opens their nodes"""
         if not known:
             return
         with self._alone(time.monotonic() + self.request_timeout_s):
@@ -311,12 +249,7 @@ class Session:
 
     @contextmanager
     def _alone(self, deadline: float) -> Iterator[None]:
-        """Let no other thread send a request while the body of the ``with`` statement runs.
-
-        Raises:
-            CoordinationError: another thread did not let it until ``deadline``, on the monotonic
-                clock.
-        """
+        """Let no other thread send a request while the body of the `with` statement runs."""
         if not self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise CoordinationError(
                 f"the ZooKeeper session at {self.hosts} is busy: another thread of this process "
@@ -333,77 +266,28 @@ class Session:
         return tuple(self._identities)
 
     def add_listener(self, fn: Callable[[str], None]) -> None:
-        """Call ``fn(state)`` whenever the connection becomes "connected", "suspended" or "lost".
-
-        ``state`` is that word. ``fn`` runs on kazoo's connection thread, after earlier listeners,
-        so it must return at once and must not call ZooKeeper. On every loss of the connection all
-        watches fire and are gone, so read again on "connected".
-        """
+        """Call `fn(state)` whenever the connection becomes "connected", "suspended" or "lost"."""
+        # `fn` runs on kazoo's connection thread, after earlier listeners, so it must return at once
+        # and must not call ZooKeeper.
         self._listeners.append(fn)
 
     def call(self, what: str, issue: Issue, repeat: bool = False) -> Any:
-        """Send one request and return its answer, or raise an error after ``request_timeout_s``.
-
-        The call waits for a connection while there is none.
-
-        Args:
-            what: What the request does, for error messages: "cannot <what>: ...".
-            issue: Sends the request on a client and returns kazoo's pending result.
-            repeat: Whether the request may be sent again when the connection breaks under it,
-                because doing it twice does no harm.
-
-        Raises:
-            CoordinationError: ZooKeeper is away, and it is unknown whether a request that was sent
-                took effect; or ZooKeeper answered with an error that is not listed below.
-            AccessDenied: the node belongs to a job whose secret this session does not know.
-            NoNodeError, NodeExistsError, BadVersionError, NotEmptyError: kazoo's, as answered.
-        """
+        """Send one request and return its answer, or raise an error after `request_timeout_s`."""
+        # `repeat`: Whether the request may be sent again when the connection breaks under it,
+        # because doing it twice does no harm.
         return self._answers_to(what, (issue,), (), repeat)[0]
 
     def read_all(self, what: str, issues: Sequence[Issue]) -> list[Any]:
-        """Send several reads together and return their answers in order, None for a missing node.
-
-        The answer to a read with a ``wake`` is cached (None only if it was read by ``exists``).
-        Until ``wake`` is called, further calls return it without a request.
-
-        Args:
-            what: What the reads do, for error messages: "cannot <what>: ...".
-            issues: The reads, or other requests that may be sent twice.
-
-        Raises:
-            AccessDenied: a node belongs to a job whose secret this session does not know.
-            CoordinationError: ZooKeeper is away, or has answered with an error.
-        """
+        """Send several reads together and return their answers in order, None for a missing node"""
         ask = partial(self._answers_to, what, absent=(NoNodeError,), repeat=True)
         return self._watched.answers(issues, ask)
 
     def read_open(self, what: str, issues: Sequence[Issue]) -> list[Any]:
-        """Send several reads together; return their answers in order, None for a closed node, too.
-
-        A node is closed if this session does not know the secret of its job; None also stands for a
-        missing node. No answer is cached.
-
-        Args:
-            what: What the reads do, for error messages: "cannot <what>: ...".
-            issues: The reads.
-
-        Raises:
-            CoordinationError: ZooKeeper is away, or has answered with an error.
-        """
+        """Send several reads together; return their answers in order, None for a closed node"""
         return self._answers_to(what, issues, (NoNodeError, NoAuthError), True)
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do all operations of a transaction, or none of them; return their results in order.
-
-        Args:
-            what: What the transaction does, for error messages: "cannot <what>: ...".
-            build: Adds the operations to the transaction.
-
-        Raises:
-            Refused: an operation failed, so nothing was done.
-            AccessDenied: a node belongs to a job whose secret this session does not know.
-            CoordinationError: ZooKeeper is away; the transaction may have been done or not.
-        """
+        """Do all operations of a transaction, or none of them; return their results in order."""
 
         def issue(client: KazooClient) -> Any:
             transaction = client.transaction()
@@ -427,20 +311,7 @@ class Session:
         absent: tuple[type[Exception], ...],
         repeat: bool,
     ) -> list[Any]:
-        """Send all requests together, ``BATCH`` (250) at a time; return their answers in order.
-
-        Args:
-            what: What the requests do, for error messages: "cannot <what>: ...".
-            issues: The requests.
-            absent: The errors of kazoo for which an answer is None.
-            repeat: Whether to send all requests again when the connection breaks.
-
-        Raises:
-            AccessDenied: a node belongs to a job whose secret this session does not know.
-            CoordinationError: there was no answer to a batch within ``request_timeout_s``, or
-                another error.
-            NoNodeError, or another of :data:`ANSWERS`: kazoo's error, if it is not in ``absent``.
-        """
+        """Send all requests together, `BATCH` (250) at a time; return their answers in order."""
         answers: list[Any] = []
         for begin in range(0, max(1, len(issues)), BATCH):  # without requests: is it connected?
             batch = issues[begin : begin + BATCH]
@@ -454,7 +325,7 @@ class Session:
         absent: tuple[type[Exception], ...],
         repeat: bool,
     ) -> list[Any]:
-        """Send requests together, and return their answers; see :meth:`_answers_to`."""
+        """Send requests together, and return their answers; see `_answers_to`."""
         deadline = time.monotonic() + self.request_timeout_s
         while True:
             client = self._await_connection(what, deadline)
@@ -488,10 +359,7 @@ class Session:
         absent: tuple[type[Exception], ...],
         deadline: float,
     ) -> list[Any] | None:
-        """Send reads as one request, and return their answers; None: by many, from now on.
-
-        So a server is asked that does not know such a request, whatever it answers.
-        """
+        """Send reads as one request, and return their answers; None: by many, from now on."""
         with self._alone(deadline):
             self._has_multi_read = False
             zxid = client.last_zxid
@@ -513,10 +381,7 @@ class Session:
         return list(found)
 
     def _denied(self, what: str) -> AccessDenied:
-        """Return the error for a request about a node of a job whose secret this session lacks.
-
-        ``what`` is what the request does, for the message "cannot <what>: ...".
-        """
+        """Return the error for a request about a node of a job whose secret this session lacks."""
         mine = self.access
         why = "this process has none" if mine is None else "that of this process is another"
         name = "" if mine is None else mine.job
@@ -524,31 +389,14 @@ class Session:
 
     @staticmethod
     def _answer(pending: Any, absent: tuple[type[Exception], ...], deadline: float) -> Any:
-        """Wait for the result of a request and return it.
-
-        Args:
-            pending: The pending result of kazoo.
-            absent: The errors for which the result is None.
-            deadline: Until when to wait, on the monotonic clock.
-
-        Raises:
-            KazooTimeoutError: there was no result in time.
-        """
+        """Wait for the result of a request and return it."""
         try:
             return pending.get(timeout=max(0.001, deadline - time.monotonic()))
         except absent:
             return None
 
     def _await_connection(self, what: str, deadline: float) -> KazooClient:
-        """Wait for a connection to ZooKeeper, and return kazoo's client.
-
-        Args:
-            what: What the caller is about to do, for the message "cannot <what>: ...".
-            deadline: Until when to wait, on the monotonic clock.
-
-        Raises:
-            CoordinationError: there is no connection in time, or the session is closed.
-        """
+        """Wait for a connection to ZooKeeper, and return kazoo's client."""
         client = self.client
         if not self.connected:
             with self._changed:
@@ -565,10 +413,7 @@ class Session:
         return client
 
     def _on_state(self, state: str) -> None:
-        """Record the new ``state`` of the connection, kazoo's word for it, and call the listeners.
-
-        kazoo calls this on its connection thread.
-        """
+        """Record the new `state` of the connection, kazoo's word for it, and call the listeners."""
         if self._closing:
             return
         connected, client = state == KazooState.CONNECTED, self.client
@@ -596,5 +441,4 @@ _STATES: Mapping[str, str] = {
 
 
 def _request_timeout_s(session_timeout_s: float) -> float:
-    """Return the longest that one request takes, by the time-out of the session, in seconds."""
     return max(1.0, min(session_timeout_s, 5.0))

@@ -20,21 +20,7 @@ from edl.errors import AccessDenied, CoordinationError
 
 
 def ensure_shared(session: Session, what: str, path: str) -> None:
-    """Create the node at ``path``, the nodes above it, and the chroot, as far as they are missing.
-
-    Any session may list and add nodes below those that are created. ZooKeeper that has lost its
-    data has no chroot either.
-
-    Args:
-        session: The session to write with.
-        what: What the caller is about to do, for error messages: "cannot <what>: ...".
-        path: The path of the node, without the chroot.
-
-    Raises:
-        CoordinationError: ZooKeeper is away, or a node above the chroot is missing and this session
-            may not create it.
-        AccessDenied: this session may not create the chroot, or a node below it.
-    """
+    """Create the node at `path`, the nodes above it, and the chroot, as far as they are missing."""
     ensure = partial(KazooClient.ensure_path_async, path=path, acl=SHARED)
     chroot = session.client.chroot
     try:
@@ -53,11 +39,7 @@ def ensure_shared(session: Session, what: str, path: str) -> None:
 
 
 def _create_outside(client: KazooClient, node: str) -> Any:
-    """Send the creation of ``node``, whose path begins above the chroot of ``client``.
-
-    Returns:
-        The pending result of kazoo.
-    """
+    """Send the creation of `node`, whose path begins above the chroot of `client`."""
     pending = client.handler.async_result()
     client._call(Create(node, b"", SHARED, 0), pending)
     return pending

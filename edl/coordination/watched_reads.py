@@ -27,11 +27,7 @@ UNKNOWN = object()  # no answer is kept
 
 
 class WatchedReads:
-    """A cache of the answers to reads of one session that set a watch, until the watch fires.
-
-    A read with a ``wake``, a function to call when the node changes, sets a watch. Any thread may
-    use the cache; each session has one.
-    """
+    """A cache of the answers to reads of one session that set a watch, until the watch fires."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,13 +37,7 @@ class WatchedReads:
     def answers(
         self, issues: Sequence[Issue], ask: Callable[[Sequence[Issue]], list[Any]]
     ) -> list[Any]:
-        """Return the answers to ``issues`` in order; send only those without a kept answer.
-
-        Args:
-            issues: The reads. The answer to a read with a ``wake`` is kept until its watch fires;
-                None, for a missing node, is kept only if the read is one by ``exists``.
-            ask: Sends reads and returns their answers; what it raises is raised here.
-        """
+        """Return the answers to `issues` in order; send only those without a kept answer."""
         me = object()
         with self._lock:
             answers = [self._kept.get(one, UNKNOWN) for one in issues]
@@ -71,10 +61,7 @@ class WatchedReads:
         return answers
 
     def fired(self, read: Read) -> None:
-        """Drop the answer to ``read`` that is in memory, and then call the read's ``wake``.
-
-        It is called when the node has changed, or the connection is lost.
-        """
+        """Drop the answer to `read` that is in memory, and then call the read's `wake`."""
         with self._lock:
             self._kept.pop(read, None)
             self._asked.pop(read, None)  # its answer may be older than this change
@@ -82,40 +69,26 @@ class WatchedReads:
             read.wake()
 
     def _watching(self, issue: Issue) -> Issue:
-        """Return a request that sends ``issue``; if that has a ``wake``, it also sets a watch."""
         return WatchedRead(issue, Watch(self, issue)) if _is_watched(issue) else issue
 
 
 def _is_watched(issue: Issue) -> TypeGuard[Read]:
-    """Return whether ``issue`` is a read with a ``wake``, whose answer may be kept."""
     return isinstance(issue, Read) and issue.wake is not None
 
 
 @dataclass(frozen=True)
 class Watch:
-    """The callback that kazoo calls when the watch of ``read`` fires.
+    """The callback that kazoo calls when the watch of `read` fires."""
 
-    Two callbacks for equal reads are equal, so kazoo keeps, and calls, only one of them.
-
-    Attributes:
-        reads: The cache from which the answer to ``read`` is dropped.
-        read: The read that has set the watch.
-    """
-
-    reads: WatchedReads = field(repr=False)
+    reads: WatchedReads = field(repr=False)  # The cache from which the answer to `read` is dropped
     read: Read
 
     def __call__(self, event: object) -> None:
-        """Drop the kept answer to ``read`` and call its ``wake``, whatever ``event`` is."""
         self.reads.fired(self.read)
 
 
 class InOrder(PollHandler):
-    """kazoo's threads, except that a :class:`Watch` runs at once on the connection thread.
-
-    So a cached answer that a change has made outdated is dropped before any later answer comes. A
-    session gives it to kazoo's client as the ``handler``.
-    """
+    """kazoo's threads, except that a `Watch` runs at once on the connection thread."""
 
     def create_socket_pair(self) -> tuple[Any, SignalSafeSocket]:
         """Return two connected sockets; by the second one, requests wake the connection thread."""
@@ -123,7 +96,7 @@ class InOrder(PollHandler):
         return reads, SignalSafeSocket(wakes)
 
     def dispatch_callback(self, callback: Callback) -> None:
-        """Run ``callback`` at once if it is a :class:`Watch`; else queue it as kazoo does."""
+        """Run `callback` at once if it is a `Watch`; else queue it as kazoo does."""
         if isinstance(callback.func, Watch):
             callback.func(*callback.args)
         else:

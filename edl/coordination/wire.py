@@ -20,22 +20,13 @@ _ZLIB = b"\x78"  # the first byte that zlib writes, with which no JSON begins
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
-    """Return ``value`` as the ASCII bytes of compact JSON with sorted keys, compressed if large."""
+    """Return `value` as the ASCII bytes of compact JSON with sorted keys, compressed if large."""
     data = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     return data if len(data) < COMPRESSED_FROM else zlib.compress(data, _LEVEL)
 
 
 def decode(path: str, data: bytes, most_bytes: int | None = None) -> dict[str, Any]:
-    """Return the JSON object in ``data``, the bytes of the node at ``path``; no bytes are ``{}``.
-
-    Args:
-        path: The path of the node, for error messages.
-        data: The bytes of the node.
-        most_bytes: How many bytes of JSON a compressed node may have; None: ``MOST_BYTES``.
-
-    Raises:
-        CoordinationError: ``data`` is not JSON, or not a JSON object, or is nested too deeply.
-    """
+    """Return the JSON object in `data`, the bytes of the node at `path`; no bytes are `{}`."""
     if not data:
         return {}
     try:
@@ -49,5 +40,5 @@ def decode(path: str, data: bytes, most_bytes: int | None = None) -> dict[str, A
 
 
 def _decompressed(data: bytes, most_bytes: int) -> bytes:
-    """Return the JSON in compressed ``data``; cut off, so that it is none, if it is too large."""
+    """Return the JSON in compressed `data`; cut off, so that it is none, if it is too large."""
     return zlib.decompressobj().decompress(data, most_bytes)

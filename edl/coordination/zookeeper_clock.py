@@ -7,17 +7,11 @@ from collections.abc import Callable
 
 
 class ZooKeeperClock:
-    """A clock that was set once by a time stamp of ZooKeeper, and then counts on by itself.
+    """A clock that was set once by a time stamp of ZooKeeper, and then counts on by itself."""
 
-    It is ahead of ZooKeeper's clock by the time that the write took at most, so that a time stamp
-    which ZooKeeper gives later is not in its future. It counts by the monotonic clock: a step of
-    the host's clock does not change it.
-
-    Args:
-        stamp_s: the time stamp that ZooKeeper gave to a write, in seconds since 1970.
-        asked_s: when the write was begun, by the clock ``monotonic``, in seconds.
-        monotonic: a clock that no one sets, in seconds.
-    """
+    # It is ahead of ZooKeeper's clock by the time that the write took at most, so that a time stamp
+    # which ZooKeeper gives later is not in its future.
+    # `stamp_s`: the time stamp that ZooKeeper gave to a write, in seconds since 1970.
 
     def __init__(
         self, stamp_s: float, asked_s: float, monotonic: Callable[[], float] = time.monotonic

@@ -15,20 +15,12 @@ from edl.core.cluster.job_life import LifeResult, LifeState
 
 
 class ClusterEvents(EventLogNodes[ClusterEvent]):
-    """The event log of one cluster.
-
-    Args:
-        nodes: The nodes of the cluster.
-        by: Who writes: a user and a machine.
-
-    Attributes:
-        by: Who writes; it may be changed.
-        clock: Tells the time of a new event, in seconds since 1970; it may be changed.
-    """
+    """The event log of one cluster."""
 
     def __init__(self, nodes: ClusterNodes, by: str = "") -> None:
         super().__init__(nodes, ClusterEvent)
-        self.by = by
+        self.by = by  # Who writes; it may be changed
+        # Tells the time of a new event, in seconds since 1970; it may be changed
         self.clock: Callable[[], float] = time.time
 
     def new(
@@ -41,20 +33,10 @@ class ClusterEvents(EventLogNodes[ClusterEvent]):
         result: LifeResult | None = None,
         slots: Mapping[str, int] | None = None,
     ) -> ClusterEvent:
-        """Return an event with the time now and this object's ``by``; write nothing.
-
-        Args:
-            kind: The kind of the event.
-            reason: What has happened, and why, in a sentence.
-            job: The name of the job that it is about; empty: none.
-            host: The name of the host that it is about; empty: none.
-            state: The state that the job has entered; None: it is another kind of event.
-            result: How the job has ended; None: it has not.
-            slots: Host -> slots that the job has; None: it is another kind of event.
-        """
+        """Return an event with the time now and this object's `by`; write nothing."""
         return ClusterEvent(self.clock(), kind, reason, job, host, self.by, state, result, slots)
 
     def append_in(self, transaction: TransactionRequest, event: ClusterEvent) -> None:
-        """Add to ``transaction`` a write that appends ``event`` to the log."""
+        """Add to `transaction` a write that appends `event` to the log."""
         path = f"{self._nodes.paths.events}/e-"
         transaction.create(path, encode(event.to_json()), sequence=True)

@@ -22,18 +22,7 @@ def own_version() -> str:
 
 
 def check_format(nodes: ClusterNodes, wake: OnChange = None) -> None:
-    """Raise an error if the records of a cluster have another format than this edl's.
-
-    Args:
-        nodes: The nodes of the cluster.
-        wake: Called when the cluster's record has changed; then, or without it, the record is read
-            again at the next call.
-
-    Raises:
-        UnsupportedFormat: they have.
-        UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Raise an error if the records of a cluster have another format than this edl's."""
     path = nodes.paths.cluster
     answer = nodes.read(get(path, wake))[0]
     if answer is None:
@@ -42,7 +31,7 @@ def check_format(nodes: ClusterNodes, wake: OnChange = None) -> None:
 
 
 def check_settings(cluster: str, settings: ClusterRecord) -> None:
-    """Raise UnsupportedFormat if the ``settings`` of ``cluster`` have another format than ours."""
+    """Raise UnsupportedFormat if the `settings` of `cluster` have another format than ours."""
     if settings.format == FORMAT:
         return
     by = f", which edl {settings.version} writes" if settings.version else ""

@@ -27,34 +27,18 @@ from edl.errors import CoordinationError, HostTaken, UsageError
 
 @dataclass(frozen=True)
 class HostOwner(Record):
-    """The record, at the node of a host, of the process that has registered the host.
+    """The record, at the node of a host, of the process that has registered the host."""
 
-    Attributes:
-        token: a text that the process has made up, and that no other process has.
-        machine: the machine that the process runs on, as a name that no other machine has.
-        pid: the process id on that machine.
-    """
-
-    token: str
-    machine: str
-    pid: int
+    token: str  # a text that the process has made up, and that no other process has
+    machine: str  # the machine that the process runs on, as a name that no other machine has
+    pid: int  # the process id on that machine
 
     def __str__(self) -> str:
-        """Return the process as error messages name it: "process PID on MACHINE"."""
         return f"process {self.pid} on {self.machine}"
 
 
 class HostRegistration:
-    """One process's side of a host of a cluster; call :meth:`register` again after a lost session.
-
-    Args:
-        nodes: The nodes of the cluster, from :func:`edl.coordination.cluster.nodes.open_cluster`.
-        host: The name of the host, which need not be in the cluster yet.
-        owner: This process.
-
-    Raises:
-        ConfigError: ``host`` cannot be the name of a host.
-    """
+    """One process's side of a host of a cluster; call `register` again after a lost session."""
 
     def __init__(self, nodes: ClusterNodes, host: str, owner: HostOwner) -> None:
         self.host = host
@@ -66,22 +50,7 @@ class HostRegistration:
         self._reported: bytes | None = None
 
     def register(self, offer: HostOffer, is_dead: Callable[[HostOwner], bool]) -> None:
-        """Make this process the owner of the host, and offer the host while this session lasts.
-
-        When this returns, the offer is in ZooKeeper. Another call replaces the offer. The offer of
-        a dead process is replaced at once, without waiting for its session to end.
-
-        Args:
-            offer: What the host offers.
-            is_dead: Returns whether the process that offers the host now is known to be dead. It is
-                called if another process offers the host.
-
-        Raises:
-            UsageError: another process, not known to be dead, offers the host.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away, others keep registering the host, or the newest
-                identity of the session is not the cluster's.
-        """
+        """Make this process the owner of the host, and offer the host while this session lasts."""
         self._nodes.check_session()
         for _ in range(ATTEMPTS):
             mine, offered = self._nodes.read(get(self._path), get(self._offer))
@@ -102,19 +71,7 @@ class HostRegistration:
         raise self._nodes.changed_too_often(self._path)
 
     def assigned(self, wake: OnChange = None) -> tuple[HostAssignment, int]:
-        """Return what is assigned to the host, and the version of the node that says so.
-
-        This process need not own the host. The version counts the changes of the node; a report
-        names it.
-
-        Args:
-            wake: Called when the answer may have changed, or the connection is lost; see
-                :data:`edl.coordination.reads.OnChange`. None: nobody is called.
-
-        Raises:
-            CoordinationError: the host was removed from the cluster (register again), or ZooKeeper
-                is away.
-        """
+        """Return what is assigned to the host, and the version of the node that says so."""
         path = self._nodes.paths.assigned(self.host)
         answer = self._nodes.read(get(path, wake))[0]
         if answer is None:
@@ -122,18 +79,7 @@ class HostRegistration:
         return record(HostAssignment, (path, answer[0])), answer[1].version
 
     def report(self, report: HostReport) -> None:
-        """Replace the report of what lives on the host, unless the last one was equal.
-
-        When this returns, the report is in ZooKeeper, and stays there when this process dies.
-
-        Args:
-            report: What lives on the host.
-
-        Raises:
-            HostTaken: another process has registered the host; nothing was written.
-            CoordinationError: this process has not registered the host, or the host was removed, or
-                ZooKeeper is away.
-        """
+        """Replace the report of what lives on the host, unless the last one was equal."""
         if self._fence is None:
             raise self._unregistered()
         data = encode(report.to_json())
@@ -152,15 +98,7 @@ class HostRegistration:
         self._reported = data
 
     def withdraw(self) -> None:
-        """Remove the offer, so that the host gets no slots any more; do nothing if it has no offer.
-
-        The owner, the assignment and the report stay.
-
-        Raises:
-            HostTaken: another process has registered the host.
-            CoordinationError: this process has not registered the host, or the host was removed, or
-                ZooKeeper is away.
-        """
+        """Remove the offer, so that the host gets no slots any more."""
         if self._fence is None:
             raise self._unregistered()
         fence = self._fence
@@ -178,12 +116,8 @@ class HostRegistration:
                 raise self._lost() from refused
 
     def _check_owner(self, owner: HostOwner, is_dead: Callable[[HostOwner], bool]) -> None:
-        """Raise a UsageError if ``owner``, which offers the host, is another living process.
-
-        Args:
-            owner: The process in the host's node.
-            is_dead: Returns whether a process is known to be dead; otherwise it counts as living.
-        """
+        """Raise a UsageError if `owner`, which offers the host, is another living process."""
+        # `is_dead`: Returns whether a process is known to be dead; otherwise it counts as living.
         if owner.token != self.owner.token and not is_dead(owner):
             raise UsageError(
                 f"host {self.host} of {self._nodes.what} is offered by {owner}; end that `edl "
@@ -197,15 +131,7 @@ class HostRegistration:
         version: int | None,
         stale: int | None,
     ) -> None:
-        """Add to ``transaction`` the writes that make this process own and offer the host.
-
-        Args:
-            transaction: The transaction to add to.
-            offer: What the host offers.
-            version: The version of the host's node as it was read; None: the node is created.
-            stale: The version of the offer that is there, which is removed first; None: there is
-                none.
-        """
+        """Add to `transaction` the writes that make this process own and offer the host."""
         paths, mine = self._nodes.paths, encode(self.owner.to_json())
         if version is None:
             transaction.create(self._path, mine)
@@ -218,11 +144,7 @@ class HostRegistration:
         transaction.create(self._offer, encode(offer.to_json()), ephemeral=True)
 
     def _lost(self) -> CoordinationError:
-        """Read the host's node, and return the error for a write of this process that was refused.
-
-        It is a HostTaken, which names the present owner, or the one of :meth:`_unregistered` if the
-        host was removed.
-        """
+        """Read the host's node, return the error for a write of this process that was refused"""
         answer = self._nodes.read(get(self._path))[0]
         if answer is None:
             return self._unregistered()
@@ -234,6 +156,5 @@ class HostRegistration:
         )
 
     def _unregistered(self) -> CoordinationError:
-        """Return the error that says to register the host first, or again."""
         what = f"host {self.host} is not registered in {self._nodes.what}"
         return CoordinationError(f"{what}; register it again")

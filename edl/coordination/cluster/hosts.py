@@ -25,37 +25,20 @@ from edl.errors import FEW, CoordinationError, UsageError, nearest
 
 
 class ClusterHosts:
-    """The hosts of one cluster.
-
-    Args:
-        nodes: The nodes of the cluster.
-        events: The event log of the cluster.
-    """
-
     def __init__(self, nodes: ClusterNodes, events: ClusterEvents) -> None:
         self._nodes = nodes
         self._paths = nodes.paths
         self._events = events
 
     def list(self) -> tuple[HostView, ...]:
-        """Return the hosts of the cluster, in the order of their names.
-
-        Raises:
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the hosts of the cluster, in the order of their names."""
         names = self._nodes.read(children(self._paths.hosts))[0]
         if names is None:
             raise self._nodes.unknown()
         return self.read(names)
 
     def read(self, names: Iterable[str], wake: OnChange = None) -> tuple[HostView, ...]:
-        """Return the hosts called ``names`` that exist, sorted by name.
-
-        Args:
-            names: The names of the hosts, in any order.
-            wake: Called when one of the nodes changes. None: the nodes are not watched.
-        """
+        """Return the hosts called `names` that exist, sorted by name."""
         p, known = self._paths, sorted(names)
         parts = [(p.assigned(name), p.report(name)) for name in known]
         reads = (
@@ -86,22 +69,7 @@ class ClusterHosts:
         return tuple(found)
 
     def set_drained(self, host: str, drained: bool) -> bool:
-        """Say whether a host shall be without jobs, and log it; the leader acts on it later.
-
-        Args:
-            host: The name of the host.
-            drained: True: the host gets no slots of jobs any more, and jobs give back those that
-                they have there. False: it may have jobs again, also those that could not start.
-
-        Returns:
-            True if this call has changed it; False if it was so already, and nothing was written.
-
-        Raises:
-            UsageError: the cluster has no such host, or this is a tenant.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away, or the newest identity of the session is not the
-                cluster's.
-        """
+        """Say whether a host shall be without jobs, and log it; the leader acts on it later."""
         self._nodes.check_administrator("drain hosts")
         self._nodes.check_session()
         path = self._paths.drained(host)
@@ -142,10 +110,7 @@ class ClusterHosts:
 
 
 def _known_hosts(host: str, names: Sequence[str]) -> str:
-    """Return the end of an error message about ``host``, which the cluster does not have.
-
-    It says which hosts (``names``) the cluster has, or those with the most similar names.
-    """
+    """Return the end of an error message about `host`, which the cluster does not have."""
     if not names:
         return "; start one with `edl host`"
     if len(names) <= FEW:

@@ -30,29 +30,20 @@ Answers = tuple[Any, Any, Any]
 
 @dataclass(frozen=True)
 class StoredJob:
-    """One job of a cluster, as it was read from ZooKeeper by :class:`ClusterStore`.
-
-    Attributes:
-        name: the name of the job.
-        order: a number that grows with each submission, and that no other submission has.
-        submitted_s: when it was submitted, by ZooKeeper's clock, in seconds since 1970.
-        manifest: what was submitted.
-        wanted: what users want of it.
-        life: the state that the leader keeps of it; the default until the leader has seen the job.
-        life_version: the version of the node ``life``, which a write of the leader must name.
-    """
+    """One job of a cluster, as it was read from ZooKeeper by `ClusterStore`."""
 
     name: str
-    order: int
-    submitted_s: float
-    manifest: JobManifest
-    wanted: Wanted
+    order: int  # a number that grows with each submission, and that no other submission has
+    submitted_s: float  # when it was submitted, by ZooKeeper's clock, in seconds since 1970
+    manifest: JobManifest  # what was submitted
+    wanted: Wanted  # what users want of it
+    # the state that the leader keeps of it; the default until the leader has seen the job
     life: JobLife
-    life_version: int
+    life_version: int  # the version of the node `life`, which a write of the leader must name
 
     @cached_property
     def view(self) -> JobView:
-        """The same job as the value that the plan of a cluster reads; its ``run`` is None."""
+        """The same job as the value that the plan of a cluster reads; its `run` is None."""
         return JobView(
             name=self.name,
             order=self.order,
@@ -64,27 +55,14 @@ class StoredJob:
 
 
 class OptionalNodes(NamedTuple):
-    """The nodes of a job that it need not have.
+    """The nodes of a job that it need not have."""
 
-    Attributes:
-        secret: The secret of its runs; None: it has none yet.
-        measured: What its former runs have measured; None: nothing.
-    """
-
-    secret: str | None
-    measured: MeasuredThroughput | None
+    secret: str | None  # The secret of its runs; None: it has none yet
+    measured: MeasuredThroughput | None  # What its former runs have measured; None: nothing
 
 
 class JobReader:
-    """A reader of the jobs of one cluster, which keeps what it has read with a watch.
-
-    One thread at a time calls the methods that watch.
-
-    Args:
-        nodes: The nodes of the cluster.
-        changed: Called when a node changes that :meth:`watched` has read; see
-            :data:`edl.coordination.reads.OnChange`.
-    """
+    """A reader of the jobs of one cluster, which keeps what it has read with a watch."""
 
     def __init__(self, nodes: ClusterNodes, changed: Callable[[], None]) -> None:
         self.nodes = nodes
@@ -95,14 +73,11 @@ class JobReader:
         self._optional: dict[str, OptionalNodes] = {}  # by job
 
     def read(self, names: Iterable[str]) -> tuple[StoredJob, ...]:
-        """Read the jobs called ``names`` that exist, and return them in the order of submission."""
+        """Read the jobs called `names` that exist, and return them in the order of submission."""
         return tuple(sorted(self._read_jobs(names, None), key=lambda job: job.order))
 
     def watched(self, names: Sequence[str]) -> tuple[StoredJob, ...]:
-        """Return the jobs called ``names`` that exist; only those that have changed are read.
-
-        They are in the order of submission.
-        """
+        """Return the jobs called `names` that exist; only those that have changed are read."""
         known = set(names)
         self._changed_jobs.keep_only(known)
         due = known - self._stored.keys() | self._changed_jobs.take() & known
@@ -115,16 +90,7 @@ class JobReader:
     def _read_jobs(
         self, names: Iterable[str], wake_of: Callable[[str], Callable[[], None]] | None
     ) -> list[StoredJob]:
-        """Return the jobs called ``names`` that exist, in any order.
-
-        A job that is replaced while it is read is read again, as its nodes are of two submissions;
-        after ``PASSES`` (20) times it is left out.
-
-        Args:
-            names: The names of the jobs, in any order.
-            wake_of: Returns what is called when a node of a job changes that was read. None: the
-                nodes are not watched.
-        """
+        """Return the jobs called `names` that exist, in any order."""
         found: list[StoredJob] = []
         rest = sorted(names)
         for _ in range(PASSES):
@@ -147,24 +113,12 @@ class JobReader:
         return found
 
     def _job_paths(self, name: str) -> tuple[str, str, str]:
-        """Return the paths of manifest, wanted and life, in this order, of the job ``name``."""
         return self.paths.manifest(name), self.paths.wanted(name), self.paths.life(name)
 
     def secrets_and_measured(
         self, jobs: Iterable[str], watch: bool = True
     ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
-        """Return the secrets of the runs of ``jobs``, and what former runs have measured.
-
-        Args:
-            jobs: The names of the jobs.
-            watch: Whether what was read is kept until it changes.
-
-        Returns:
-            (the secrets, by job; the measurements, by job); a job without one is not in it.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the secrets of the runs of `jobs`, and what former runs have measured."""
         names = list(jobs)
         if not watch:
             found = self._read_optional(names, None)
@@ -176,7 +130,7 @@ class JobReader:
         )
 
     def _watched_optional(self, names: set[str]) -> dict[str, OptionalNodes]:
-        """Return the optional nodes of the jobs ``names`` that exist; changed ones are read."""
+        """Return the optional nodes of the jobs `names` that exist; changed ones are read."""
         self._changed_optional.keep_only(names)
         due = names - self._optional.keys() | self._changed_optional.take() & names
         with self._changed_optional.put_back_on_error(due):
@@ -187,15 +141,7 @@ class JobReader:
     def _read_optional(
         self, names: Sequence[str], wake_of: Callable[[str], Callable[[], None]] | None
     ) -> dict[str, OptionalNodes]:
-        """Return the secrets of jobs, and what their former runs have measured, by job.
-
-        A job that does not exist is left out: none of its nodes could be watched.
-
-        Args:
-            names: The names of the jobs.
-            wake_of: Returns what is called when something changes that was read of a job. None:
-                nothing is watched.
-        """
+        """Return the secrets of jobs, and what their former runs have measured, by job."""
         wakes = {name: None if wake_of is None else wake_of(name) for name in names}
         reads = [children(self.paths.job(name), wakes[name]) for name in names]
         answers = zip(names, self.nodes.read(*reads), strict=True)
@@ -216,10 +162,6 @@ class JobReader:
     def _of_jobs(
         self, node: str, names: Sequence[str], wakes: Mapping[str, OnChange]
     ) -> dict[str, Values]:
-        """Return the values of the node called ``node`` of each of the jobs ``names``, by job.
-
-        ``wakes`` has what is called when it changes, by job; None: it is not watched.
-        """
         paths = [f"{self.paths.job(name)}/{node}" for name in names]
         reads = (get(path, wakes[name]) for path, name in zip(paths, names, strict=True))
         answers = self.nodes.read(*reads)
@@ -229,21 +171,13 @@ class JobReader:
 
 
 def in_threes(answers: Sequence[Any]) -> Iterator[Answers]:
-    """Yield the first three of ``answers``, the next three, and so on.
-
-    The number of ``answers`` must be a multiple of three; otherwise a ValueError is raised.
-    """
+    """Yield the first three of `answers`, the next three, and so on."""
+    # The number of `answers` must be a multiple of three; otherwise a ValueError is raised.
     return zip(answers[::3], answers[1::3], answers[2::3], strict=True)
 
 
 def _stored_job(name: str, paths: Sequence[str], answers: Sequence[Any]) -> StoredJob:
-    """Return the job ``name`` from the answers to the reads of its nodes.
-
-    Args:
-        name: The name of the job.
-        paths: The paths of manifest, wanted and life, in this order, for error messages.
-        answers: The data and stat of these nodes, in the same order.
-    """
+    """Return the job `name` from the answers to the reads of its nodes."""
     manifest, wanted, life = answers
     return StoredJob(
         name,

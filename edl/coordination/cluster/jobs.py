@@ -22,20 +22,12 @@ from edl.errors import UnknownCluster, UnknownJob
 
 
 def check_submission(job: StoredJob, submitted_s: float) -> None:
-    """Raise an UnknownJob if ``job`` was submitted at another time than ``submitted_s``."""
+    """Raise an UnknownJob if `job` was submitted at another time than `submitted_s`."""
     if job.submitted_s != submitted_s:
         raise UnknownJob(job.name, (job.name,))
 
 
 class ClusterJobs:
-    """The jobs of one cluster.
-
-    Args:
-        nodes: The nodes of the cluster.
-        events: The event log of the cluster.
-        reader: Reads the jobs' nodes.
-    """
-
     def __init__(self, nodes: ClusterNodes, events: ClusterEvents, reader: JobReader) -> None:
         self._nodes = nodes
         self._paths = nodes.paths
@@ -45,57 +37,35 @@ class ClusterJobs:
     # --- reading
 
     def list(self) -> tuple[StoredJob, ...]:
-        """Read the jobs of the cluster, ended ones too, and return them in the order of submission.
-
-        Raises:
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Read the jobs of the cluster, ended ones too, return them in the order of submission"""
         names = self._nodes.read(children(self._paths.jobs))[0]
         if names is None:
             raise self._nodes.unknown()
         return self._reader.read(names)
 
     def get(self, name: str) -> StoredJob:
-        """Read the job called ``name``, which may have ended, and return it.
-
-        Raises:
-            UnknownJob: the cluster has no such job.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Read the job called `name`, which may have ended, and return it."""
         found = self._reader.read([name])
         if not found:
             raise self._nodes.unknown_job(name)
         return found[0]
 
     def has(self, name: str) -> bool:
-        """Return whether the cluster has a job called ``name``, also an ended one.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return whether the cluster has a job called `name`, also an ended one."""
         return self._nodes.read(exists(self._paths.manifest(name)))[0] is not None
 
     def full_name(self, job: str) -> str:
-        """Return the name under which the cluster has the job that a user calls ``job``."""
+        """Return the name under which the cluster has the job that a user calls `job`."""
         return job
 
     def log_access(self, job: str) -> Access:
-        """Return the name and the secret that sign requests for the logs of ``job``."""
+        """Return the name and the secret that sign requests for the logs of `job`."""
         access = self._nodes.session.access
         assert access is not None
         return access
 
     def secret(self, job: str) -> str | None:
-        """Return the secret of the runs of ``job``; None before its first run, and without the job.
-
-        Args:
-            job: The name of the job.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the secret of the runs of `job`; None before its first run, and without the job"""
         path = self._paths.secret(job)
         secret = content(path, self._nodes.read(get(path))[0]).get("secret")
         return None if secret is None else str(secret)
@@ -103,53 +73,17 @@ class ClusterJobs:
     def secrets_and_measured(
         self, jobs: Iterable[str], watch: bool = True
     ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
-        """Return the secrets of the runs of ``jobs``, and what former runs have measured.
-
-        See :meth:`edl.coordination.cluster.job_reader.JobReader.secrets_and_measured`.
-        """
+        """Return the secrets of the runs of `jobs`, and what former runs have measured."""
         return self._reader.secrets_and_measured(jobs, watch)
 
     # --- what users want
 
     def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
-        """Change what users want of ``job``, log it, and return what is wanted afterwards.
-
-        The change and its event are one transaction. If ``change`` returns an equal record, nothing
-        is written, so a repeated call does no harm.
-
-        Args:
-            job: The name of the job.
-            change: Gets what is wanted; returns what shall be wanted. It is called again when
-                another process wrote meanwhile, and may raise an error to change nothing.
-
-        Raises:
-            UnknownJob: the cluster has no such job.
-            UsageError: the job has ended or is being deleted, and ``change`` returns another goal
-                than ``Goal.GONE``. To delete such a job is allowed.
-            CoordinationError: ZooKeeper is away, or others keep changing the job.
-        """
+        """Change what users want of `job`, log it, and return what is wanted afterwards."""
         return self._change_wanted(job, lambda before, _: change(before))
 
     def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
-        """Let ``job`` end for good or, if it has ended, let its records be removed.
-
-        The change is logged. A call that may have to be repeated names ``submitted_s``. Without it,
-        a repeated call removes the records of the job that the first one has ended, or ends another
-        job that has got its name.
-
-        Args:
-            job: The name of the job.
-            submitted_s: When the job meant was submitted, as its :class:`StoredJob` says. Nothing
-                changes if it was deleted before, ended or not. None: the job that has the name,
-                whichever it is.
-
-        Returns:
-            What is wanted of the job afterwards; ``removed`` says whether its records will go.
-
-        Raises:
-            UnknownJob: the cluster has no such job, or one that was submitted at another time.
-            CoordinationError: ZooKeeper is away, or others keep changing the job.
-        """
+        """Let `job` end for good or, if it has ended, let its records be removed."""
 
         def change(before: Wanted, life: JobLife) -> Wanted:
             if submitted_s is not None:
@@ -159,10 +93,7 @@ class ClusterJobs:
         return self._change_wanted(job, change)
 
     def _change_wanted(self, job: str, change: Callable[[Wanted, JobLife], Wanted]) -> Wanted:
-        """Change what users want of ``job``, as :meth:`change_wanted` does.
-
-        ``change`` gets the state of the job, too. The errors are the same.
-        """
+        """Change what users want of `job`, as `change_wanted` does."""
         wanted, life = self._paths.wanted(job), self._paths.life(job)
 
         def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:

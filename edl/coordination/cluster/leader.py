@@ -18,28 +18,14 @@ from edl.core.cluster.records import JobReasons
 
 
 class ClusterLeader:
-    """The leadership of one cluster: the election, and the records that its leader publishes.
-
-    Args:
-        nodes: The nodes of the cluster.
-    """
+    """The leadership of one cluster: the election, and the records that its leader publishes."""
 
     def __init__(self, nodes: ClusterNodes) -> None:
         self._nodes = nodes
         self._paths = nodes.paths
 
     def election(self, candidate: str, about: Mapping[str, Any]) -> Election:
-        """Return the election of the cluster's leader, in which a controller is the candidate.
-
-        Nothing is written before :meth:`Election.enter` is called.
-
-        Args:
-            candidate: The name of the controller, unique among controllers, without a slash.
-            about: The JSON object that describes the controller, for the node of the leader.
-
-        Raises:
-            CoordinationError: the newest identity of the session is not the cluster's.
-        """
+        """Return the election of the cluster's leader, in which a controller is the candidate."""
         self._nodes.check_session()
         return Election(
             self._nodes.session,
@@ -51,13 +37,7 @@ class ClusterLeader:
         )
 
     def controllers(self) -> list[str]:
-        """Return the names of the controllers that stand for election, the leader first.
-
-        Raises:
-            UsageError: this is a tenant.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the names of the controllers that stand for election, the leader first."""
         self._nodes.check_administrator("see the controllers")
         names = self._nodes.read(children(self._paths.election))[0]
         if names is None:
@@ -65,26 +45,14 @@ class ClusterLeader:
         return [candidate_of(name) for name in sorted(names, key=sequence)]
 
     def reasons(self) -> JobReasons:
-        """Return what the leader says of each job; before its first plan, the default.
-
-        It is read again only when it has changed: in a large cluster it is large.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return what the leader says of each job; before its first plan, the default."""
         path = self._paths.reasons
         answer = self._nodes.read(get(path, ignore_changes))[0]
         found = record_or_none(JobReasons, path, answer)
         return JobReasons() if found is None else found
 
     def leases(self) -> tuple[LeaseTable, int]:
-        """Read and return the record of the leases, and the version of its node.
-
-        Before the first lease it is the default record, with the version -1.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Read and return the record of the leases, and the version of its node."""
         path = self._paths.leases
         answer = self._nodes.read(get(path))[0]
         if answer is None:

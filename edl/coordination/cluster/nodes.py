@@ -23,64 +23,34 @@ from edl.errors import AccessDenied, CoordinationError, UnknownCluster, UnknownJ
 
 
 class ClusterNodes(Nodes[ClusterPaths]):
-    """Access to the nodes of one cluster through one session; get one from :func:`open_cluster`.
-
-    Args:
-        session: The ZooKeeper session; the identity that it has proved last must be the cluster's.
-        paths: The paths of the cluster.
-    """
+    """Access to the nodes of one cluster through one session; get one from `open_cluster`."""
 
     def __init__(self, session: Session, paths: ClusterPaths) -> None:
         super().__init__(session, paths, f"cluster {paths.name}")
 
     def unknown(self) -> UnknownCluster:
-        """Read the names of all clusters, and return the error that this one does not exist.
-
-        The text of the error names the clusters that exist.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Read the names of all clusters, and return the error that this one does not exist."""
         return UnknownCluster(self.paths.name, cluster_names(self.session))
 
     def uid(self) -> str:
-        """Return a text that no other cluster has, in another ZooKeeper or at another time.
-
-        It is made of the transaction and the time at which the cluster was created.
-
-        Raises:
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return a text that no other cluster has, in another ZooKeeper or at another time."""
         found = self.read(exists(self.paths.root))[0]
         if found is None:
             raise self.unknown()
         return f"{found.czxid:x}-{found.ctime}"
 
     def unknown_job(self, job: str) -> UnknownJob:
-        """Return the error for a job that this cluster does not have; its text names its jobs.
-
-        Args:
-            job: The name of the missing job.
-
-        Raises:
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the error for a job that this cluster does not have; its text names its jobs."""
         names = self.read(children(self.paths.jobs))[0]
         if names is None:
             raise self.unknown()
         return UnknownJob(job, tuple(sorted(names)), "edl submit")
 
     def check_administrator(self, what: str) -> None:
-        """Raise a UsageError if the session is a tenant's, who may not do ``what``, a verb."""
+        """Raise a UsageError if the session is a tenant's, who may not do `what`, a verb."""
 
     def check_session(self) -> None:
-        """Raise an error if the session would close what it creates with another secret.
-
-        Raises:
-            CoordinationError: the newest identity of the session is not that of the cluster.
-        """
+        """Raise an error if the session would close what it creates with another secret."""
         access = self.session.access
         if access is None or access.job != self.paths.name:
             raise CoordinationError(
@@ -90,35 +60,13 @@ class ClusterNodes(Nodes[ClusterPaths]):
 
 
 def cluster_names(session: Session) -> tuple[str, ...]:
-    """Return the names of all clusters, sorted, including those that this session cannot open.
-
-    The tuple is empty if there are none.
-
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the names of all clusters, sorted, including those that this session cannot open."""
     names = session.read_all("list clusters", [children(CLUSTERS)])[0] or ()
     return tuple(sorted(name for name in names if is_name(name)))
 
 
 def create_cluster(session: Session, access: Access, record: ClusterRecord) -> bool:
-    """Create a cluster if there is none of that name, and prove its secret in ``session``.
-
-    A cluster that exists is left as it is.
-
-    Args:
-        session: The session to write with; what it creates from now on is closed with this secret.
-        access: The name and the secret of the cluster.
-        record: The policy and time limits of the new cluster; not used if it exists.
-
-    Returns:
-        True if this call has created the cluster; False if it existed, with this secret.
-
-    Raises:
-        AccessDenied: a cluster of that name has another secret.
-        ConfigError: the name cannot be that of a cluster.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Create a cluster if there is none of that name, and prove its secret in `session`."""
     paths = ClusterPaths(access.job)
     session.identify(access)
     ensure_shared(session, "create a cluster", CLUSTERS)
@@ -137,23 +85,9 @@ def create_cluster(session: Session, access: Access, record: ClusterRecord) -> b
 
 
 def open_cluster(session: Session, access: Access) -> ClusterNodes:
-    """Prove the secret of a cluster in ``session``, and return access to the cluster's nodes.
-
-    A cluster counts only if its root node was made with that secret, so only those who know the
-    secret can have written its jobs. Without this check, anybody could create a node with the name
-    of a cluster, and a host would run the commands in it.
-
-    Args:
-        session: The session to read and write with; what it creates from now on is closed with this
-            secret.
-        access: The name and the secret of the cluster.
-
-    Raises:
-        UnknownCluster: there is no such cluster.
-        AccessDenied: the cluster has another secret.
-        ConfigError: the name cannot be that of a cluster.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Prove the secret of a cluster in `session`, and return access to the cluster's nodes."""
+    # Without this check, anybody could create a node with the name of a cluster, and a host would
+    # run the commands in it.
     paths = ClusterPaths(access.job)
     session.identify(access)
     nodes = ClusterNodes(session, paths)

@@ -47,13 +47,7 @@ CLUSTERS = "/edl/clusters"
 
 
 class ClusterPaths:
-    """The paths of all ZooKeeper nodes of the cluster called ``name``, as attributes and methods.
-
-    The module lists the nodes. A method raises ConfigError for a name that no job or host can have.
-
-    Raises:
-        ConfigError: ``name`` cannot be the name of a cluster.
-    """
+    """The paths of all ZooKeeper nodes of the cluster called `name`, as attributes and methods."""
 
     def __init__(self, name: str) -> None:
         self.name = check_name("cluster", name)
@@ -74,118 +68,89 @@ class ClusterPaths:
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """The paths of all nodes that exist from the creation of the cluster on, parents first.
-
-        The node ``leases`` is not among them.
-        """
+        """The paths of all nodes that exist from the creation of the cluster on, parents first."""
         values = (self.cluster, self.allocation, self.reasons, self.leader, self.election)
         nodes = (self.keys, self.jobs, self.secrets, self.queues, self.tenants, self.hosts)
         return (self.root, *values, *nodes, self.events)
 
     def key(self, key: str) -> str:
-        """Return the path of the node that says which job was submitted with the key ``key``.
-
-        A key is a text that a client has chosen for one submission; the path has its SHA-256
-        digest.
-        """
+        """Return the path of the node that says which job was submitted with the key `key`."""
         return f"{self.keys}/{hashlib.sha256(key.encode()).hexdigest()}"
 
     def job(self, name: str) -> str:
-        """Return the path of the node above those of the job called ``name``.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a job.
-        """
+        """Return the path of the node above those of the job called `name`."""
         return f"{self.jobs}/{check_name('job', name)}"
 
     def manifest(self, job: str) -> str:
-        """Return the path of the manifest (what was submitted) of the job called ``job``."""
         return f"{self.job(job)}/manifest"
 
     def wanted(self, job: str) -> str:
-        """Return the path of the node that says what users want of the job called ``job``."""
+        """Return the path of the node that says what users want of the job called `job`."""
         return f"{self.job(job)}/wanted"
 
     def life(self, job: str) -> str:
-        """Return the path of the node with the state, kept by the leader, of the job ``job``."""
+        """Return the path of the node with the state, kept by the leader, of the job `job`."""
         return f"{self.job(job)}/life"
 
     def secret(self, job: str) -> str:
-        """Return the path of the node with the secret of all runs of the job called ``job``."""
+        """Return the path of the node with the secret of all runs of the job called `job`."""
         return f"{self.job(job)}/secret"
 
     def user_secret(self, name: str) -> str:
-        """Return the path of the node with the users' secret called ``name``.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a secret.
-        """
         return f"{self.secrets}/{check_name('secret', name)}"
 
     def queue(self, name: str) -> str:
-        """Return the path of the node with the record of the queue called ``name``.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a queue.
-        """
+        """Return the path of the node with the record of the queue called `name`."""
         return f"{self.queues}/{check_name('queue', name)}"
 
     def tenant(self, name: str) -> str:
-        """Return the path of the node with the record of the tenant called ``name``.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a tenant.
-        """
+        """Return the path of the node with the record of the tenant called `name`."""
         return f"{self.tenants}/{check_name('tenant', name)}"
 
     def inbox(self, tenant: str) -> str:
-        """Return the path of the node above the requests of the tenant called ``tenant``."""
+        """Return the path of the node above the requests of the tenant called `tenant`."""
         return f"{self.tenant(tenant)}/inbox"
 
     def responses(self, tenant: str) -> str:
-        """Return the path of the node with the leader's responses to the tenant ``tenant``."""
+        """Return the path of the node with the leader's responses to the tenant `tenant`."""
         return f"{self.tenant(tenant)}/responses"
 
     def tenant_jobs(self, tenant: str) -> str:
-        """Return the path of the node whose children name the jobs of the tenant ``tenant``."""
+        """Return the path of the node whose children name the jobs of the tenant `tenant`."""
         return f"{self.tenant(tenant)}/jobs"
 
     def tenant_job(self, tenant: str, job: str) -> str:
-        """Return the path of the node that exists while ``job`` of the tenant ``tenant`` does."""
+        """Return the path of the node that exists while `job` of the tenant `tenant` does."""
         return f"{self.tenant_jobs(tenant)}/{check_name('job', job)}"
 
     def tenant_view(self, tenant: str) -> str:
-        """Return the path of the node with what the leader tells the tenant ``tenant``."""
+        """Return the path of the node with what the leader tells the tenant `tenant`."""
         return f"{self.tenant(tenant)}/view"
 
     def measured(self, job: str) -> str:
-        """Return the path of the node with what former runs of ``job`` have measured."""
+        """Return the path of the node with what former runs of `job` have measured."""
         return f"{self.job(job)}/measured"
 
     def host(self, name: str) -> str:
-        """Return the path of the node above those of the host called ``name``.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a host.
-        """
+        """Return the path of the node above those of the host called `name`."""
         return f"{self.hosts}/{check_name('host', name)}"
 
     def offer(self, host: str) -> str:
-        """Return the path of the ephemeral node that says what the host called ``host`` offers."""
+        """Return the path of the ephemeral node that says what the host called `host` offers."""
         return f"{self.host(host)}/offer"
 
     def drained(self, host: str) -> str:
-        """Return the path of the node that exists while the host ``host`` shall have no jobs."""
+        """Return the path of the node that exists while the host `host` shall have no jobs."""
         return f"{self.host(host)}/drained"
 
     def assigned(self, host: str) -> str:
-        """Return the path of the node that says which runs have devices of the host ``host``."""
+        """Return the path of the node that says which runs have devices of the host `host`."""
         return f"{self.host(host)}/assigned"
 
     def report(self, host: str) -> str:
-        """Return the path of the node that says what lives on the host called ``host``."""
+        """Return the path of the node that says what lives on the host called `host`."""
         return f"{self.host(host)}/report"
 
     def event(self, number: int) -> str:
-        """Return the path of the event whose node has the sequence number ``number``, from 0."""
+        """Return the path of the event whose node has the sequence number `number`, from 0."""
         return f"{self.events}/e-{number:010d}"

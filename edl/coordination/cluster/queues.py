@@ -28,14 +28,6 @@ MOST_QUEUES = 1000  # of a cluster
 
 
 class ClusterQueues:
-    """The queues of a cluster.
-
-    Args:
-        nodes: The nodes of the cluster, in a session of its secret.
-        events: The event log of the cluster.
-        jobs: The jobs of the cluster.
-    """
-
     def __init__(self, nodes: ClusterNodes, events: ClusterEvents, jobs: ClusterJobs) -> None:
         self._nodes = nodes
         self._paths = nodes.paths
@@ -43,20 +35,12 @@ class ClusterQueues:
         self._jobs = jobs
 
     def records(self) -> dict[str, QueueRecord]:
-        """Return the queues of the cluster by name, sorted; empty if it has none.
-
-        Raises:
-            UsageError: this is a tenant.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the queues of the cluster by name, sorted; empty if it has none."""
         self._nodes.check_administrator("see the queues of the cluster")
         return self.read(self._nodes.read(children(self._paths.queues))[0] or ())
 
     def read(self, names: Iterable[str], wake: OnChange = None) -> dict[str, QueueRecord]:
-        """Return the queues called ``names`` that exist, by name, sorted.
-
-        ``wake`` is called when one of the nodes changes; None: they are not watched.
-        """
+        """Return the queues called `names` that exist, by name, sorted."""
         paths = {name: self._paths.queue(name) for name in sorted(names)}
         if not paths:
             return {}
@@ -68,24 +52,7 @@ class ClusterQueues:
         }
 
     def change(self, name: str, change: Callable[[QueueRecord], QueueRecord]) -> QueueRecord:
-        """Change the queue called ``name``, which is created if there is none, and log it.
-
-        If the queue stays the same, nothing is written.
-
-        Args:
-            name: The name of the queue.
-            change: Gets the queue, a new one has the defaults, and returns what it shall be. It is
-                called again when another process wrote meanwhile.
-
-        Returns:
-            The queue afterwards.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a queue.
-            UsageError: a value is not allowed, or the cluster has too many queues.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away, or others keep changing the queue.
-        """
+        """Change the queue called `name`, which is created if there is none, and log it."""
         self._nodes.check_session()
         path = self._paths.queue(name)
         for _ in range(ATTEMPTS):
@@ -105,12 +72,7 @@ class ClusterQueues:
         raise self._nodes.changed_too_often(path)
 
     def delete(self, name: str) -> None:
-        """Remove the queue called ``name``, which must have no jobs that have not ended.
-
-        Raises:
-            UsageError: the cluster has no such queue, or there are such jobs.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Remove the queue called `name`, which must have no jobs that have not ended."""
         self._nodes.check_session()
         path, queues = self._paths.queue(name), self.records()
         jobs = [
@@ -139,14 +101,7 @@ class ClusterQueues:
         raise UsageError(unknown_queue(self._nodes.what, name, queues))
 
     def _write(self, name: str, queue: QueueRecord, before: Any, is_first: bool) -> bool:
-        """Write a queue and an event; return False if others have changed the queue meanwhile.
-
-        Args:
-            name: The name of the queue.
-            queue: The new record.
-            before: (data, stat) of its node as it was read; None: there was none.
-            is_first: Whether the node above it does not exist yet.
-        """
+        """Write a queue and an event; return False if others have changed the queue meanwhile."""
         path = self._paths.queue(name)
         event = self._events.new(ClusterEventKind.QUEUE, f"queue {name}: {queue}")
         data = encode(replace(queue, set_s=time.time(), by=event.by).to_json())

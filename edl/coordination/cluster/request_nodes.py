@@ -22,32 +22,16 @@ class RequestLost(Exception):
 
 
 class RequestNodes(ClusterNodes):
-    """The nodes of a cluster, whose transactions carry out one request of a tenant.
-
-    Args:
-        nodes: The nodes of the cluster, in the session of the leader.
-        writer: Writes the records of the cluster in the leader's term.
-        answer: The writes that remove the request and answer it.
-
-    Attributes:
-        is_answered: Whether a transaction was done, so that the request is answered.
-    """
+    """The nodes of a cluster, whose transactions carry out one request of a tenant."""
 
     def __init__(self, nodes: ClusterNodes, writer: ClusterWriter, answer: Sequence[Write]) -> None:
         super().__init__(nodes.session, nodes.paths)
         self._writer = writer
         self._answer = tuple(answer)
-        self.is_answered = False
+        self.is_answered = False  # Whether a transaction was done, so that the request is answered
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do what ``build`` adds in one transaction with the fence and the answer to the request.
-
-        Raises:
-            LeadershipLost: the term is over; nothing was done.
-            RequestLost: the request is not as it was; nothing was done.
-            Refused: an operation of ``build`` failed, so nothing was done.
-            CoordinationError: ZooKeeper is away; it may have been done, with the answer, or not.
-        """
+        """Do what `build` adds in one transaction with the fence and the answer to the request."""
         try:
             results = self._writer.transact(what, self._answer, build)
         except Refused as refused:

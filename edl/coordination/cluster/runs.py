@@ -38,36 +38,21 @@ CLOSED: list[Any] = [()]  # in place of answers; the last one, a job's agents, i
 
 
 class _Progress(NamedTuple):
-    """How far a run was, and how fast, when that was read last.
+    """How far a run was, and how fast, when that was read last."""
 
-    Attributes:
-        about: The answers to the reads of the job's record and of the names of its runs by then.
-        answers: The answers to the reads of its status and of what it has measured.
-        read_s: When they were read, by the clock of the reader.
-    """
-
+    # The answers to the reads of the job's record and of the names of its runs by then
     about: list[Any]
-    answers: list[Any]
-    read_s: float
+    answers: list[Any]  # The answers to the reads of its status and of what it has measured
+    read_s: float  # When they were read, by the clock of the reader
 
 
 class RunReader:
-    """A reader of the runs of jobs, which reads again only what has changed.
+    """A reader of the runs of jobs, which reads again only what has changed."""
 
-    How far a run is, and how fast, changes all the time while it trains. So that of a run that
-    trains may be some seconds old: otherwise each change of one job would let the leader read the
-    progress of all others.
-
-    Args:
-        session: The session to read with, which is that in which the leader writes into runs.
-        on_change: Called when something has changed that a plan follows from; it runs on the
-            connection thread, so it must not block. None: nobody is called.
-        clock: Returns the time in seconds; only differences count.
-
-    Attributes:
-        unreadable: Job -> why the records of its run could not be read last, in a sentence. The
-            code of a job has all rights on these records, and may write what it likes.
-    """
+    # So that of a run that trains may be some seconds old: otherwise each change of one job would
+    # let the leader read the progress of all others.
+    # `on_change`: Called when something has changed that a plan follows from; it runs on the
+    # connection thread, so it must not block.
 
     def __init__(
         self,
@@ -86,26 +71,12 @@ class RunReader:
         self._changed_jobs = WorkQueue(on_change)
         self._changed_progress = WorkQueue()
         self._behind: set[str] = set()  # jobs whose progress has changed since it was read
+        # Job -> why the records of its run could not be read last, in a sentence. The code of a job
+        # has all rights on these records, and may write what it likes.
         self.unreadable: dict[str, str] = {}
 
     def read(self, secrets: Mapping[str, str], progress_s: float = 0.0) -> dict[str, RunRecords]:
-        """Return the present runs of jobs, as they are at one time; jobs without one are left out.
-
-        So are those whose records cannot be read; ``unreadable`` says why. If others write without
-        a pause, some of them may be as they were a moment ago.
-
-        The record ``assigned`` of each job is read before the records of its agents, as
-        :mod:`edl.core.cluster.view` demands.
-
-        Args:
-            secrets: The secret of each job to read, by name. A job in ZooKeeper that has another
-                secret is a stranger's, and left out.
-            progress_s: The age, in seconds, up to which the progress of a run that trains is not
-                read again, unless the record of the job changes.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """The present runs of jobs, as they are at one time; jobs without one are left out"""
         self._forget_all_but(secrets)
         self._progress_s = progress_s
         self._behind |= self._changed_progress.take()
@@ -122,7 +93,7 @@ class RunReader:
         return {name: run for name, (_, run) in self._runs.items() if run is not None}
 
     def _forget_all_but(self, names: Container[str]) -> None:
-        """Forget what was read of jobs whose names are not in ``names``."""
+        """Forget what was read of jobs whose names are not in `names`."""
         by_job: tuple[dict[str, Any], ...] = (
             *(self._proved, self._opened, self._closed),
             *(self._runs, self._progress, self.unreadable),
@@ -135,30 +106,20 @@ class RunReader:
         self._changed_progress.keep_only(names)
 
     def _due(self, secrets: Mapping[str, str]) -> set[str]:
-        """Return the jobs to read, though no watch on their records has fired.
-
-        They are the jobs that were not read with this secret yet, those that could not be read, and
-        those whose progress has changed, if that was read some time ago. ``secrets`` has the secret
-        of each job, by name.
-        """
+        """Return the jobs to read, though no watch on their records has fired."""
         new = {name for name, secret in secrets.items() if self._secret_read(name) != secret}
         now_s = self._clock()
         older = {name for name in self._behind if not self._is_fresh(name, now_s)}
         return {*new, *self.unreadable, *older}
 
     def _secret_read(self, job: str) -> str | None:
-        """Return the secret with which ``job`` was read last; None: it was not read."""
         return self._runs[job][0] if job in self._runs else None
 
     def _read(self, *reads: Any) -> list[Any]:
         return self._session.read_all("read runs of jobs", reads)
 
     def _read_jobs(self, secrets: Mapping[str, str]) -> None:
-        """Read the runs of jobs, and keep what was found.
-
-        Nodes that are watched and have not changed come from the session's cache. ``secrets`` has
-        the secret of each job to read, by name.
-        """
+        """Read the runs of jobs, and keep what was found."""
         for name, secret in secrets.items():
             self._runs[name] = secret, None
             self.unreadable.pop(name, None)
@@ -187,14 +148,7 @@ class RunReader:
                 self._progress.pop(name, None)
 
     def _with_progress(self, jobs: list[JobPaths], groups: list[list[Any]]) -> list[list[Any]]:
-        """Return the answers to the reads of each job, with its status and its measurements.
-
-        These two are read again only if they are due.
-
-        Args:
-            jobs: The paths of the jobs.
-            groups: The answers to :meth:`_reads` of each; those of a closed job stay as they are.
-        """
+        """Return the answers to the reads of each job, with its status and its measurements."""
         now_s = self._clock()
         due = [
             (paths, group)
@@ -216,24 +170,13 @@ class RunReader:
         return found
 
     def _is_fresh(self, job: str, now_s: float) -> bool:
-        """Return whether the progress of ``job``, whose run trains, need not be read again yet."""
         known = self._progress.get(job)
         return known is not None and now_s - known.read_s < self._progress_s
 
     def _is_of_now(self, job: str, about: list[Any], now_s: float) -> bool:
-        """Return whether the progress of ``job`` that was read last can be taken once more.
-
-        It cannot once the run has ended, or is another one: ``about`` has the present answers to
-        the reads of the job's record and of the names of its runs.
-        """
         return self._is_fresh(job, now_s) and self._progress[job].about == about
 
     def _answers(self, groups: list[list[Read]]) -> list[list[Any]]:
-        """Return the answers to the reads of each job.
-
-        If a node of a job is closed to its own secret, its answers are :data:`CLOSED`. Such jobs
-        are found by halves, so they cost a few more requests and not one for each other job.
-        """
         try:
             answers = iter(self._read(*(read for one in groups for read in one)))
         except AccessDenied:
@@ -244,10 +187,7 @@ class RunReader:
         return [[next(answers) for _ in one] for one in groups]
 
     def _reads(self, paths: JobPaths) -> list[Read]:
-        """Return the reads of a job's nodes, but for its agents and its progress, in fixed order.
-
-        The record ``assigned`` comes before the list of agents, as the plan demands.
-        """
+        """Return the reads of a job's nodes, but for its agents and its progress, in fixed order"""
         wake = self._changed_jobs.wake(paths.name)
         return [
             get(paths.job, wake),
@@ -285,11 +225,7 @@ class RunReader:
         return [name for name, mark in marks.items() if self._opened.get(name) == mark]
 
     def _watch_absent(self, jobs: Mapping[str, Any]) -> None:
-        """Watch the roots of jobs that could not be read, for only ``exists`` watches such a node.
-
-        Args:
-            jobs: Job -> the answer to the read of its root: None without a node, else it is closed.
-        """
+        """Watch the roots of jobs that could not be read, for only `exists` watches such a node."""
         wakes = map(self._changed_jobs.wake, jobs)
         roots = (JobPaths(name).root for name in jobs)
         stats = self._read(*(exists(*one) for one in zip(roots, wakes, strict=True)))
@@ -300,21 +236,7 @@ class RunReader:
 def _records(
     paths: JobPaths, answers: list[Any], asked: list[Read], agents: list[Any]
 ) -> RunRecords | None:
-    """Return the records of a run from the answers to the reads of its job's nodes.
-
-    Args:
-        paths: The paths of the job.
-        answers: The answers to :meth:`RunReader._reads`, in that order, and those to the reads of
-            its status and its measurements.
-        asked: The read of each agent's node.
-        agents: The answers to these.
-
-    Returns:
-        The records; None if the job was removed meanwhile.
-
-    Raises:
-        CoordinationError: a node is closed, or holds no such record.
-    """
+    """Return the records of a run from the answers to the reads of its job's nodes."""
     if answers is CLOSED or agents is CLOSED:
         raise CoordinationError("a node is closed to the job's own secret")
     job, runs, assigned, desired, generation, _, status, learned = answers
@@ -346,20 +268,8 @@ def cluster_view(
     unread: Mapping[str, str] = MappingProxyType({}),
     views: JobViews | None = None,
 ) -> ClusterView:
-    """Return the jobs, hosts and settings of a cluster as the plan reads them, put together.
-
-    Args:
-        snapshot: the nodes of the cluster as they were read.
-        runs: the records of the present or last run, by name of the job; jobs without one are not
-            in it.
-        kept: what former runs have measured, by name of the job.
-        unreadable: job -> why the records of its run cannot be read. It counts as if it had what
-            its hosts have for it.
-        unread: job -> why its run was not read now, in a sentence. Such a run counts as one that
-            goes on, and its slots stay as they are.
-        views: the views that were made before, of which those are taken that have not changed; None
-            makes all anew.
-    """
+    """Return the jobs, hosts and settings of a cluster as the plan reads them, put together."""
+    # `kept`: what former runs have measured, by name of the job.
     jobs, of = [], job_view if views is None else views.of
     for job in snapshot.jobs:
         why = unreadable.get(job.name, "")
@@ -383,13 +293,8 @@ def cluster_view(
 
 
 def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
-    """Return a job as a plan reads it.
-
-    Args:
-        job: the job, as the cluster has it.
-        run: its present or last run; None: it has none.
-        kept: what its former runs have measured.
-    """
+    """Return a job as a plan reads it."""
+    # `kept`: what its former runs have measured.
     if run is None and kept == NOTHING_MEASURED:
         return job.view
     _, measured = measurements(kept, run, job.order)
@@ -397,38 +302,24 @@ def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -
 
 
 class JobViews:
-    """The views of jobs that were made last, for a leader that looks at a cluster again and again.
-
-    A view is taken again if it was made from the same objects: readers of records keep these as
-    long as the records have not changed.
-    """
+    """The views of jobs made last, for a leader that looks at a cluster again and again"""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[StoredJob, RunRecords | None, MeasuredThroughput, JobView]] = {}
 
     def of(self, job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
-        """Return a job as a plan reads it; see :func:`job_view`."""
+        """Return a job as a plan reads it; see `job_view`."""
         made = self._made.get(job.name)
         if made is None or not (made[0] is job and made[1] is run and made[2] is kept):
             made = self._made[job.name] = job, run, kept, job_view(job, run, kept)
         return made[3]
 
     def keep_only(self, names: Container[str]) -> None:
-        """Forget the views of jobs that are not called by one of ``names``."""
         self._made = {name: made for name, made in self._made.items() if name in names}
 
 
 def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> JobView:
-    """Return a job of which the records of the run cannot be read, as a plan reads it.
-
-    Its run seems to go on with the devices that hosts have for it, so it keeps them. If it is to
-    stop, it has no run: its hosts end its processes.
-
-    Args:
-        job: the job, as the cluster has it.
-        hosts: the hosts of the cluster, with what is assigned there.
-        why: why they cannot be read, in a sentence.
-    """
+    """Return a job of which the records of the run cannot be read, as a plan reads it."""
     life, run = job.view.life, None
     if life.state in (LifeState.STARTING, LifeState.RUNNING):
         devices = {
@@ -440,16 +331,8 @@ def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> Job
 
 
 def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
-    """Return a job whose run was not read now, though it may be readable, as a plan reads it.
-
-    Its run seems to go on with all devices that hosts have for it, those that it is to give back,
-    too, as if it had not done so. A run that was to stop seems to be stopping.
-
-    Args:
-        job: the job, with what former runs have measured.
-        hosts: the hosts of the cluster, with what is assigned there.
-        why: why it was not read, in a sentence.
-    """
+    """Return a job whose run was not read now, though it may be readable, as a plan reads it."""
+    # `job`: the job, with what former runs have measured.
     life, run = job.life, None
     if life.state.has_run:
         halts = life.state is LifeState.HALTING
@@ -464,7 +347,7 @@ def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
 
 
 def _entries(job: JobView, hosts: Iterable[HostView]) -> dict[str, JobAssignment]:
-    """Return what ``hosts`` have for the run that the record of ``job`` names, by host."""
+    """Return what `hosts` have for the run that the record of `job` names, by host."""
     entries = {host.name: host.assigned.jobs.get(job.name) for host in hosts}
     run = job.life.run
     return {host: one for host, one in entries.items() if one is not None and one.run == run}

@@ -33,26 +33,15 @@ MOST_SECRETS = 1000  # of a cluster
 
 @dataclass(frozen=True)
 class SecretStatus:
-    """A secret that a cluster keeps, without its content.
-
-    Attributes:
-        name: its name.
-        set_s: when it was set, in seconds since 1970.
-        by: the user and the machine that have set it.
-    """
+    """A secret that a cluster keeps, without its content."""
 
     name: str
-    set_s: float
-    by: str
+    set_s: float  # when it was set, in seconds since 1970
+    by: str  # the user and the machine that have set it
 
 
 class ClusterSecrets:
-    """The secrets of users that a cluster keeps.
-
-    Args:
-        nodes: The nodes of the cluster, in a session of its secret.
-        events: The event log of the cluster.
-    """
+    """The secrets of users that a cluster keeps."""
 
     def __init__(self, nodes: ClusterNodes, events: ClusterEvents) -> None:
         self._nodes = nodes
@@ -60,17 +49,7 @@ class ClusterSecrets:
         self._events = events
 
     def set(self, name: str, content: bytes) -> bool:
-        """Keep ``content`` as the secret called ``name``; replace one of that name.
-
-        Returns:
-            False, with nothing written, if the secret of that name has this content already.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a secret.
-            UsageError: the content is empty or too large, or the cluster has too many secrets.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away, or others keep changing the secret.
-        """
+        """Keep `content` as the secret called `name`; replace one of that name."""
         self._nodes.check_session()
         path = self._paths.user_secret(name)
         _check_content(name, content)
@@ -92,12 +71,7 @@ class ClusterSecrets:
         raise self._nodes.changed_too_often(path)
 
     def delete(self, name: str) -> None:
-        """Remove the secret called ``name``.
-
-        Raises:
-            UsageError: the cluster has no such secret.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Remove the secret called `name`."""
         self._nodes.check_session()
         path, event = self._paths.user_secret(name), self._event(f"the secret {name} was deleted")
 
@@ -115,41 +89,23 @@ class ClusterSecrets:
         raise UsageError(self.unknown(name, names))
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all secrets, sorted.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the names of all secrets, sorted."""
         return tuple(sorted(self._nodes.read(children(self._paths.secrets))[0] or ()))
 
     def list(self) -> tuple[SecretStatus, ...]:
-        """Return all secrets without their contents, sorted by name.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return all secrets without their contents, sorted by name."""
         found = []
         for name, stored in self._read(self.names()).items():
             found.append(SecretStatus(name, stored.set_s, stored.by))
         return tuple(found)
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the contents of the secrets called ``names``, by name; unknown ones are left out.
-
-        Raises:
-            CoordinationError: ZooKeeper is away, or a secret cannot be unsealed.
-        """
+        """Return the contents of the secrets called `names`, by name; unknown ones are left out."""
         found = self._read(names)
         return {name: self._unsealed(name, stored) for name, stored in found.items()}
 
     def unknown(self, name: str, names: Iterable[str], asks: str = "") -> str:
-        """Return the sentence that says that there is no secret called ``name``, and what to do.
-
-        Args:
-            name: the name.
-            names: the names of all secrets.
-            asks: a clause that says what asks for it; empty: none.
-        """
+        """Return the sentence that says that there is no secret called `name`, and what to do."""
         known = sorted(names)
         what = f"{self._nodes.what} has no secret {name!r}{asks}"
         hint = f"; give it one with `edl secret set {name}`" if asks else ""
@@ -162,13 +118,12 @@ class ClusterSecrets:
 
     @property
     def _key(self) -> str:
-        """The key with which the secrets are sealed."""
         access = self._nodes.session.access
         assert access is not None
         return derived(access.secret, "secrets", self._paths.name)
 
     def _read(self, names: Iterable[str]) -> dict[str, StoredSecret]:
-        """Return the records of the secrets called ``names`` that exist, by name."""
+        """Return the records of the secrets called `names` that exist, by name."""
         paths = {name: self._paths.user_secret(name) for name in names}
         answers = self._nodes.read(*(get(path) for path in paths.values()))
         pairs = zip(paths.items(), answers, strict=True)
@@ -179,7 +134,7 @@ class ClusterSecrets:
         }
 
     def _content(self, name: str, path: str, data: bytes) -> bytes | None:
-        """Return the content of the node at ``path``; None if nobody can unseal it any more."""
+        """Return the content of the node at `path`; None if nobody can unseal it any more."""
         try:
             return self._unsealed(name, record(StoredSecret, (path, data)))
         except CoordinationError:
@@ -201,15 +156,7 @@ class ClusterSecrets:
     def _write(
         self, path: str, data: bytes, version: int | None, is_first: bool, event: ClusterEvent
     ) -> bool:
-        """Write a secret and an event; return False if others have changed the node meanwhile.
-
-        Args:
-            path: the path of the node.
-            data: its new content.
-            version: the version of the node as it was read; None: it is created.
-            is_first: whether the node above it does not exist yet.
-            event: the event.
-        """
+        """Write a secret and an event; return False if others have changed the node meanwhile."""
 
         def build(transaction: TransactionRequest) -> None:
             if is_first:  # a cluster of an earlier version of edl
@@ -233,7 +180,7 @@ class ClusterSecrets:
 
 
 def _check_content(name: str, content: bytes) -> None:
-    """Raise a UsageError if ``content`` cannot be that of the secret called ``name``."""
+    """Raise a UsageError if `content` cannot be that of the secret called `name`."""
     if not content:
         raise UsageError(f"the secret {name} would be empty; give its value")
     if len(content) > MOST_BYTES:

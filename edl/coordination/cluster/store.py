@@ -37,54 +37,28 @@ from edl.core.cluster.view import HostView
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """All that a plan needs of a cluster's nodes, as :meth:`ClusterStore.snapshot` has read them.
+    """All that a plan needs of a cluster's nodes, as `snapshot` has read them."""
 
-    Attributes:
-        settings: the policy and the time limits of the cluster.
-        allocation: the policy's last decision; the default before the first.
-        allocation_version: the version of the node ``allocation``, which a write of it must name.
-        jobs: the jobs, in the order of submission.
-        hosts: the hosts, in the order of their names, each with the version of its ``assigned``.
-        secrets: the names of the secrets that users have given to the cluster.
-        leader: the JSON object that describes the leader of the newest term, with its ``term``;
-            empty before the first.
-        queues: the queues by name; empty: the cluster has none.
-        tenants: the names of the tenants.
-    """
-
-    settings: ClusterRecord
-    allocation: AllocationRecord
-    allocation_version: int
-    jobs: tuple[StoredJob, ...]
+    settings: ClusterRecord  # the policy and the time limits of the cluster
+    allocation: AllocationRecord  # the policy's last decision; the default before the first
+    allocation_version: int  # the version of the node `allocation`, which a write of it must name
+    jobs: tuple[StoredJob, ...]  # the jobs, in the order of submission
+    # the hosts, in the order of their names, each with the version of its `assigned`
     hosts: tuple[HostView, ...]
+    # the JSON object that describes the leader of the newest term, with its `term`; empty before
+    # the first
     leader: Mapping[str, Any]
+    # the names of the secrets that users have given to the cluster
     secrets: frozenset[str] = frozenset()
+    # the queues by name; empty: the cluster has none
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
-    tenants: frozenset[str] = frozenset()
+    tenants: frozenset[str] = frozenset()  # the names of the tenants
 
 
 class ClusterStore:
-    """The nodes of one cluster in ZooKeeper, read and written as records.
+    """The nodes of one cluster in ZooKeeper, read and written as records."""
 
-    Args:
-        nodes: The nodes of the cluster, from :func:`edl.coordination.cluster.nodes.open_cluster`.
-        by: Who writes, for the event log: a user and a machine.
-        on_change: Called when something changes that a :meth:`snapshot` of this object has read, or
-            when the connection is lost: call :meth:`snapshot` again then. It runs on kazoo's
-            connection thread, so it must not block. None: nobody is called.
-
-    Attributes:
-        nodes: The nodes of the cluster.
-        paths: Their paths.
-        events: The event log of the cluster; its ``by`` says who writes.
-        jobs: The jobs, and what users want of them.
-        hosts: The hosts.
-        queues: The queues.
-        secrets: The secrets of users.
-        tenants: The tenants.
-        settings: The policy and the time limits.
-        leader: The election, and what the leader says.
-    """
+    # It runs on kazoo's connection thread, so it must not block.
 
     def __init__(self, nodes: ClusterNodes, by: str = "", on_change: OnChange = None) -> None:
         self.nodes = nodes
@@ -92,28 +66,19 @@ class ClusterStore:
         self._on_change = on_change
         self._changes = 0
         self._reader = JobReader(nodes, self._changed)
+        # The event log of the cluster; its `by` says who writes
         self.events = ClusterEvents(nodes, by)
+        # The jobs, and what users want of them
         self.jobs = ClusterJobs(nodes, self.events, self._reader)
         self.hosts = ClusterHosts(nodes, self.events)
         self.queues = ClusterQueues(nodes, self.events, self.jobs)
-        self.secrets = ClusterSecrets(nodes, self.events)
+        self.secrets = ClusterSecrets(nodes, self.events)  # The secrets of users
         self.tenants = ClusterTenants(nodes, self.events, self.jobs, self.queues, self.secrets)
-        self.settings = ClusterSettings(nodes, self.events)
-        self.leader = ClusterLeader(nodes)
+        self.settings = ClusterSettings(nodes, self.events)  # The policy and the time limits
+        self.leader = ClusterLeader(nodes)  # The election, and what the leader says
 
     def snapshot(self) -> ClusterSnapshot:
-        """Read the cluster as it is at one time; only what has changed since the last call is read.
-
-        Whatever changes while it is read is read again, up to ``PASSES`` (20) times, or fewer if
-        they take long. If others write without a pause, the last pass may have values of somewhat
-        different times. What only the leader writes is of one time even then, if this process is
-        the leader. One thread at a time calls this method.
-
-        Raises:
-            UsageError: this is a tenant.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Read the cluster as it is at one time; only what changed since the last call is read"""
         began_s = time.monotonic()
         for number in range(PASSES):
             before = self._changes
@@ -125,33 +90,17 @@ class ClusterStore:
         return found
 
     def look(self) -> ClusterSnapshot:
-        """Read the cluster once, without watches, as a client does that looks at it.
-
-        What others change meanwhile may be of somewhat different times.
-
-        Raises:
-            UsageError: this is a tenant.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Read the cluster once, without watches, as a client does that looks at it."""
         return self._pass(watch=False)
 
     def _changed(self) -> None:
-        """Count a change of a node that was read, and call ``on_change``, if it is not None.
-
-        It runs on kazoo's connection thread.
-        """
+        """Count a change of a node that was read, and call `on_change`, if it is not None."""
         self._changes += 1
         if self._on_change is not None:
             self._on_change()
 
     def _pass(self, watch: bool = True) -> ClusterSnapshot:
-        """Read each node once; with ``watch``, unchanged ones come from the session's cache.
-
-        Raises:
-            UsageError: this is a tenant.
-            UnknownCluster: the cluster does not exist.
-        """
+        """Read each node once; with `watch`, unchanged ones come from the session's cache."""
         self.nodes.check_administrator("see the cluster as a whole")
         p, wake = self.paths, self._changed if watch else None
         single = (p.cluster, p.allocation, p.leader)

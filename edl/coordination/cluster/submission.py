@@ -39,15 +39,11 @@ SHARED_BYTES = 1 << 24  # of a manifest, divided by the number of jobs: at most 
 
 @dataclass(frozen=True)
 class _Ended:
-    """An ended job whose name a new job takes.
+    """An ended job whose name a new job takes."""
 
-    Attributes:
-        version: the version of its node ``life``, which the transaction checks.
-        key: the path of the node of the key that it was submitted with; empty: there is no such
-            node any more.
-    """
-
-    version: int
+    version: int  # the version of its node `life`, which the transaction checks
+    # the path of the node of the key that it was submitted with; empty: there is no such node any
+    # more
     key: str
 
 
@@ -57,29 +53,7 @@ def submit_job(
     key: str | None = None,
     owner: JobOwner | None = None,
 ) -> str:
-    """Submit a job to a cluster, unless that was done with the same key, and return its name.
-
-    When this returns, the job is in ZooKeeper; the leader decides later when it starts. An ended
-    job of that name is replaced.
-
-    Args:
-        store: The cluster.
-        manifest: What to submit; it has the name of the job.
-        key: A text that the caller has chosen for this submission. None: a random one, so that
-            another call is another submission.
-        owner: The tenant whose job it is, and who can read its nodes; None: the administrator.
-
-    Raises:
-        ManifestError: a value of the manifest is not allowed.
-        UsageError: the key is empty, a job of that name has not ended, another manifest was
-            submitted with the key, the cluster has as many jobs as it may have (``MOST_JOBS``), or
-            it has not got a secret for which the manifest asks, or it has queues and not the one
-            that the manifest names.
-        UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away, and the job may have been submitted or not: try again
-            with the same key. Or others keep changing the job, or the newest identity of the
-            session is not the cluster's; then it was not submitted.
-    """
+    """Submit a job to a cluster, unless that was done with the same key, and return its name."""
     if key is not None and not key.strip():
         raise UsageError("the key is empty; choose a text that no other submission has")
     store.nodes.check_session()
@@ -107,17 +81,7 @@ def submit_job(
 
 
 class _Submission:
-    """One submission of a job, which :func:`submit_job` attempts until it has succeeded.
-
-    Each attempt is :meth:`is_known`, :meth:`ended_one`, :meth:`check_secrets`, :meth:`check_queue`,
-    :meth:`check_owner` and :meth:`write`.
-
-    Args:
-        store: The cluster.
-        manifest: What to submit.
-        key: The key of the submission.
-        owner: The tenant whose job it is; None: the administrator.
-    """
+    """One submission of a job, which `submit_job` attempts until it has succeeded."""
 
     def __init__(
         self, store: ClusterStore, manifest: JobManifest, key: str, owner: JobOwner | None
@@ -131,11 +95,7 @@ class _Submission:
         self._queue = ""  # the path of its node, in a cluster that has queues
 
     def is_known(self) -> bool:
-        """Return whether the job was submitted with this key, and its records still exist.
-
-        Raises:
-            UsageError: another manifest was submitted with the key.
-        """
+        """Return whether the job was submitted with this key, and its records still exist."""
         nodes, p = self._store.nodes, self._store.paths
         answer = nodes.read(get(self._key))[0]
         if answer is None:
@@ -153,15 +113,7 @@ class _Submission:
         return True
 
     def ended_one(self) -> _Ended | None:
-        """Return the ended job of the same name, which is to be replaced; None if there is no job.
-
-        Raises:
-            Refused: the job has been submitted with this key meanwhile.
-            UsageError: a job of that name has not ended; or there is none of that name, and the
-                cluster has as many jobs as it may have; or the manifest is too large for a cluster
-                with so many.
-            UnknownCluster: the cluster does not exist.
-        """
+        """The ended job of the same name, which is to be replaced; None if there is no job"""
         nodes, p = self._store.nodes, self._store.paths
         jobs, old, life = nodes.read(exists(p.jobs), get(self._path), get(p.life(self._name)))
         if jobs is None:
@@ -186,10 +138,7 @@ class _Submission:
         return _Ended(life[1].version, key if nodes.read(exists(key))[0] else "")
 
     def check_secrets(self) -> None:
-        """Raise a UsageError if the cluster has not got a secret for which the manifest asks.
-
-        One that is deleted afterwards lets the job wait.
-        """
+        """Raise a UsageError if the cluster has not got a secret for which the manifest asks."""
         if not self._manifest.secrets:
             return
         secrets = self._store.secrets
@@ -219,10 +168,7 @@ class _Submission:
             )
 
     def _check_size(self, jobs: int) -> None:
-        """Raise a UsageError if the manifest is too large for a cluster that has so many ``jobs``.
-
-        So all manifests together leave room in the memory of ZooKeeper, whatever is submitted.
-        """
+        """Raise a UsageError if the manifest is too large for a cluster that has so many `jobs`."""
         size = len(encode(self._manifest.to_json()))
         most = max(SMALL_BYTES, SHARED_BYTES // (jobs + 1))
         if size > most:
@@ -233,29 +179,14 @@ class _Submission:
             )
 
     def write(self, ended: _Ended | None) -> None:
-        """Write the job and an event in one transaction.
-
-        The secret of an ended job is kept, because the records of its last run can only be replaced
-        with it.
-
-        Args:
-            ended: The result of :meth:`ended_one`, whose records are replaced; None: the job is
-                new.
-
-        Raises:
-            Refused: somebody has changed one of the nodes; nothing was written.
-            CoordinationError: ZooKeeper is away; it may have been written or not.
-        """
+        """Write the job and an event in one transaction."""
+        # The secret of an ended job is kept, because the records of its last run can only be
+        # replaced with it.
         what = f"submit job {self._name}"
         self._store.nodes.transact(what, partial(self._build, ended=ended))
 
     def _build(self, transaction: TransactionRequest, ended: _Ended | None) -> None:
-        """Add to ``transaction`` the writes of the key, the job's nodes and an event.
-
-        Args:
-            transaction: The transaction to add to.
-            ended: The ended job whose records are replaced; None: the job is new.
-        """
+        """Add to `transaction` the writes of the key, the job's nodes and an event."""
         p, name = self._store.paths, self._name
         about = encode({"key": self._key.rpartition("/")[2]})
         contents: Sequence[tuple[str, Any]] = (

@@ -46,29 +46,19 @@ LOOK_S = 0.05  # between two looks for the answer
 
 
 class TenantNodes(ClusterNodes):
-    """Access to the nodes of a cluster in the session of a tenant, who writes into its inbox only.
-
-    Args:
-        session: The ZooKeeper session; the identity that it has proved last is the tenant's.
-        paths: The paths of the cluster.
-        tenant: The name of the tenant.
-    """
+    """Access to the nodes of a cluster in the session of a tenant."""
 
     def __init__(self, session: Session, paths: ClusterPaths, tenant: str) -> None:
         super().__init__(session, paths)
         self.tenant = tenant
 
     def view(self) -> TenantView:
-        """Read and return what the leader tells the tenant.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Read and return what the leader tells the tenant."""
         path = self.paths.tenant_view(self.tenant)
         return TenantView.from_json(content(path, self.read(get(path))[0]))
 
     def check_administrator(self, what: str) -> None:
-        """Raise the error that only the administrator may do ``what``."""
+        """Raise the error that only the administrator may do `what`."""
         raise UsageError(
             f"tenant {self.tenant} may not {what}; that needs the secret of the cluster, which its "
             "administrator has"
@@ -83,14 +73,7 @@ class TenantNodes(ClusterNodes):
 
 
 class TenantJobs(ClusterJobs):
-    """The jobs of one tenant of a cluster, which the leader changes when the tenant asks for it.
-
-    Args:
-        nodes: The nodes of the cluster, in a session that has proved the tenant's secret.
-        events: The event log of the cluster, which a tenant cannot read.
-        reader: Reads the jobs' nodes.
-        access: The identity of the tenant, with its secret.
-    """
+    """The jobs of one tenant of a cluster, which the leader changes when the tenant asks for it."""
 
     def __init__(
         self, nodes: TenantNodes, events: ClusterEvents, reader: JobReader, access: Access
@@ -106,11 +89,7 @@ class TenantJobs(ClusterJobs):
         return self._reader.read(self._names())
 
     def get(self, name: str) -> StoredJob:
-        """Read the tenant's job called ``name``, with or without the name of the tenant before it.
-
-        Raises:
-            UnknownJob: the tenant has no such job.
-        """
+        """Read the tenant's job called `name`, with or without the name of the tenant before it."""
         full, names = self.full_name(name), self._names()
         found = self._reader.read([full]) if full in names else ()
         if not found:
@@ -118,11 +97,10 @@ class TenantJobs(ClusterJobs):
         return found[0]
 
     def has(self, name: str) -> bool:
-        """Return whether the tenant has a job called ``name``, also an ended one."""
+        """Return whether the tenant has a job called `name`, also an ended one."""
         return self.full_name(name) in self._names()
 
     def full_name(self, job: str) -> str:
-        """Return the name of a job with that of the tenant before it."""
         return own_name(self._tenant, job)
 
     def log_access(self, job: str) -> Access:
@@ -131,31 +109,23 @@ class TenantJobs(ClusterJobs):
         return Access(name, self.secret(name) or "")
 
     def secret(self, job: str) -> str | None:
-        """Return the secret of the runs of ``job``."""
+        """Return the secret of the runs of `job`."""
         return super().secret(self.full_name(job))
 
     def secrets_and_measured(
         self, jobs: Iterable[str], watch: bool = True
     ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
-        """Return the secrets of the runs of ``jobs``; what former runs measured is not told."""
+        """Return the secrets of the runs of `jobs`; what former runs measured is not told."""
         secrets = {job: self.secret(job) for job in jobs}
         return {job: secret for job, secret in secrets.items() if secret}, {}
 
     def _names(self) -> Sequence[str]:
-        """Return the full names of the tenant's jobs, ended ones too."""
         return self._nodes.read(children(self._paths.tenant_jobs(self._tenant)))[0] or ()
 
     # --- asking
 
     def submit(self, manifest: JobManifest, key: str | None = None) -> str:
-        """Ask the leader to submit a job, and return the full name of the job.
-
-        Raises:
-            ManifestError: a value of the manifest is not allowed.
-            UsageError: the key is empty, or the leader has refused the job.
-            CoordinationError: ZooKeeper is away, or no controller has answered in time. Then the
-                job may be submitted later: submit it with the same key again.
-        """
+        """Ask the leader to submit a job, and return the full name of the job."""
         if key is not None and not key.strip():
             raise UsageError("the key is empty; choose a text that no other submission has")
         asked = checked_manifest(manifest).to_json()
@@ -163,13 +133,7 @@ class TenantJobs(ClusterJobs):
         return self._ask(request)
 
     def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
-        """Ask the leader to change what is wanted of ``job``; return what is wanted then.
-
-        Raises:
-            UnknownJob: the tenant has no such job.
-            UsageError: the leader has refused it.
-            CoordinationError: ZooKeeper is away, or no controller has answered in time.
-        """
+        """Ask the leader to change what is wanted of `job`; return what is wanted then."""
         stored = self.get(job)
         before, after = stored.wanted, change(stored.wanted)
         request = TenantRequest(
@@ -184,17 +148,7 @@ class TenantJobs(ClusterJobs):
         return self.get(stored.name).wanted
 
     def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
-        """Ask the leader to delete ``job``; return what is wanted of it then.
-
-        Args:
-            job: The name of the job.
-            submitted_s: When the job meant was submitted; nothing is asked for if it was deleted
-                before. None: the job that has the name, whichever it is.
-
-        Raises:
-            UnknownJob: the tenant has no such job, or one that was submitted at another time.
-            CoordinationError: ZooKeeper is away, or no controller has answered in time.
-        """
+        """Ask the leader to delete `job`; return what is wanted of it then."""
         stored = self.get(job)
         if submitted_s is not None:
             check_submission(stored, submitted_s)
@@ -210,12 +164,7 @@ class TenantJobs(ClusterJobs):
             return Wanted(Goal.GONE, stored.wanted.priority, removed=True)
 
     def _ask(self, request: TenantRequest) -> str:
-        """Write a request into the inbox, and wait for the leader's answer; return the job's name.
-
-        Raises:
-            UsageError: the leader has refused it.
-            CoordinationError: ZooKeeper is away, or no controller has answered in time.
-        """
+        """Write a request into the inbox, and wait for the leader's answer; the job's name"""
         p, session = self._paths, self._nodes.session
         cluster, tenant = p.name, self._tenant
         inbox, before = self._nodes.read(get(p.inbox(tenant)), get(p.responses(tenant)))
@@ -244,12 +193,7 @@ class TenantJobs(ClusterJobs):
 
 
 class TenantHosts(ClusterHosts):
-    """The hosts of a cluster as a tenant sees them.
-
-    Args:
-        nodes: The nodes of the cluster, in a session that has proved the tenant's secret.
-        events: The event log of the cluster, which a tenant cannot read.
-    """
+    """The hosts of a cluster as a tenant sees them."""
 
     def __init__(self, nodes: TenantNodes, events: ClusterEvents) -> None:
         super().__init__(nodes, events)
@@ -264,11 +208,7 @@ class TenantHosts(ClusterHosts):
 
 
 class TenantLeader(ClusterLeader):
-    """A reader of the reasons that the leader of a cluster gives for the jobs of one tenant.
-
-    Args:
-        nodes: The nodes of the cluster, in a session that has proved the tenant's secret.
-    """
+    """A reader of the reasons that the leader of a cluster gives for the jobs of one tenant."""
 
     def __init__(self, nodes: TenantNodes) -> None:
         super().__init__(nodes)
@@ -284,19 +224,11 @@ class TenantEvents(ClusterEvents):
     """The event log of a cluster for a tenant, who cannot read it: there are no events."""
 
     def _read(self, after: int, unreadable: OnUnreadable | None) -> list[tuple[int, ClusterEvent]]:
-        """Return no events."""
         return []
 
 
 class TenantStore(ClusterStore):
-    """The jobs of a tenant of a cluster, read as records, and changed by requests.
-
-    What only the administrator may do raises a UsageError (:class:`TenantNodes`).
-
-    Args:
-        nodes: The nodes of the cluster, in a session that has proved the tenant's secret.
-        access: The identity of the tenant, with its secret.
-    """
+    """The jobs of a tenant of a cluster, read as records, and changed by requests."""
 
     jobs: TenantJobs
     nodes: TenantNodes
@@ -312,20 +244,7 @@ class TenantStore(ClusterStore):
 def open_tenant_store(
     session: Session, cluster: str | None, tenant: str, secret: str
 ) -> TenantStore:
-    """Prove the secret of a tenant in ``session``, and return what the tenant may read and ask.
-
-    Args:
-        session: a session that is connected.
-        cluster: the name of the cluster; None: the only one that has this tenant with this secret.
-        tenant: the name of the tenant.
-        secret: its secret, without its name.
-
-    Raises:
-        UnknownCluster: there is no such cluster.
-        AccessDenied: the cluster has no such tenant with this secret.
-        UsageError: no cluster is named, and not just one has such a tenant.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Prove the secret of a tenant in `session`, and return what the tenant may read and ask."""
     names = cluster_names(session)
     if cluster is not None and cluster not in names:
         raise UnknownCluster(cluster, names)

@@ -41,15 +41,10 @@ PART = 500  # nodes that are removed in one transaction, which takes 1 MiB
 
 @dataclass(frozen=True)
 class JobOwner:
-    """The tenant for whom the nodes of a job are made.
+    """The tenant for whom the nodes of a job are made."""
 
-    Attributes:
-        tenant: the name of the tenant.
-        acl: the ACL of these nodes: all rights for the cluster, and to read for the tenant.
-    """
-
-    tenant: str
-    acl: list[ACL]
+    tenant: str  # the name of the tenant
+    acl: list[ACL]  # the ACL of these nodes: all rights for the cluster, and to read for the tenant
 
 
 def tenant_access(cluster: str, tenant: str, secret: str) -> Access:
@@ -63,36 +58,17 @@ def signing_key(cluster: str, tenant: str, secret: str) -> str:
 
 
 def readable(access: Access, identity: str, create: bool = False) -> list[ACL]:
-    """Return the ACL of a node that a tenant can read.
-
-    Args:
-        access: the cluster, which has all rights.
-        identity: the digest identity of the tenant.
-        create: whether the tenant can also create children.
-    """
+    """Return the ACL of a node that a tenant can read."""
     rights = Permissions.READ | (Permissions.CREATE if create else 0)
     return [*access.acl, ACL(rights, Id("digest", identity))]
 
 
 def whole_acl(identity: str) -> list[ACL]:
-    """Return the ACL that gives all rights to the digest identity ``identity``, and none to others.
-
-    So a tenant makes nodes for the controllers, whose secret it does not know.
-    """
+    """Return the ACL that gives all rights to the digest identity `identity`, and none to others"""
     return [ACL(Permissions.ALL, Id("digest", identity))]
 
 
 class ClusterTenants:
-    """The tenants of a cluster.
-
-    Args:
-        nodes: The nodes of the cluster, in a session of its secret.
-        events: The event log of the cluster.
-        jobs: The jobs of the cluster.
-        queues: The queues of the cluster.
-        secrets: The secrets that the cluster keeps.
-    """
-
     def __init__(
         self,
         nodes: ClusterNodes,
@@ -109,16 +85,7 @@ class ClusterTenants:
         self._secrets = secrets
 
     def create(self, name: str) -> str:
-        """Make a tenant, and return the word that it keeps in its secret file.
-
-        Only this call tells the word; nothing of the cluster keeps it.
-
-        Raises:
-            UsageError: the name is not allowed, there is such a tenant, or there are too many, or
-                the administrator has a job whose name begins so.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Make a tenant, and return the word that it keeps in its secret file."""
         self._nodes.check_session()
         if not is_tenant_name(name):
             raise UsageError(f"{name!r} cannot be the name of a tenant: {SHOWN}")
@@ -160,7 +127,7 @@ class ClusterTenants:
         return secret_word(name, secret)
 
     def _check_free(self, name: str) -> None:
-        """Raise a UsageError if there is a tenant ``name``, or what is left of a removed one."""
+        """Raise a UsageError if there is a tenant `name`, or what is left of a removed one."""
         about = self._all().get(name)
         if about is not None and about.revoked:
             raise UsageError(
@@ -178,7 +145,7 @@ class ClusterTenants:
         return tuple(self.records())
 
     def records(self, wake: OnChange = None) -> dict[str, TenantRecord]:
-        """Return all tenants by name; ``wake`` is called when one is made or removed."""
+        """Return all tenants by name; `wake` is called when one is made or removed."""
         return {name: about for name, about in self._all(wake).items() if not about.revoked}
 
     def _all(self, wake: OnChange = None) -> dict[str, TenantRecord]:
@@ -195,35 +162,16 @@ class ClusterTenants:
         }
 
     def key(self, name: str, about: TenantRecord) -> str | None:
-        """Return the key with which the tenant ``name``, with the record ``about``, signs.
-
-        The result is None if its record was sealed with another secret than the cluster's.
-        """
         key = unseal(self._key, name, base64.b64decode(about.sealed))
         return None if key is None else key.decode()
 
     def owner(self, name: str, about: TenantRecord) -> JobOwner:
-        """Return the tenant ``name``, with the record ``about``, as the owner of a new job."""
         return JobOwner(name, readable(self._access, about.identity))
 
     def delete(self, name: str) -> int:
-        """Remove a tenant, whose jobs, with their records, and whose secrets must be gone.
-
-        The tenant may read the records of its jobs and their secrets, and a later tenant of the
-        same name would have its secrets. So nothing of it may stay.
-
-        First, in one transaction, its secret opens nothing any more, and its requests count no
-        more. Then its inbox is removed. A tenant can make nodes there that nobody else can remove;
-        then they stay, and its name stays taken. Another call tries again.
-
-        Returns:
-            How many nodes of its inbox could not be removed.
-
-        Raises:
-            UsageError: there is no such tenant, or it has jobs, ended ones included, or secrets, or
-                queues.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Remove a tenant, whose jobs, with their records, and whose secrets must be gone."""
+        # The tenant may read the records of its jobs and their secrets, and a later tenant of the
+        # same name would have its secrets.
         self._nodes.check_session()
         found = self._all()
         if name not in found:
@@ -239,11 +187,7 @@ class ClusterTenants:
             return 0
 
     def _revoke(self, name: str, about: TenantRecord) -> None:
-        """Mark a tenant, with the record ``about``, as removed, and remove what it reads.
-
-        Raises:
-            CoordinationError: it has got a job meanwhile, or ZooKeeper is away.
-        """
+        """Mark a tenant, with the record `about`, as removed, and remove what it reads."""
         p = self._paths
         event = self._events.new(ClusterEventKind.TENANT, f"tenant {name} was removed")
 
@@ -261,15 +205,8 @@ class ClusterTenants:
             ) from refused
 
     def _clean(self, name: str) -> int:
-        """Close the inbox of a removed tenant, and remove it as far as possible.
-
-        Returns:
-            How many nodes in it could not be removed, because there are others below them.
-
-        Raises:
-            NoNodeError: there is no inbox any more.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Close the inbox of a removed tenant, and remove it as far as possible."""
+        # How many nodes in it could not be removed, because there are others below them.
         inbox, access = self._paths.inbox(name), self._access
         self._nodes.session.call(
             f"close the inbox of tenant {name}", lambda c: c.set_acls_async(inbox, access.acl)
@@ -291,8 +228,6 @@ class ClusterTenants:
         return left
 
     def _remove(self, name: str, nodes: Iterable[str]) -> None:
-        """Remove ``nodes`` of the tenant ``name``, in this order, in one transaction."""
-
         def build(transaction: TransactionRequest) -> None:
             for path in nodes:
                 transaction.delete(path)
@@ -300,7 +235,7 @@ class ClusterTenants:
         self._nodes.session.transact(f"remove tenant {name}", build)
 
     def _check_gone(self, name: str) -> None:
-        """Raise a UsageError if the tenant ``name`` has jobs, ended ones included, or more."""
+        """Raise a UsageError if the tenant `name` has jobs, ended ones included, or more."""
         jobs = [job for job in self._jobs.list() if tenant_of(job.name, {name})]
         if living := [job.name for job in jobs if job.life.state is not LifeState.ENDED]:
             number = counted(len(living), "job")
@@ -331,5 +266,4 @@ class ClusterTenants:
 
     @property
     def _key(self) -> str:
-        """The key with which the records of tenants are sealed."""
         return derived(self._access.secret, "tenants", self._paths.name)

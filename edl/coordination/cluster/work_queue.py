@@ -18,15 +18,9 @@ from edl.coordination.reads import OnChange
 
 
 class WorkQueue:
-    """The names of the jobs of which a node has changed since it was read.
+    """The names of the jobs of which a node has changed since it was read."""
 
-    Each job has a function of its own as the ``wake`` of its reads. Any thread may use this object.
-    The controllers of Kubernetes have such a queue, of the same name.
-
-    Args:
-        on_change: Called after each change, on kazoo's connection thread, so it must not block.
-            None: nobody is called.
-    """
+    # `on_change`: Called after each change, on kazoo's connection thread, so it must not block.
 
     def __init__(self, on_change: OnChange = None) -> None:
         self._on_change = on_change
@@ -36,11 +30,11 @@ class WorkQueue:
 
     @property
     def has_names(self) -> bool:
-        """Whether :meth:`take` would return a name now."""
+        """Whether `take` would return a name now."""
         return bool(self._names)
 
     def wake(self, name: str) -> Callable[[], None]:
-        """Return the ``wake`` of the reads of the job ``name``: the same one each time."""
+        """Return the `wake` of the reads of the job `name`: the same one each time."""
         with self._lock:
             found = self._wakes.get(name)
             if found is None:
@@ -54,17 +48,14 @@ class WorkQueue:
             return found
 
     def put_back(self, names: Iterable[str]) -> None:
-        """Let the next :meth:`take` return ``names``, too: they could not be read."""
+        """Let the next `take` return `names`, too: they could not be read."""
         with self._lock:
             self._names.update(names)
 
     @contextmanager
     def put_back_on_error(self, names: Iterable[str]) -> Iterator[None]:
-        """Run the block of a ``with`` statement; if it raises an error, put ``names`` back.
-
-        The block reads the jobs ``names``. The error is passed on, whatever it is, so that no
-        change is lost.
-        """
+        """Run the block of a `with` statement; if it raises an error, put `names` back."""
+        # The error is passed on, whatever it is, so that no change is lost.
         try:
             yield
         except BaseException:
@@ -72,7 +63,7 @@ class WorkQueue:
             raise
 
     def keep_only(self, names: Container[str]) -> None:
-        """Forget the jobs whose names are not in ``names``."""
+        """Forget the jobs whose names are not in `names`."""
         with self._lock:
             self._names = {name for name in self._names if name in names}
             if any(name not in names for name in self._wakes):
@@ -80,7 +71,7 @@ class WorkQueue:
                 self._wakes = kept
 
     def _changed(self, name: str) -> None:
-        """Note that a node of ``name`` has changed; it runs on kazoo's connection thread."""
+        """Note that a node of `name` has changed; it runs on kazoo's connection thread."""
         with self._lock:
             self._names.add(name)
         if self._on_change is not None:

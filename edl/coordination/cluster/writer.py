@@ -41,35 +41,17 @@ _EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them
 
 
 def life_write(paths: ClusterPaths, job: StoredJob, life: JobLife) -> Write:
-    """Return the write of a job's state; it is refused if the node has changed since it was read.
-
-    Args:
-        paths: The paths of the cluster.
-        job: The job as it was read.
-        life: The new state.
-    """
+    """Return the write of a job's state; it is refused if the node has changed since it was read"""
     return Write(paths.life(job.name), life.to_json(), job.life_version)
 
 
 def assigned_write(paths: ClusterPaths, host: HostView, assigned: HostAssignment) -> Write:
-    """Return the write of a host's assignment; it is refused if that has changed since the read.
-
-    Args:
-        paths: The paths of the cluster.
-        host: The host as it was read.
-        assigned: The new assignment.
-    """
+    """Return the write of a host's assignment; it is refused if that has changed since the read."""
     return Write(paths.assigned(host.name), assigned.to_json(), host.version)
 
 
 def allocation_write(paths: ClusterPaths, allocation: AllocationRecord, version: int) -> Write:
-    """Return the write of the policy's decision; it is refused if the node has another version.
-
-    Args:
-        paths: The paths of the cluster.
-        allocation: The decision.
-        version: The version of the node ``allocation`` as it was read.
-    """
+    """Return the write of the policy's decision; it is refused if the node has another version."""
     return Write(paths.allocation, allocation.to_json(), version)
 
 
@@ -79,50 +61,32 @@ def reasons_write(paths: ClusterPaths, reasons: JobReasons) -> Write:
 
 
 def leases_write(paths: ClusterPaths, table: LeaseTable, version: int) -> Write:
-    """Return the write of the record of the leases; refused if the node has another version.
-
-    Args:
-        paths: The paths of the cluster.
-        table: The record.
-        version: The version of the node ``leases`` as it was read; -1: it is created.
-    """
+    """Return the write of the record of the leases; refused if the node has another version."""
     return Write(paths.leases, table.to_json(), version, create=version < 0)
 
 
 def secret_write(paths: ClusterPaths, job: str) -> Write:
-    """Return the write that creates a new random secret of the job called ``job``.
-
-    It is refused if the job has a secret already.
-    """
+    """Return the write that creates a new random secret of the job called `job`."""
     return Write(paths.secret(job), {"secret": new_secret()}, create=True)
 
 
 def event_write(paths: ClusterPaths, event: ClusterEvent) -> Write:
-    """Return the write that appends ``event`` to the event log of the cluster with ``paths``."""
+    """Return the write that appends `event` to the event log of the cluster with `paths`."""
     return Write(f"{paths.events}/e-", event.to_json(), sequence=True)
 
 
 def byte_count(writes: Sequence[Write]) -> int:
-    """Return how many bytes the paths and values of ``writes`` have."""
+    """Return how many bytes the paths and values of `writes` have."""
     return sum(len(write.path) + len(encode(write.value)) for write in writes)
 
 
 def jobs_to_remove(
     jobs: Sequence[StoredJob], now_s: float, keep: int = ENDED_KEPT, most: int = MAX_ENDED
 ) -> list[StoredJob]:
-    """Return the ended jobs whose records are to be removed; the job that ended first comes first.
-
-    These are all jobs that a user has deleted after their end. Of the others those go that ended
-    more than ``ENDED_KEPT_S`` ago, but the newest ``keep`` that ended by themselves stay. Of more
-    than ``most``, first those go that a user's deletion has ended. A finished job stays while a
-    job waits for it (``after``) that was never started, unless a user has deleted it.
-
-    Args:
-        jobs: All jobs of the cluster.
-        now_s: The time, in seconds since 1970.
-        keep: How many jobs that ended by themselves to keep, however old.
-        most: How many ended jobs to keep, however young.
-    """
+    """The ended jobs whose records are to be removed; the job that ended first comes first"""
+    # A finished job stays while a job waits for it (`after`) that was never started, unless a user
+    # has deleted it.
+    # `now_s`: The time, in seconds since 1970.
     ended = sorted(
         (job for job in jobs if job.life.state is LifeState.ENDED),
         key=lambda job: (job.life.ended_s, job.order),
@@ -139,13 +103,7 @@ def jobs_to_remove(
 
 
 def _waited_for(jobs: Sequence[StoredJob]) -> set[str]:
-    """Return the names of finished jobs that other jobs name in ``after`` and need for their start.
-
-    A job needs them until it is started for the first time.
-
-    Args:
-        jobs: all jobs of the cluster.
-    """
+    """Return the names of finished jobs that other jobs name in `after` and need for their start"""
     waiting = (
         job for job in jobs if job.life.state is not LifeState.ENDED and not job.life.started_s
     )
@@ -154,45 +112,25 @@ def _waited_for(jobs: Sequence[StoredJob]) -> set[str]:
 
 
 def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:
-    """Return the hosts whose records are to be removed: they are gone, and no run goes on there.
-
-    A drained host stays until it is undrained: a machine that comes back from repair later gets no
-    jobs. What was told to end there may live still, if the machine is only cut off. That does no
-    harm: when `edl host` registers the host again, it ends what nobody has assigned before it
-    starts anything.
-
-    Args:
-        hosts: all hosts of the cluster.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the hosts whose records are to be removed: they are gone, and no run goes on there."""
+    # `now_s`: the time, in seconds since 1970.
     gone = [host for host in hosts if host.offer is None and not _has_runs(host)]
     silent = [h for h in gone if 0 < h.assigned.silent_s <= now_s - GONE_KEPT_S]
     return [host for host in silent if not host.drained]
 
 
 def _has_runs(host: HostView) -> bool:
-    """Return whether a run has devices of ``host`` that was not told to end there."""
     return any(not entry.ends for entry in host.assigned.jobs.values())
 
 
 def _was_deleted_after_its_end(job: StoredJob) -> bool:
-    """Return whether a user has deleted ``job``, which has ended, after its end."""
     wanted = job.wanted
     late = wanted.goal is Goal.GONE and job.life.result is not LifeResult.DELETED
     return wanted.removed or late
 
 
 class ClusterWriter:
-    """The writer of a cluster's records during one term of a leader.
-
-    Each method that writes raises LeadershipLost, and has written nothing, if the term is over;
-    only :meth:`trim_events` does not check the term.
-
-    Args:
-        store: The cluster.
-        leadership: The term of the leader, from :meth:`Election.leads` of the election that
-            :meth:`ClusterStore.election` returns.
-    """
+    """The writer of a cluster's records during one term of a leader."""
 
     def __init__(self, store: ClusterStore, leadership: Leadership) -> None:
         self.paths = store.paths
@@ -202,18 +140,7 @@ class ClusterWriter:
         self._leadership = leadership
 
     def commit(self, writes: Sequence[Write]) -> bool:
-        """Do all ``writes`` in one transaction, or none of them; return whether they were done.
-
-        Returns:
-            True if all was written. False, with nothing written, if a node is not as it was read:
-            read and plan again.
-
-        Raises:
-            LeadershipLost: the term is over; nothing was written.
-            CoordinationError: the writes are too many for one transaction, or the newest identity
-                of the session is not the cluster's (nothing was written); or ZooKeeper is away:
-                read again to see whether they were written.
-        """
+        """Do all `writes` in one transaction, or none of them; return whether they were done."""
         self._nodes.check_session()
         size = byte_count(writes)
         if size > MOST_BYTES:
@@ -230,23 +157,12 @@ class ClusterWriter:
     def transact(
         self, what: str, writes: Sequence[Write], build: Callable[[TransactionRequest], None]
     ) -> list[Any]:
-        """Do ``writes`` and what ``build`` adds in one fenced transaction.
-
-        See :meth:`edl.coordination.election.Leadership.transact`, also for the errors.
-        """
+        """Do `writes` and what `build` adds in one fenced transaction."""
         self._nodes.check_session()
         return self._leadership.transact(what, writes, build)
 
     def job_secret(self, job: str) -> str:
-        """Return the secret of the runs of ``job``; make and write one if the job has none.
-
-        Args:
-            job: The name of the job.
-
-        Raises:
-            LeadershipLost: the job has no secret, and the term is over.
-            CoordinationError: the job was removed, or ZooKeeper is away.
-        """
+        """Return the secret of the runs of `job`; make and write one if the job has none."""
         found = self._store.jobs.secret(job)
         if found is None:
             write = secret_write(self.paths, job)
@@ -256,33 +172,17 @@ class ClusterWriter:
         return found
 
     def keep_measured(self, job: str, measured: MeasuredThroughput) -> None:
-        """Write what former runs of ``job`` (a name) have measured, in place of the old record.
-
-        Raises:
-            CoordinationError: the job was removed, or ZooKeeper is away.
-        """
+        """Write what former runs of `job` (a name) have measured, in place of the old record."""
         path = self.paths.measured(job)
         is_new = self._nodes.read(exists(path))[0] is None
         if not self.commit([Write(path, measured.to_json(), create=is_new)]):
             raise CoordinationError(f"{path} could not be written; try again")
 
     def remove_job(self, job: StoredJob) -> bool:
-        """Remove the records of an ended job and the key it was submitted with, and log an event.
-
-        The caller must first remove the nodes of the job's last run: that needs the job's secret,
-        which is removed here.
-
-        Args:
-            job: The job as it was read; whether it has ended is not checked.
-
-        Returns:
-            True if it was removed; False, with nothing removed, if it has changed since it was
-            read.
-
-        Raises:
-            LeadershipLost: the term is over; nothing was removed.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Remove the records of an ended job and the key it was submitted with, and log an event"""
+        # The caller must first remove the nodes of the job's last run: that needs the job's secret,
+        # which is removed here.
+        # True if it was removed; False, with nothing removed, if it has changed since it was read.
         path, life = self.paths.job(job.name), self.paths.life(job.name)
         about, names = self._nodes.read(get(path), children(path))
         if about is None or not names:
@@ -301,22 +201,10 @@ class ClusterWriter:
         return self.commit([*writes, _deletion(path), event])
 
     def remove_host(self, host: HostView) -> bool:
-        """Remove the records of a host that offers nothing, has no run and is not drained.
-
-        An event is logged.
-
-        Args:
-            host: The host as it was read.
-
-        Returns:
-            True if it was removed; False, with nothing removed, if it offers something or is
-            drained now, had a run that was not told to end there, has changed since it was read,
-            or does not exist.
-
-        Raises:
-            LeadershipLost: the term is over; nothing was removed.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Remove the records of a host that offers nothing, has no run and is not drained."""
+        # True if it was removed; False, with nothing removed, if it offers something or is drained
+        # now, had a run that was not told to end there, has changed since it was read, or does not
+        # exist.
         path, assigned = self.paths.host(host.name), self.paths.assigned(host.name)
         names = self._nodes.read(children(path))[0]
         if names is None or {"offer", "drained"} & set(names) or _has_runs(host):
@@ -327,21 +215,7 @@ class ClusterWriter:
         return self.commit([*writes, _deletion(path), event])
 
     def trim_events(self, keep: int = EVENTS_KEPT, spare: int = _EVENTS_SPARE) -> bool:
-        """Remove events, the oldest first, until ``keep`` are left or a second has passed.
-
-        This is done in several requests, without a check of the term.
-
-        Args:
-            keep: How many events to keep, the newest.
-            spare: Nothing is done, and True returned, unless there are more than ``keep + spare``
-                events: to list all events takes time.
-
-        Returns:
-            False if there are still many more, so that it is to be called again; else True.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Remove events, the oldest first, until `keep` are left or a second has passed."""
         stat = self._nodes.read(exists(self.paths.events))[0]
         if stat is None or stat.numChildren <= keep + spare:
             return True
@@ -349,18 +223,11 @@ class ClusterWriter:
         return self._store.events.trim(keep, within_s=_TRIM_S) >= many
 
     def _event(self, reason: str, job: str = "", host: str = "") -> Write:
-        """Return the write of an event that says that records were removed.
-
-        Args:
-            reason: What was removed, and why, in a sentence.
-            job: The job that it is about; empty: none.
-            host: The host that it is about; empty: none.
-        """
+        """Return the write of an event that says that records were removed."""
         return event_write(
             self.paths, self._store.events.new(ClusterEventKind.REMOVED, reason, job, host)
         )
 
 
 def _deletion(path: str, version: int = -1) -> Write:
-    """Return the write that deletes the node at ``path`` if it has ``version`` (-1: any one)."""
     return Write(path, {}, version, delete=True)
