@@ -18,11 +18,7 @@ WORD_BYTES = 8  # the size of an integer in a Table
 
 
 def pack_frame(payload: bytes | memoryview) -> Table:
-    """Return ``payload`` as a vector of int64: its length in bytes, then its bytes, 8 to a number.
-
-    The last number is padded with zero bytes. The vector is a copy, in this machine's byte order;
-    for an empty payload it has one number, 0.
-    """
+    """Return `payload` as a vector of int64: its length in bytes, then its bytes, 8 to a number."""
     size = len(payload)
     frame: Table = np.empty(1 + -(-size // WORD_BYTES), dtype=np.int64)
     frame[-1] = 0  # what fills up the last word
@@ -32,11 +28,7 @@ def pack_frame(payload: bytes | memoryview) -> Table:
 
 
 def unpack(frames: Table) -> list[bytes]:
-    """Return the payloads in ``frames``, a concatenation of vectors made by :func:`pack_frame`.
-
-    They come in the order of the vectors, so by rank after an allgather, as copies. The content of
-    ``frames`` is not checked.
-    """
+    """Return the payloads in `frames`, a concatenation of vectors made by `pack_frame`."""
     payloads, at = [], 0
     data = np.ascontiguousarray(frames).view(np.uint8)
     while at < len(frames):
@@ -47,9 +39,6 @@ def unpack(frames: Table) -> list[bytes]:
 
 
 def split_bytes(data: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """Cut ``data`` into consecutive pieces, one for each number of bytes in ``sizes``, in order.
-
-    Bytes after the last piece are left out; if ``data`` is too short, so are the last pieces.
-    """
+    """Cut `data` into consecutive pieces, one for each number of bytes in `sizes`, in order."""
     ends = list(itertools.accumulate(sizes))
     return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]

@@ -34,58 +34,23 @@ NO_FILE_YET = "DYNAMIC"  # a timeline that waits for hvd.start_timeline()
 
 
 class Binding(Collectives, Protocol):
-    """The interface of a Horovod binding (PyTorch's or TensorFlow's) that a ring uses.
-
-    It has Horovod's ``init()`` and ``shutdown()``, and the allgather and the broadcast by which edl
-    sends its own messages. The training thread calls all methods.
-    """
+    """The interface of a Horovod binding (PyTorch's or TensorFlow's) that a ring uses."""
 
     def init(self) -> None:
-        """Call ``hvd.init()``, which builds the ring that the HOROVOD_... variables describe.
-
-        It returns when all members are connected. The caller has set the variables, and no other
-        ring is open in this process.
-
-        Raises:
-            CollectiveFailed: Horovod could not build the ring; :meth:`shutdown` must be called.
-        """
+        """Call `hvd.init()`, which builds the ring that the HOROVOD_... variables describe."""
 
     def shutdown(self) -> None:
-        """Leave the ring by ``hvd.shutdown()``, which ends it for all members.
-
-        Without a ring it does nothing.
-        """
+        """Leave the ring by `hvd.shutdown()`, which ends it for all members."""
 
 
 def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Ring:
-    """Return a new Ring object that communicates by Horovod over Gloo; it is not connected yet.
-
-    Args:
-        binding: Horovod's binding for the framework of the script.
-        address: the IPv4 address of this host on which Gloo makes the ring's connections.
-        go_timeout_s: the time-out, in seconds, of the HTTP request by which a member of the old
-            ring tells newcomers that the members begin to build the next ring.
-
-    Raises:
-        ConfigError: a HOROVOD_... variable of this process names another library than Gloo.
-    """
+    """Return a new Ring object that communicates by Horovod over Gloo; it is not connected yet."""
     refuse_other_libraries(config.environment())
     return Ring(binding, GlooConnection(binding, address, go_timeout_s))
 
 
 class GlooConnection:
-    """The connections of this worker to the other members of its ring, by Horovod over Gloo.
-
-    It implements :class:`edl.ring.ring.RingConnection`: one object serves all rings of a worker,
-    one after the other, and a Ring calls it. The training thread calls all methods; any thread may
-    call :meth:`cut`.
-
-    Args:
-        binding: Horovod's binding for the framework of the script.
-        address: the IPv4 address of this host on which Gloo makes the ring's connections.
-        go_timeout_s: the time-out, in seconds, of the HTTP request by which a member of the old
-            ring tells newcomers that the members begin to build the next ring.
-    """
+    """The connections of this worker to the other members of its ring, by Horovod over Gloo."""
 
     def __init__(self, binding: Binding, address: str, go_timeout_s: float) -> None:
         self._binding = binding
@@ -94,18 +59,8 @@ class GlooConnection:
         self._go_timeout_s = go_timeout_s
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Build the ring of ``generation`` with ``hvd.init()``, with the rank in ``where``.
-
-        The call sets HOROVOD_... variables of this process, and returns when all members are
-        connected. The former ring must have been closed.
-
-        Args:
-            where: the rank of this worker, and its place among the hosts.
-            generation: the generation whose members form the ring; None: a ring of one worker.
-
-        Raises:
-            CollectiveFailed: Horovod could not build the ring; ``hvd.shutdown()`` was called.
-        """
+        """Build the ring of `generation` with `hvd.init()`, with the rank in `where`."""
+        # The former ring must have been closed.
         rendezvous: dict[str, str] = {}
         store_port, user = 0, config.environment()
         if generation is not None and where.size > 1:
@@ -149,31 +104,16 @@ class GlooConnection:
         config.set_environment({"HOROVOD_ELASTIC": "1"})
 
     def close(self) -> None:
-        """Leave the ring with ``hvd.shutdown()``, which ends it for all members.
-
-        It is also called for a ring that was cut.
-        """
+        """Leave the ring with `hvd.shutdown()`, which ends it for all members."""
         self._binding.shutdown()
         self._sockets.forget()
 
     def cut(self) -> None:
-        """Cut this worker's connections to the ring, or those being made while the ring is built.
-
-        Every collective of the ring then fails on all members. Without connections nothing is done.
-        Safe from any thread.
-        """
+        """Cut this worker's connections to the ring, or those being made while the ring is built"""
         self._sockets.shut()
 
     def announce_switch(self, generation: Generation) -> None:
-        """Tell the newcomers of ``generation`` that its old members begin to build its ring.
-
-        The message is a key that is put into the rendezvous store of rank 0's daemon before the
-        call returns. It is sent once; an answer with an error status is ignored.
-
-        Raises:
-            RendezvousFailed: the daemon of rank 0 refuses the connection, so its worker is gone, or
-                no answer came within ``go_timeout_s``.
-        """
+        """Tell the newcomers of `generation` that its old members begin to build its ring."""
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
@@ -182,15 +122,9 @@ class GlooConnection:
             raise RendezvousFailed(generation.number, f"w{root.id} is gone: {error}") from error
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait up to 2 s for the old members to begin to build the ring of ``generation``.
-
-        Newcomers call it again and again. It asks rank 0's daemon; if that cannot be asked, the
-        call returns after 0.05 s.
-
-        Returns:
-            True if they have announced it by :meth:`announce_switch`; False after 2 s, or if rank
-            0's daemon refuses the connection or answers otherwise.
-        """
+        """Wait up to 2 s for the old members to begin to build the ring of `generation`."""
+        # True if they have announced it by `announce_switch`; False after 2 s, or if rank 0's
+        # daemon refuses the connection or answers otherwise.
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
@@ -202,21 +136,7 @@ class GlooConnection:
 
 
 def files_of_ring(user: Mapping[str, str], generation: int | None) -> dict[str, str | None]:
-    """Return the values of HOROVOD_TIMELINE and HOROVOD_AUTOTUNE_LOG for one ring.
-
-    Horovod empties a file that it opens, and each ring opens its files. So the number of the
-    generation is put into the file name: ``timeline.json`` becomes ``timeline.g3.json``. A ring of
-    one worker writes no file: its timeline is DYNAMIC, its log None. A timeline that waits for
-    ``hvd.start_timeline()`` (DYNAMIC) stays so.
-
-    Args:
-        user: the environment variables that the user has set, by name.
-        generation: the number of the ring's generation; None: a ring of one worker.
-
-    Returns:
-        Both names with their values; None: the variable is to be unset, as is one that the user has
-        not set.
-    """
+    """Return the values of HOROVOD_TIMELINE and HOROVOD_AUTOTUNE_LOG for one ring."""
     values: dict[str, str | None] = {}
     for name in FILES:
         file = user.get(name)
@@ -230,15 +150,7 @@ def files_of_ring(user: Mapping[str, str], generation: int | None) -> dict[str, 
 
 
 def refuse_other_libraries(user: Mapping[str, str]) -> None:
-    """Raise ConfigError if the user's settings let Horovod use another library than Gloo.
-
-    Args:
-        user: the environment variables that the user has set, by name.
-
-    Raises:
-        ConfigError: HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS names another library. It may be
-            missing, empty, or "gloo" in upper or lower case.
-    """
+    """Raise ConfigError if the user's settings let Horovod use another library than Gloo."""
     for name in LIBRARIES:
         library = user.get(name, "")
         if library.lower() not in ("", "gloo"):
@@ -250,14 +162,10 @@ def refuse_other_libraries(user: Mapping[str, str]) -> None:
 
 
 def _interface_for(address: str) -> str:
-    """Return the value of HOROVOD_GLOO_IFACE that makes Gloo use the IPv4 address ``address``.
-
-    Gloo takes the first address of a network interface. If ``address`` is the first of its
-    interface, the value is the interface's name. Otherwise it is ``address`` itself, which a
-    patched Horovod accepts; for an unpatched Horovod the value is the interface's name, and the
-    ring then uses the interface's first address and not ``address``. If no interface of this host
-    has ``address``, the value is ``address`` itself.
-    """
+    """Return the value of HOROVOD_GLOO_IFACE that makes Gloo use the IPv4 address `address`."""
+    # Otherwise it is `address` itself, which a patched Horovod accepts; for an unpatched Horovod
+    # the value is the interface's name, and the ring then uses the interface's first address and
+    # not `address`.
     for name, entries in psutil.net_if_addrs().items():
         own = [entry.address for entry in entries if entry.family == socket.AF_INET]
         if address in own and (

@@ -44,15 +44,11 @@ INIT = "init"  # the name of the rendezvous and the connections, for `disturb`
 
 
 class Killed(BaseException):
-    """The exception that methods of a :class:`LoopbackMember` raise after its simulated death."""
+    """The exception that methods of a `LoopbackMember` raise after its simulated death."""
 
 
 class Phase(Enum):
-    """How far a member is in a collective.
-
-    BEFORE: it has contributed nothing. CONTRIBUTED: it has contributed its data and waits. DONE:
-    it has the result.
-    """
+    """How far a member is in a collective."""
 
     BEFORE = "before"  # it has contributed nothing
     CONTRIBUTED = "contributed"
@@ -60,50 +56,31 @@ class Phase(Enum):
 
 
 class CollectivePoint(NamedTuple):
-    """A point of a collective, or of the building of a ring, that one member has reached.
+    """A point of a collective, or of the building of a ring, that one member has reached."""
 
-    Attributes:
-        worker: the worker id of the member.
-        generation: the number of the generation of the member's ring; 0: it has no generation.
-        name: the name of the collective; ``INIT`` ("init") for the building of a ring.
-        phase: how far the member is in the collective.
-    """
-
-    worker: int
-    generation: int
-    name: str
-    phase: Phase
+    worker: int  # the worker id of the member
+    generation: int  # the number of the generation of the member's ring; 0: it has no generation
+    name: str  # the name of the collective; `INIT` ("init") for the building of a ring
+    phase: Phase  # how far the member is in the collective
 
 
 @dataclass
 class _Operation:
-    """One collective of a ring.
+    """One collective of a ring."""
 
-    Attributes:
-        name: the name of the collective, the same on all members.
-        kind: "allgather", "broadcast", "average", "sum" or "max".
-        contributions: by rank, a pair: the member's data, and a tuple that must be equal on all
-            members (the kind, then dtype and shape, or the root of a broadcast).
-        index: its place, from 0, among the ring's complete collectives; -1: not complete yet.
-        refusal: why the contributions do not fit together; empty: they do, or it is not complete.
-        result: the result for all members, once complete; else None.
-    """
-
-    name: str
-    kind: str
+    name: str  # the name of the collective, the same on all members
+    kind: str  # "allgather", "broadcast", "average", "sum" or "max"
+    # by rank, a pair: the member's data, and a tuple that must be equal on all members (the kind,
+    # then dtype and shape, or the root of a broadcast)
     contributions: dict[int, tuple[Array, tuple[object, ...]]] = field(default_factory=dict)
     index: int = -1  # its place in the order of the ring, once complete
+    # why the contributions do not fit together; empty: they do, or it is not complete
     refusal: str = ""
-    result: Any = None
+    result: Any = None  # the result for all members, once complete; else None
 
 
 class _Wire:
-    """The connections of one ring, with the collectives under way; all its members share it.
-
-    Args:
-        generation: the number of the ring's generation.
-        members: the worker id of each member, by rank.
-    """
+    """The connections of one ring, with the collectives under way; all its members share it."""
 
     def __init__(self, generation: int, members: dict[int, int]) -> None:
         self.generation = generation
@@ -130,11 +107,7 @@ class _Wire:
         return bool(self.broken) or (self.closing and operation.index < 0)
 
     def break_(self, reason: str, choose: Callable[[int], int]) -> None:
-        """Break the ring because of ``reason``: no further collective is completed in it.
-
-        Which members still get the results of the newest complete collectives is decided by calls
-        of ``choose(n)``, which returns a number from 0 to n - 1. A second call does nothing.
-        """
+        """Break the ring because of `reason`: no further collective is completed in it."""
         if self.broken:
             return
         self.broken = reason
@@ -147,35 +120,17 @@ class _Wire:
 
 @dataclass
 class _Room:
-    """The rendezvous of one generation, which the daemon of its member of rank 0 serves.
+    """The rendezvous of one generation, which the daemon of its member of rank 0 serves."""
 
-    Attributes:
-        keeper: the worker id of the member of rank 0.
-        size: the number of members that must come.
-        arrived: the worker ids of the members that have come, by rank.
-        wire: the connections of the ring; None until all members have come.
-        aborted: why the rendezvous has failed; empty if it has not.
-    """
-
-    keeper: int
-    size: int
+    keeper: int  # the worker id of the member of rank 0
+    size: int  # the number of members that must come
     arrived: dict[int, int] = field(default_factory=dict)  # rank -> worker
-    wire: _Wire | None = None
-    aborted: str = ""
+    wire: _Wire | None = None  # the connections of the ring; None until all members have come
+    aborted: str = ""  # why the rendezvous has failed; empty if it has not
 
 
 class LoopbackNetwork:
-    """All loopback rings of one test, with their members and rendezvous; any thread may call it.
-
-    Args:
-        clock: the clock by which members wait.
-        choose: a function that returns a number from 0 to its argument minus 1. It decides what the
-            rules in the module's docstring leave open, such as which survivors have the last
-            result. The default always returns 0.
-        disturb: a function that the thread of a member calls at each :class:`CollectivePoint`,
-            without a lock; it may raise an exception there. The default does nothing.
-        timeout_s: how long a member waits in a collective or a rendezvous, in seconds.
-    """
+    """All loopback rings of one test, with their members and rendezvous; any thread may call it."""
 
     def __init__(
         self,
@@ -197,12 +152,12 @@ class LoopbackNetwork:
         self._gone_to: set[int] = set()  # generations whose old members are switching
 
     def ring(self, worker: int) -> Ring:
-        """Return a new Ring, not connected yet, for the thread of the worker of id ``worker``."""
+        """Return a new Ring, not connected yet, for the thread of the worker of id `worker`."""
         member = self.member(worker)
         return Ring(member, member)
 
     def member(self, worker: int) -> LoopbackMember:
-        """Return the LoopbackMember of worker id ``worker``; only the first call makes one."""
+        """Return the LoopbackMember of worker id `worker`; only the first call makes one."""
         if worker not in self._members:
             self._members[worker] = LoopbackMember(self, worker)
         return self._members[worker]
@@ -210,11 +165,7 @@ class LoopbackNetwork:
     # --- what happens to members, and to the daemons that keep a rendezvous
 
     def lose(self, worker: int) -> None:
-        """Simulate the death of the worker with the id ``worker``, for good.
-
-        Its ring breaks and the rendezvous that its daemon serves fail, before the call returns. The
-        next call of its member raises :class:`Killed`; one that waits now may raise another error.
-        """
+        """Simulate the death of the worker with the id `worker`, for good."""
         with self.changed:
             self.lost.add(worker)
             if worker in self._members:
@@ -225,25 +176,18 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def freeze(self, worker: int) -> None:
-        """Simulate that the process of worker id ``worker`` hangs with its connections open.
-
-        Its daemon no longer answers. The caller must stop the worker's thread itself.
-        """
+        """Simulate that the process of worker id `worker` hangs with its connections open."""
+        # The caller must stop the worker's thread itself.
         self.frozen.add(worker)
 
     def thaw(self, worker: int) -> None:
-        """End the simulated hang of worker id ``worker`` that :meth:`freeze` began, if any."""
+        """End the simulated hang of worker id `worker` that `freeze` began, if any."""
         with self.changed:
             self.frozen.discard(worker)
             self.changed.notify_all()
 
     def serve(self, keeper: int, generation: int) -> None:
-        """Let one worker's daemon serve the rendezvous of a generation, and abort its earlier ones.
-
-        Args:
-            keeper: the id of the worker whose daemon serves the rendezvous.
-            generation: the number of the generation.
-        """
+        """Let one worker's daemon serve the rendezvous of a generation."""
         with self.changed:
             self._served[keeper] = max(generation, self._served.get(keeper, 0))
             for number, room in self._rooms.items():
@@ -252,10 +196,7 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def abort(self, keeper: int, generation: Generation) -> None:
-        """Abort the rendezvous of ``generation`` if the daemon of worker ``keeper`` serves it.
-
-        If the daemon of another worker serves it, nothing happens.
-        """
+        """Abort the rendezvous of `generation` if the daemon of worker `keeper` serves it."""
         with self.changed:
             room = self._room_of(generation)
             if room.keeper == keeper:
@@ -265,17 +206,7 @@ class LoopbackNetwork:
     # --- for members
 
     def enter(self, generation: Generation, rank: int, worker: int) -> _Room:
-        """Record that a member has come to the rendezvous of ``generation``; return the rendezvous.
-
-        It does not wait. When the last member has come, the ring's connections are made. If
-        ``aborted`` of the result is not empty, the member was not recorded. The caller holds the
-        network's lock.
-
-        Args:
-            generation: the generation whose ring is built.
-            rank: the rank of the member in this generation.
-            worker: the worker id of the member.
-        """
+        """Record that a member has come to the rendezvous of `generation`; return the rendezvous"""
         room = self._room_of(generation)
         keeper = room.keeper
         if keeper in self.lost:
@@ -294,11 +225,7 @@ class LoopbackNetwork:
         return self._rooms.setdefault(generation.number, room)
 
     def announce_switch(self, worker: int, generation: Generation) -> None:
-        """Announce that the old members of ``generation``, ``worker`` among them, build its ring.
-
-        Raises:
-            RendezvousFailed: the member of rank 0 is lost, or is frozen and not ``worker``.
-        """
+        """Announce that the old members of `generation`, `worker` among them, build its ring."""
         keeper = generation.members[0].id
         if keeper in self.lost or (keeper in self.frozen and keeper != worker):
             raise RendezvousFailed(generation.number, f"w{keeper} does not answer")
@@ -307,11 +234,7 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait up to 2 s until ``generation`` was announced by :meth:`announce_switch`.
-
-        Returns:
-            True if it was, also before the call; False if not, or if rank 0 is lost or frozen.
-        """
+        """Wait up to 2 s until `generation` was announced by `announce_switch`."""
         number, keeper = generation.number, generation.members[0].id
         with self.changed:
             self.changed.wait_for(
@@ -324,16 +247,7 @@ class LoopbackNetwork:
 
 
 class LoopbackMember:
-    """One worker's connection to its loopback ring, and the collectives in this ring.
-
-    It implements :class:`edl.ring.ring.Collectives` and :class:`edl.ring.ring.RingConnection` for
-    the worker's thread. After :meth:`LoopbackNetwork.lose` its methods raise :class:`Killed`. Tests
-    average gradients by :meth:`average_start` and :meth:`average_finish`.
-
-    Args:
-        network: the network that holds the ring.
-        worker: the id of the worker.
-    """
+    """One worker's connection to its loopback ring, and the collectives in this ring."""
 
     def __init__(self, network: LoopbackNetwork, worker: int) -> None:
         self._network = network
@@ -345,11 +259,7 @@ class LoopbackMember:
         self._cut = False
 
     def is_missed_in(self, name: str) -> bool:
-        """Return whether other members wait in an open collective for this member's contribution.
-
-        ``name`` is the beginning of the collective's name; others are ignored. Without a ring the
-        answer is False.
-        """
+        """Whether other members wait in an open collective for this member's contribution"""
         open_ = self._wire.open.values() if self._wire is not None else ()
         return any(
             each.name.startswith(name) and self._rank not in each.contributions for each in open_
@@ -358,16 +268,7 @@ class LoopbackMember:
     # --- the connection
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Connect to the other members of ``generation``, with the rank in ``where``.
-
-        Args:
-            where: the rank of this worker, and its place among the hosts.
-            generation: the generation whose members form the ring; None: a ring of one worker.
-
-        Raises:
-            CollectiveFailed: the rendezvous has failed, or timed out after ``timeout_s``.
-            Killed: :meth:`LoopbackNetwork.lose` was called for this worker.
-        """
+        """Connect to the other members of `generation`, with the rank in `where`."""
         network = self._network
         self._rank, self._wire, self._cut = where.rank, None, False
         self._generation = generation.number if generation is not None else 0
@@ -394,12 +295,7 @@ class LoopbackMember:
         self._reach(INIT, Phase.DONE)
 
     def _connected(self, room: _Room) -> _Wire:
-        """Return the connections that the rendezvous ``room`` has made.
-
-        Raises:
-            CollectiveFailed: not all members have come, this member was cut, or the ring broke
-                right after the rendezvous and the network's ``choose`` decided so.
-        """
+        """Return the connections that the rendezvous `room` has made."""
         wire = room.wire
         if self._cut or wire is None:
             why = "this worker has cut it" if self._cut else room.aborted
@@ -409,7 +305,7 @@ class LoopbackMember:
         return wire
 
     def close(self) -> None:
-        """Leave the ring in order, and so end it; wait up to ``timeout_s`` for a frozen member."""
+        """Leave the ring in order, and so end it; wait up to `timeout_s` for a frozen member."""
         network, wire = self._network, self._wire
         self._check_alive()
         if wire is None:
@@ -430,10 +326,7 @@ class LoopbackMember:
             self._network.changed.notify_all()
 
     def let_go(self, reason: str) -> None:
-        """Break this member's ring, or leave the rendezvous in which it waits, for ``reason``.
-
-        It is called with the network's lock held.
-        """
+        """Break this member's ring, or leave the rendezvous in which it waits, for `reason`."""
         self._cut = True
         choose = self._network.choose
         if self._wire is not None:
@@ -448,61 +341,37 @@ class LoopbackMember:
         self._network.changed.notify_all()
 
     def announce_switch(self, generation: Generation) -> None:
-        """Announce that the old members of ``generation`` begin to build its ring.
-
-        Raises:
-            RendezvousFailed: the member of rank 0 is lost, or frozen and not this one.
-        """
+        """Announce that the old members of `generation` begin to build its ring."""
         self._check_alive()
         self._network.announce_switch(self._worker, generation)
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Return whether ``generation`` is announced in 2 s, and rank 0 neither lost nor frozen."""
+        """Return whether `generation` is announced in 2 s, and rank 0 neither lost nor frozen."""
         self._check_alive()
         return self._network.wait_for_announcement(generation)
 
     # --- collectives
 
     def allgather_start(self, row: Array, name: str, same_shape: bool = False) -> Any:
-        """Contribute a copy of ``row`` (1 or more rows) to the allgather ``name``; return a handle.
-
-        If the ring is broken or closed, this call or the waiting one raises CollectiveFailed.
-        """
+        """Contribute a copy of `row` (1 or more rows) to the allgather `name`; return a handle."""
         return self._start("allgather", name, row, row.dtype, row.shape[1:])
 
     def allgather_finish(self, handle: Any) -> Array:
-        """Wait for the allgather of ``handle``, and return the rows of all members in rank order.
-
-        Raises:
-            CollectiveFailed: the ring is broken, closed, or breaks now after ``timeout_s``.
-            UsageError: the rows of the members differ in dtype or in the shape of a row.
-        """
+        """Wait for the allgather of `handle`, and return the rows of all members in rank order."""
         rows: Array = self._finish(handle)
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the ``payload`` of rank ``root``; those of the other members are ignored.
-
-        All members call it with the same ``name`` and ``root``; it waits for all.
-
-        Raises:
-            CollectiveFailed: the ring is broken, closed, or breaks now after ``timeout_s``.
-            UsageError: the members name different roots.
-        """
+        """Return the `payload` of rank `root`; those of the other members are ignored."""
         data = np.frombuffer(payload, dtype=np.uint8)
         return bytes(self._finish(self._start("broadcast", name, data, root)).tobytes())
 
     def average_start(self, array: Array, name: str, kind: str = "average") -> Any:
-        """Contribute ``array`` to the average (or "sum", "max") ``name``; return its handle."""
+        """Contribute `array` to the average (or "sum", "max") `name`; return its handle."""
         return self._start(kind, name, array, array.dtype, array.shape)
 
     def average_finish(self, handle: Any) -> Array:
-        """Wait for the collective of ``handle``, and return the mean of all members' arrays.
-
-        Raises:
-            CollectiveFailed: the ring is broken, closed, or breaks now after ``timeout_s``.
-            UsageError: the arrays of the members differ in shape or dtype.
-        """
+        """Wait for the collective of `handle`, and return the mean of all members' arrays."""
         average: Array = self._finish(handle)
         return average
 
@@ -550,15 +419,7 @@ class LoopbackMember:
         return self._wire
 
     def _reach(self, name: str, phase: Phase) -> None:
-        """Call the test's ``disturb`` at one point of a collective; it may delay or raise.
-
-        If it raises CollectiveFailed, this member's connections are cut. ``name`` is that of the
-        collective; ``phase`` says how far this member is in it.
-
-        Raises:
-            Killed: :meth:`LoopbackNetwork.lose` was called for this worker.
-            CollectiveFailed: ``disturb`` has raised it.
-        """
+        """Call the test's `disturb` at one point of a collective; it may delay or raise."""
         self._check_alive()
         try:
             self._network.disturb(CollectivePoint(self._worker, self._generation, name, phase))
@@ -574,10 +435,7 @@ class LoopbackMember:
 
 
 def _carry_out(operation: _Operation) -> None:
-    """Compute and store the result of ``operation``, to which all members have contributed.
-
-    If they do not fit together, ``operation.refusal`` gets the reason instead. They are dropped.
-    """
+    """Compute and store the result of `operation`, to which all members have contributed."""
     data = [operation.contributions[rank] for rank in sorted(operation.contributions)]
     forms = _differing(form for _, form in data)
     if len(forms) > 1:

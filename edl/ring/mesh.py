@@ -35,43 +35,19 @@ _QUESTION = re.compile(r"(.+)/(?:edl-hosts/([0-9]{1,9})|edl-addresses/([0-9]{1,9
 
 @dataclass(frozen=True)
 class MeshRequest:
-    """A request of one member to the rendezvous store for the values of all members of a mesh.
-
-    With a rank it asks for the addresses at which each other member expects a connection from
-    that rank; with rank -1 it asks for the host names of all members. :func:`question` makes it.
-
-    Attributes:
-        scope: Horovod's scope of the mesh, which stands after the generation's scope in the path.
-        size: the number of members of the mesh, from 2 to 1,024.
-        rank: the rank of the member that asks; -1: a request for host names.
-    """
+    """A request of one member to the rendezvous store for the values of all members of a mesh."""
 
     scope: str  # Horovod's scope, within the generation's
-    size: int
-    rank: int
+    size: int  # the number of members of the mesh, from 2 to 1,024
+    rank: int  # the rank of the member that asks; -1: a request for host names
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys in the store whose values the answer needs, one for each rank, in rank order.
-
-        They begin with :attr:`scope`, and lack the generation's scope.
-        """
+        """The keys in the store whose values the answer needs, one for each rank, in rank order."""
         return _keys(f"{self.scope}/{'rank_' if self.rank < 0 else ''}", self.size)
 
     def answer(self, values: Sequence[bytes]) -> bytes:
-        """Return the store's answer to the request: the length of each entry, then the entries.
-
-        There is one entry for each member, in rank order: its host name, or the address that it
-        has published for ``rank`` (empty for ``rank`` itself). Lengths are 32 bits, high byte
-        first.
-
-        Args:
-            values: the stored values of :attr:`keys`, in the same order, one for each member.
-
-        Raises:
-            RingError: the request is for addresses, and the values are not all equally long with
-                one address for each other member.
-        """
+        """Return the store's answer to the request: the length of each entry, then the entries."""
         if self.rank < 0:
             return struct.pack(f"!{self.size}I", *map(len, values)) + b"".join(values)
         stored = sorted(set(map(len, values)))
@@ -90,15 +66,7 @@ class MeshRequest:
 
 
 def question(key: str) -> MeshRequest | None:
-    """Parse ``key``, without the generation's scope, as a request for a whole mesh.
-
-    Returns:
-        The request; None if ``key`` is an ordinary key, whose value a member has put.
-
-    Raises:
-        RingError: the mesh has fewer than 2 or more than 1,024 members, or the asking rank is
-            none of its ranks.
-    """
+    """Parse `key`, without the generation's scope, as a request for a whole mesh."""
     match = _QUESTION.fullmatch(key)
     if match is None:
         return None

@@ -61,25 +61,12 @@ _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
 
 
 def new_scope(generation: int) -> str:
-    """Return a new scope: the unguessable first part of the URL paths of a generation's rendezvous.
-
-    Args:
-        generation: the number of the generation. The scope is ``g``, this number, ``-`` and 32
-            random hexadecimal digits: ``g3-5f0e...``.
-    """
+    """A new scope: the unguessable first part of the URL paths of a generation's rendezvous"""
     return f"g{generation}-{secrets.token_hex(16)}"
 
 
 def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str, str]:
-    """Return the environment variables, name to value, by which ``hvd.init()`` finds the store.
-
-    The caller sets them; this function changes nothing.
-
-    Args:
-        seat_address: the address of the daemon of rank 0, which serves the store.
-        port: the port on which that daemon serves HTTP.
-        scope: the scope of the generation, as :func:`new_scope` has made it.
-    """
+    """Return the environment variables, name to value, by which `hvd.init()` finds the store."""
     store = f"{seat_address}:{port}/{scope}"
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": store,
@@ -90,46 +77,28 @@ def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str
 
 @dataclass
 class _Gathering:
-    """The requests that wait until each key of one set of keys is stored.
+    """The requests that wait until each key of one set of keys is stored."""
 
-    Attributes:
-        missing: the keys of the set that are not stored yet.
-        held: one future for each waiting request; its result is None, when no key is missing or
-            when the scope is closed.
-    """
-
-    missing: set[str]
+    missing: set[str]  # the keys of the set that are not stored yet
+    # one future for each waiting request; its result is None, when no key is missing or when the
+    # scope is closed
     held: set[asyncio.Future[None]] = field(default_factory=set)
 
 
 @dataclass
 class _Scope:
-    """The content of an open scope, and the requests that wait for it.
+    """The content of an open scope, and the requests that wait for it."""
 
-    Attributes:
-        values: the stored values by key.
-        size: the bytes of all values together.
-        held: by key, the futures of the requests that wait for this key alone. The result of a
-            future is the value; None if the scope is closed.
-        gatherings: by the tuple of the keys, the requests that wait for all of these keys.
-    """
-
-    values: dict[str, bytes] = field(default_factory=dict)
-    size: int = 0
+    values: dict[str, bytes] = field(default_factory=dict)  # the stored values by key
+    size: int = 0  # the bytes of all values together
+    # by key, the futures of the requests that wait for this key alone. The result of a future is
+    # the value; None if the scope is closed.
     held: dict[str, set[asyncio.Future[bytes | None]]] = field(default_factory=dict)
     gatherings: dict[tuple[str, ...], _Gathering] = field(default_factory=dict)  # by their keys
 
 
 class RendezvousStore:
-    """A store of bytes by key for the rendezvous of the newest generation, on one event loop only.
-
-    It serves no scope until :meth:`announce` is called. All methods belong to the thread of the
-    event loop.
-
-    Args:
-        hold_s: the seconds that a request may wait for its generation to be announced and for a
-            value that is not stored yet, both together.
-    """
+    """Bytes by key for the rendezvous of the newest generation, on one event loop only."""
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
         self.hold_s = hold_s
@@ -141,12 +110,7 @@ class RendezvousStore:
         self._refused: set[str] = set()  # reasons, of this scope; each is logged once
 
     def announce(self, scope: str) -> None:
-        """Serve ``scope``, with no values yet, and close the scope that was open before.
-
-        Requests that wait for the new scope go on, and those of the closed scope are answered with
-        410. If ``scope`` is no name of a scope, or its generation is not newer than the newest one
-        announced, nothing changes.
-        """
+        """Serve `scope`, with no values yet, and close the scope that was open before."""
         number = _generation(scope)
         if number is None or number <= self._newest:
             return
@@ -156,16 +120,11 @@ class RendezvousStore:
         self._look_again()
 
     async def put(self, scope: str, key: str, value: bytes) -> int:
-        """Store ``value`` under ``key``, replacing an older one, and answer requests for the key.
-
-        It waits up to ``hold_s`` seconds until the generation of ``scope`` is announced.
-
-        Returns:
-            The HTTP status: 200 if the value is stored; 404 if ``scope`` is no scope name; 410 if
-            the scope is closed; 413 if the scope's values would exceed ``SCOPE_BYTES`` together;
-            503 if too many requests wait for their generation, or the generation was not announced
-            within ``hold_s`` seconds (not 404, which Horovod would take for success).
-        """
+        """Store `value` under `key`, replacing an older one, and answer requests for the key."""
+        # The HTTP status: 200 if the value is stored; 404 if `scope` is no scope name; 410 if the
+        # scope is closed; 413 if the scope's values would exceed `SCOPE_BYTES` together; 503 if too
+        # many requests wait for their generation, or the generation was not announced within
+        # `hold_s` seconds (not 404, which Horovod would take for success).
         try:
             async with asyncio.timeout(self.hold_s):
                 room = await self._enter(scope)
@@ -185,18 +144,7 @@ class RendezvousStore:
         return OK
 
     async def get(self, scope: str, key: str) -> tuple[int, bytes]:
-        """Return the value of ``key`` in ``scope``, waiting up to ``hold_s`` seconds for it.
-
-        A ``key`` that asks for a whole mesh (:mod:`edl.ring.mesh`) is answered as soon as all
-        members have stored their values.
-
-        Returns:
-            The HTTP status, then the value (empty unless 200): 200 with the value; 404 if ``scope``
-            is no scope name, if after ``hold_s`` seconds the generation is not announced or the
-            value is missing, or if a value of the mesh was deleted meanwhile; 409 if a mesh
-            request, or a value stored for it, is invalid; 410 if the scope is closed; 503 if too
-            many requests wait for their generation to be announced.
-        """
+        """Return the value of `key` in `scope`, waiting up to `hold_s` seconds for it."""
         try:
             async with asyncio.timeout(self.hold_s):
                 room = await self._enter(scope)
@@ -215,12 +163,7 @@ class RendezvousStore:
         return (GONE, b"") if value is None else (OK, value)
 
     def delete(self, scope: str, key: str) -> int:
-        """Delete ``key`` from ``scope``, without waiting.
-
-        Returns:
-            The HTTP status: 200 whether the key was there or not; 404 if ``scope`` is no scope name
-            or its generation was not announced yet; 410 if the scope is closed.
-        """
+        """Delete `key` from `scope`, without waiting."""
         room = self._find(scope)
         if isinstance(room, int):
             return room
@@ -230,10 +173,7 @@ class RendezvousStore:
         return OK
 
     def close(self, scope: str) -> None:
-        """Close ``scope``: free its memory, and answer waiting and later requests for it with 410.
-
-        If ``scope`` is not the open scope, nothing changes.
-        """
+        """Close `scope`: free its memory, and answer waiting and later requests for it with 410."""
         if scope != self._scope or self._room is None:
             return
         room, self._room = self._room, None
@@ -243,11 +183,7 @@ class RendezvousStore:
             _answer_all(gathering.held, None)
 
     def close_all(self) -> None:
-        """Close the open scope for good: from now on requests for any scope are answered with 410.
-
-        Requests that wait for a generation are answered with 410, too. No later :meth:`announce`
-        opens a scope again.
-        """
+        """Close the open scope for good: requests for any scope are answered with 410"""
         self.close(self._scope)
         self._newest, self._scope = sys.maxsize, ""
         self._look_again()
@@ -260,12 +196,7 @@ class RendezvousStore:
         return len(self._early) + gathering + sum(map(len, room.held.values()))
 
     def _find(self, scope: str) -> _Scope | int | None:
-        """Return the open scope if its name is ``scope``; else say why there is none to serve.
-
-        Returns:
-            The open scope; None if the generation of ``scope`` was not announced yet; or the HTTP
-            status to answer with: 404 if it is not the name of a scope, 410 if the scope is closed.
-        """
+        """Return the open scope if its name is `scope`; else say why there is none to serve."""
         number = _generation(scope)
         if number is None:
             return NOT_FOUND
@@ -276,14 +207,7 @@ class RendezvousStore:
         return self._room
 
     async def _enter(self, scope: str) -> _Scope | int:
-        """Wait, without a time limit, until the generation of ``scope`` is announced.
-
-        The callers set the limit of ``hold_s`` seconds around this call.
-
-        Returns:
-            The open scope; or the HTTP status to answer with: 404 if it is not the name of a scope,
-            410 if the scope is closed, 503 if ``EARLY`` requests wait for their generation already.
-        """
+        """Wait, without a time limit, until the generation of `scope` is announced."""
         while (room := self._find(scope)) is None:
             if len(self._early) >= EARLY:
                 return UNAVAILABLE
@@ -296,31 +220,12 @@ class RendezvousStore:
         return room
 
     def _look_again(self) -> None:
-        """Wake all requests that wait for a generation; each then checks whether it is announced.
-
-        It is called whenever a generation was announced or the store was closed.
-        """
         _answer_all(self._early, None)
 
     async def _ask_mesh(self, room: _Scope, asked: mesh.MeshRequest) -> tuple[int, bytes]:
-        """Wait until all members have stored the values for a mesh request, and return the answer.
-
-        It has no time limit; :meth:`get` sets one. The last stored value releases the requests of
-        all members. The event loop does other work between two answers, because 1,024 answers at
-        once would block it.
-
-        Args:
-            room: the open scope in which the values are stored.
-            asked: the request: the rank of the member that asks, and the size of the mesh of
-                connections.
-
-        Returns:
-            The HTTP status, then the answer (empty unless 200): 404 if a value was deleted
-            meanwhile, 410 if the scope was closed.
-
-        Raises:
-            RingError: the stored values are no addresses of this mesh.
-        """
+        """Wait until all members have stored the values for a mesh request, return the answer"""
+        # The event loop does other work between two answers, because 1,024 answers at once would
+        # block it.
         await _gather(room, asked.keys)
         async with self._turn:
             await asyncio.sleep(0)
@@ -334,17 +239,14 @@ class RendezvousStore:
 
 
 def _answer_all(futures: Iterable[asyncio.Future[Answered]], value: Answered) -> None:
-    """Set ``value`` as the result of each of ``futures`` that is not done yet; leave the others."""
+    """Set `value` as the result of each of `futures` that is not done yet; leave the others."""
     for future in futures:
         if not future.done():
             future.set_result(value)
 
 
 async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
-    """Wait until each of ``keys`` is stored in the scope ``room``, or until this scope is closed.
-
-    It has no time limit, and does not tell which of the two has happened.
-    """
+    """Wait until each of `keys` is stored in the scope `room`, or until this scope is closed."""
     gathering = room.gatherings.get(keys)
     if gathering is None:
         missing = set(keys) - room.values.keys()
@@ -362,10 +264,8 @@ async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
 
 
 async def _arrival(room: _Scope, key: str) -> bytes | None:
-    """Wait until ``key`` is stored in the scope ``room``, without a time limit; return its value.
-
-    The result is None if the scope is closed before that. The key must not be stored yet.
-    """
+    """Wait until `key` is stored in the scope `room`, without a time limit; return its value."""
+    # The key must not be stored yet.
     future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     room.held.setdefault(key, set()).add(future)
     try:
@@ -379,29 +279,12 @@ async def _arrival(room: _Scope, key: str) -> bytes | None:
 
 
 def _generation(scope: str) -> int | None:
-    """Return the generation number in the scope name ``scope``; None if it is no scope name.
-
-    ``scope`` is like ``g3-5f0e``: ``g``, the number, ``-`` and hexadecimal digits.
-    """
     match = _SCOPE.fullmatch(scope)
     return int(match[1]) if match else None
 
 
 class RendezvousServer(DaemonServer):
-    """The HTTP server of a worker's daemon, which also serves the rendezvous store to Horovod.
-
-    The paths of Horovod's requests are ``/<scope>:<port>/<horovod scope>/<key>``. The server
-    listens from ``start()`` to ``close()``, and is a context manager that calls both.
-
-    Args:
-        address: the address of this machine to listen on.
-        port: the port to listen on; 0: any free port.
-        health: a function that returns the JSON object to answer to ``GET /health``; None: this
-            path is answered with 404.
-        store: the rendezvous store; None: a new one.
-        guard: the authenticator of requests that change something; None: they are refused.
-            Horovod's requests need no signature.
-    """
+    """The HTTP server of a worker's daemon, which also serves the rendezvous store to Horovod."""
 
     def __init__(
         self,
@@ -415,28 +298,15 @@ class RendezvousServer(DaemonServer):
         self.store = store or RendezvousStore()
 
     def announce(self, scope: str) -> None:
-        """Serve ``scope``, and close the scope of an earlier generation, soon after the call.
-
-        The event loop's thread does it; the call returns at once, and is safe from any thread. If
-        the generation of ``scope`` is not newer than the newest one announced, nothing changes.
-        """
+        """Serve `scope`, and close the scope of an earlier generation, soon after the call."""
         self.in_loop(lambda: self.store.announce(scope))
 
     def close_scope(self, scope: str) -> None:
-        """Close ``scope``, so that waiting and later requests for it are answered with 410.
-
-        The event loop's thread does it soon after the call, which returns at once and is safe from
-        any thread. If ``scope`` is not the open scope, nothing changes.
-        """
+        """Close `scope`, so that waiting and later requests for it are answered with 410."""
         self.in_loop(lambda: self.store.close(scope))
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer to ``request``, whose path has no route in the base class.
-
-        A path ``/<scope>:<port>/<key>`` is one of the rendezvous store (``<key>`` begins with
-        Horovod's scope): the store answers GET, PUT and DELETE, and other methods get 405. Any
-        other path gets 404.
-        """
+        """Return the answer to `request`, whose path has no route in the base class."""
         match = _PATH.fullmatch(request.path)
         if match is None:
             return Response(404)
@@ -450,8 +320,5 @@ class RendezvousServer(DaemonServer):
         return Response(405)
 
     def let_go(self) -> None:
-        """Close the rendezvous store for good, so that waiting requests are answered with 410.
-
-        The server calls it on its event loop's thread when it is closed.
-        """
+        """Close the rendezvous store for good, so that waiting requests are answered with 410."""
         self.store.close_all()

@@ -35,38 +35,22 @@ _TIMEVAL = struct.Struct("@ll")
 
 @dataclass(frozen=True)
 class SocketRecord:
-    """The properties of one TCP socket of this process at the time of :func:`open_sockets`.
+    """The properties of one TCP socket of this process at the time of `open_sockets`."""
 
-    Attributes:
-        descriptor: the file descriptor of the socket in this process.
-        port: the local port.
-        listening: whether the socket listens for connections.
-        reuses_address: whether SO_REUSEADDR is set.
-        receive_timeout: whether SO_RCVTIMEO is set, to more than 0.
-    """
-
-    descriptor: int
+    descriptor: int  # the file descriptor of the socket in this process
     port: int  # the local port
-    listening: bool
-    reuses_address: bool
-    receive_timeout: bool
+    listening: bool  # whether the socket listens for connections
+    reuses_address: bool  # whether SO_REUSEADDR is set
+    receive_timeout: bool  # whether SO_RCVTIMEO is set, to more than 0
 
     @property
     def of_ring(self) -> bool:
-        """Whether the socket is a connection that Gloo has made.
-
-        It is, if both SO_REUSEADDR and SO_RCVTIMEO are set.
-        """
+        """Whether the socket is a connection that Gloo has made."""
         return self.reuses_address and self.receive_timeout
 
 
 class RingSockets:
-    """The sockets of the current ring, recorded so that they can be cut.
-
-    Call :meth:`before` right before the ring is built, :meth:`remember` after it, :meth:`shut` to
-    cut the ring, and :meth:`forget` when the ring was closed. All methods may be called from any
-    thread. ``len()`` is the number of recorded sockets, 0 while a ring is being built.
-    """
+    """The sockets of the current ring, recorded so that they can be cut."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,18 +59,7 @@ class RingSockets:
         self._ring: frozenset[int] = frozenset()
 
     def before(self, store_port: int = 0) -> frozenset[int]:
-        """Record which TCP sockets exist right before ``hvd.init()`` builds a ring.
-
-        The sockets of the last ring are forgotten. Until :meth:`remember` or :meth:`forget` is
-        called, a ring counts as being built.
-
-        Args:
-            store_port: the port on which the rendezvous store listens, on whichever host; 0: the
-                ring needs no store.
-
-        Returns:
-            The inodes of the existing sockets, for :meth:`remember`.
-        """
+        """Record which TCP sockets exist right before `hvd.init()` builds a ring."""
         with self._lock:
             self._store_port = store_port
             self._before = frozenset(open_sockets())
@@ -94,13 +67,7 @@ class RingSockets:
             return self._before
 
     def remember(self, before: frozenset[int]) -> None:
-        """Record the connections that Gloo has made, after the ring was built.
-
-        They take the place of any recorded before.
-
-        Args:
-            before: the inodes that :meth:`before` has returned; those sockets are not the ring's.
-        """
+        """Record the connections that Gloo has made, after the ring was built."""
         found = open_sockets()
         with self._lock:
             self._before = None
@@ -114,17 +81,9 @@ class RingSockets:
             self._before, self._ring = None, frozenset()
 
     def shut(self) -> int:
-        """Cut the ring's connections with ``shutdown()``, without closing a file descriptor.
-
-        While the ring is being built, the sockets on which Gloo listens or connects are cut
-        instead, so that the build fails at once. They are recognised as sockets that :meth:`before`
-        did not find, with SO_REUSEADDR and a local port on which no older socket of this process
-        listens. So connections that our HTTP server has accepted are not cut. New connections to
-        the rendezvous store are cut, too. The sockets stay recorded.
-
-        Returns:
-            The number of sockets that were cut; 0 if none is recorded and no ring is being built.
-        """
+        """Cut the ring's connections with `shutdown()`, without closing a file descriptor."""
+        # While the ring is being built, the sockets on which Gloo listens or connects are cut
+        # instead, so that the build fails at once.
         with self._lock:
             before, ring, store_port = self._before, self._ring, self._store_port
         found = open_sockets()
@@ -145,10 +104,7 @@ class RingSockets:
 
 
 def open_sockets() -> dict[int, SocketRecord]:
-    """Return the properties of every TCP socket of this process, by the socket's inode.
-
-    Listening and unconnected sockets are included.
-    """
+    """Return the properties of every TCP socket of this process, by the socket's inode."""
     found: dict[int, SocketRecord] = {}
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
@@ -168,11 +124,7 @@ def open_sockets() -> dict[int, SocketRecord]:
 
 
 def _going_to(port: int) -> frozenset[int]:
-    """Return the inodes of all TCP sockets of this machine whose remote port is ``port``.
-
-    Sockets of other processes in this network namespace and sockets that are still connecting are
-    included, over IPv4 and IPv6.
-    """
+    """Return the inodes of all TCP sockets of this machine whose remote port is `port`."""
     found = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         try:
@@ -188,7 +140,7 @@ def _going_to(port: int) -> frozenset[int]:
 
 
 def _look(one: socket.socket, descriptor: int) -> SocketRecord:
-    """Return port, state and options of the socket ``one``, whose descriptor is ``descriptor``."""
+    """Return port, state and options of the socket `one`, whose descriptor is `descriptor`."""
     timeout = one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
     return SocketRecord(
         descriptor,
@@ -200,15 +152,7 @@ def _look(one: socket.socket, descriptor: int) -> SocketRecord:
 
 
 def _shut(descriptor: int, inode: int) -> bool:
-    """Cut the TCP connection of a socket with ``shutdown()``; the descriptor stays open.
-
-    Args:
-        descriptor: the file descriptor of the socket.
-        inode: the inode of the socket; if the descriptor now has another one, nothing is cut.
-
-    Returns:
-        Whether the connection was cut; False also if it was closed or not connected any more.
-    """
+    """Cut the TCP connection of a socket with `shutdown()`; the descriptor stays open."""
     try:
         one = _duplicate(descriptor, inode)
         if one is None:
@@ -221,21 +165,7 @@ def _shut(descriptor: int, inode: int) -> bool:
 
 
 def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """Return a duplicate of a socket, which the caller has to close.
-
-    It has a file descriptor of its own. The inode is checked on the duplicate, which no other
-    thread can close or reuse.
-
-    Args:
-        descriptor: the file descriptor of the socket.
-        inode: the inode that the socket had.
-
-    Returns:
-        The duplicate; None if the descriptor belongs to another file by now.
-
-    Raises:
-        OSError: the descriptor is closed, or is no socket.
-    """
+    """Return a duplicate of a socket, which the caller has to close."""
     copy = os.dup(descriptor)
     try:
         if os.fstat(copy).st_ino == inode:
