@@ -20,25 +20,14 @@ def api_key(secret: str, cluster: str) -> str:
 
 
 def new_token(secret: str, cluster: str, expires_s: float) -> str:
-    """Return a bearer token for the API of a cluster.
-
-    Args:
-        secret: the secret of the cluster.
-        cluster: the name of the cluster.
-        expires_s: when the token ends, in seconds since 1970.
-    """
+    """Return a bearer token for the API of a cluster."""
+    # `expires_s`: when the token ends, in seconds since 1970.
     expires = f"{int(expires_s):x}"
     return f"edl-{expires}-{_proof(secret, cluster, expires)}"
 
 
 def token_end_s(secret: str, cluster: str, token: str) -> float | None:
-    """Return when a bearer token ends, in seconds since 1970; None: it is no token of the cluster.
-
-    Args:
-        secret: the secret of the cluster.
-        cluster: the name of the cluster.
-        token: the text that a caller has sent.
-    """
+    """When a bearer token ends, in seconds since 1970; None: it is no token of the cluster"""
     match = _TOKEN.fullmatch(token)
     expected = _proof(secret, cluster, match[1] if match else "")
     if match is None or not hmac.compare_digest(match[2], expected):
@@ -47,6 +36,5 @@ def token_end_s(secret: str, cluster: str, token: str) -> float | None:
 
 
 def _proof(secret: str, cluster: str, expires: str) -> str:
-    """Return the proof in a bearer token that ends at ``expires``, in hexadecimal."""
     key = derived(secret, "bearer", cluster)
     return hmac.new(key.encode(), expires.encode(), hashlib.sha256).hexdigest()

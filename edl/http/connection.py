@@ -40,23 +40,14 @@ _PHRASES = {
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A complete HTTP request.
-
-    Attributes:
-        method: The HTTP method.
-        path: The path as it was sent, without the query; nothing is percent-decoded.
-        query: The part of the target after the first "?"; empty without one.
-        body: The body; empty without one.
-        authorization: The value of the header ``Authorization``; empty without one.
-        accept: The value of the header ``Accept``; empty without one.
-    """
+    """A complete HTTP request."""
 
     method: str
-    path: str
-    query: str
-    body: bytes
-    authorization: str = ""
-    accept: str = ""
+    path: str  # The path as it was sent, without the query; nothing is percent-decoded
+    query: str  # The part of the target after the first "?"; empty without one
+    body: bytes  # The body; empty without one
+    authorization: str = ""  # The value of the header `Authorization`; empty without one
+    accept: str = ""  # The value of the header `Accept`; empty without one
 
     @property
     def target(self) -> str:
@@ -66,45 +57,25 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class Response:
-    """An HTTP answer to a request.
+    """An HTTP answer to a request."""
 
-    Attributes:
-        status: The status code.
-        body: The body.
-        content_type: The header ``Content-Type``.
-        nonce: With the status 401, the nonce with which the client may sign the request, sent in
-            the header ``WWW-Authenticate``; empty: no such header.
-    """
-
-    status: int
+    status: int  # The status code
     body: bytes = b""
-    content_type: str = "application/octet-stream"
+    content_type: str = "application/octet-stream"  # The header `Content-Type`
+    # With the status 401, the nonce with which the client may sign the request, sent in the header
+    # `WWW-Authenticate`; empty: no such header
     nonce: str = ""
 
 
 class _TooLarge(Exception):
-    """The error that a callback of the parser raises to refuse a request that is too large.
-
-    Attributes:
-        status: The HTTP status to answer: 413, 414 or 431.
-    """
+    """The error that a callback of the parser raises to refuse a request that is too large."""
 
     def __init__(self, status: int) -> None:
-        self.status = status
+        self.status = status  # The HTTP status to answer: 413, 414 or 431
 
 
 class Connection(asyncio.Protocol):
-    """One open connection to a daemon's port, as an asyncio protocol.
-
-    The methods called on_* are callbacks of the HTTP parser (httptools). To refuse a request they
-    raise an error, for which :meth:`data_received` answers with a status 4xx. All methods run on
-    the event loop's thread.
-
-    Args:
-        respond: A coroutine function of the complete request, which returns the answer to it.
-        open_: The set of all open connections, which this one enters and leaves.
-        loop: The event loop that the connection runs on.
-    """
+    """One open connection to a daemon's port, as an asyncio protocol."""
 
     def __init__(
         self,
@@ -127,29 +98,21 @@ class Connection(asyncio.Protocol):
         self._timer = loop.call_later(REQUEST_S, self._too_slow)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Add this connection to the set of open ones, and keep its ``transport``.
-
-        asyncio calls this once, before any byte arrives.
-        """
+        """Add this connection to the set of open ones, and keep its `transport`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Remove this connection from the set of open ones, and cancel the answer to its request.
-
-        asyncio calls this once, when the connection is closed. ``error``, the reason, is not used.
-        """
+        """Remove this connection from the set of open ones, and cancel the answer to its request"""
         self._open.discard(self)
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
 
     def close(self) -> None:
-        """Close the connection as soon as the bytes already written are sent; do not wait for it.
-
-        An answer that is not written yet is never sent.
-        """
+        """Close the connection as soon as the bytes already written are sent; do not wait for it"""
+        # An answer that is not written yet is never sent.
         if self._transport is not None:
             self._transport.close()
 
@@ -159,14 +122,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse the next received bytes; refuse a request that is malformed or too large.
-
-        asyncio calls this each time bytes arrive. Bytes after the first request are ignored. To
-        refuse is to answer with the status 400, 413, 414 or 431 and close the connection.
-
-        Args:
-            data: the bytes: any piece of the request.
-        """
+        """Parse the next received bytes; refuse a request that is malformed or too large."""
         if self._complete:
             return  # more than one request: the first is answered, then we close
         try:
@@ -183,31 +139,13 @@ class Connection(asyncio.Protocol):
             self._refuse(cause.status if isinstance(cause, _TooLarge) else 400)
 
     def on_url(self, part: bytes) -> None:
-        """Add a part of the target to it; refuse a target of more than 8 KiB (``TARGET_BYTES``).
-
-        Args:
-            part: The next bytes of the target (path and query).
-
-        Raises:
-            _TooLarge: The target is too long; its status is 414.
-        """
+        """Add a part of the target to it; refuse a target of more than 8 KiB (`TARGET_BYTES`)."""
         self._target += part
         if len(self._target) > TARGET_BYTES:
             raise _TooLarge(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep ``Authorization`` and ``Accept``; refuse too long headers or a too large body.
-
-        All headers together may have 32 KiB (``HEADER_BYTES``), and the body, by its
-        Content-Length, 16 MiB (``BODY_BYTES``).
-
-        Args:
-            name: The name of the header.
-            value: The value of the header.
-
-        Raises:
-            _TooLarge: The headers are too long (status 431), or the body will be too large (413).
-        """
+        """Keep `Authorization` and `Accept`; refuse too long headers or a too large body."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEADER_BYTES:
             raise _TooLarge(431)
@@ -219,27 +157,17 @@ class Connection(asyncio.Protocol):
             raise _TooLarge(413)
 
     def on_headers_complete(self) -> None:
-        """Allow 16 MiB (``BODY_BYTES``) more bytes to arrive, because a body may follow."""
+        """Allow 16 MiB (`BODY_BYTES`) more bytes to arrive, because a body may follow."""
         self._room += BODY_BYTES
 
     def on_body(self, part: bytes) -> None:
-        """Add a part to the body; refuse a body of more than 16 MiB (``BODY_BYTES``).
-
-        Args:
-            part: The next bytes of the body.
-
-        Raises:
-            _TooLarge: The body is too large; its status is 413.
-        """
+        """Add a part to the body; refuse a body of more than 16 MiB (`BODY_BYTES`)."""
         self._body += part
         if len(self._body) > BODY_BYTES:
             raise _TooLarge(413)
 
     def on_message_complete(self) -> None:
-        """Start a task of the event loop that answers the request, which has arrived completely.
-
-        A request of another version than HTTP/1.0 or 1.1 is refused with the status 400.
-        """
+        """Start a task of the event loop that answers the request, which has arrived completely."""
         if self._complete:
             return
         if not self._parser.get_http_version().startswith("1."):
@@ -254,32 +182,19 @@ class Connection(asyncio.Protocol):
         self._task = self._loop.create_task(self._answer(request))
 
     async def _answer(self, request: HttpRequest) -> None:
-        """Wait for the answer to ``request`` and send it, to a HEAD without its body."""
         self._send(await self._respond(request), head=request.method == "HEAD")
 
     def _refuse(self, status: int) -> None:
-        """Answer with the error ``status`` and close, unless the request is being answered already.
-
-        The answer has no body. Bytes that arrive later are ignored.
-        """
+        """Answer with the error `status` and close, unless the request is being answered already"""
         if self._task is None:
             self._complete = True
             self._send(Response(status, content_type="text/plain"))
 
     def _too_slow(self) -> None:
-        """Answer 408 to a request that did not arrive completely within 30 s (``REQUEST_S``).
-
-        A timer calls this, which begins when the connection is made.
-        """
         self._refuse(408)
 
     def _send(self, answer: Response, head: bool = False) -> None:
-        """Send an answer and close the connection; do nothing if it is closed or closing.
-
-        Args:
-            answer: The answer.
-            head: Whether the request was a HEAD, so that the body is left out.
-        """
+        """Send an answer and close the connection; do nothing if it is closed or closing."""
         if self._transport is None or self._transport.is_closing():
             return
         nonce = f"WWW-Authenticate: {SCHEME} {answer.nonce}\r\n" if answer.nonce else ""
@@ -293,12 +208,7 @@ class Connection(asyncio.Protocol):
 
 
 def _origin_form(target: str) -> str:
-    """Return the path and query of a request's target, without scheme and host.
-
-    Args:
-        target: The target, perhaps absolute: "http://host:port/a?b" gives "/a?b". Any other target
-            is returned as it is.
-    """
+    """Return the path and query of a request's target, without scheme and host."""
     if target.startswith("/"):
         return target
     _, scheme, rest = target.partition("://")

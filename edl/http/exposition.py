@@ -24,25 +24,18 @@ _loading = threading.Lock()
 
 
 class MetricsHandler:
-    """The handler of ``GET /metrics``; give it to :meth:`edl.http.server.DaemonServer.add_route`.
+    """The handler of `GET /metrics`; give it to `add_route`."""
 
-    The answer is in OpenMetrics if the client asks for that, else in the text format of Prometheus.
-    It also has the usual metrics of a process: its processor time, memory and open files.
-
-    Args:
-        samples: returns the values of all metrics at this moment. It runs on the event loop's
-            thread, so it must not block.
-    """
+    # It runs on the event loop's thread, so it must not block.
 
     def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
         self._samples = samples
 
     def __call__(self, request: HttpRequest) -> Awaitable[Response]:
-        """Return an awaitable of the answer to ``request``, whose header Accept is looked at."""
         return self._answer(request.accept)
 
     async def _answer(self, accept: str) -> Response:
-        """Return the metrics in the format that ``accept``, a header of that name, asks for."""
+        """Return the metrics in the format that `accept`, a header of that name, asks for."""
         await asyncio.to_thread(_load)
         body, content_type = exposition([*self._samples()], accept)
         return Response(200, body, content_type)
@@ -56,12 +49,7 @@ def _load() -> None:
 
 
 def exposition(samples: Iterable[Sample], accept: str = "") -> tuple[bytes, str]:
-    """Return metrics as text, and the content type of that text.
-
-    Args:
-        samples: the values; those of one metric need not stand together.
-        accept: the header ``Accept`` of the client, which chooses the format.
-    """
+    """Return metrics as text, and the content type of that text."""
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
 
@@ -76,11 +64,7 @@ def exposition(samples: Iterable[Sample], accept: str = "") -> tuple[bytes, str]
 
 
 class _Collector:
-    """A collector of the library that gives values that are there already.
-
-    Args:
-        samples: the values of each metric.
-    """
+    """A collector of the library that gives values that are there already."""
 
     def __init__(self, samples: dict[Metric, list[Sample]]) -> None:
         self._samples = samples
@@ -92,12 +76,7 @@ class _Collector:
 
 
 def _family(metric: Metric, samples: list[Sample]) -> Family:
-    """Return a metric and its values as an object of the library.
-
-    Args:
-        metric: the metric.
-        samples: its values, one for each combination of labels.
-    """
+    """Return a metric and its values as an object of the library."""
     from prometheus_client import core
 
     name, labels, help = metric.name, metric.labels, metric.help
@@ -122,10 +101,7 @@ def _family(metric: Metric, samples: list[Sample]) -> Family:
 
 
 def _cumulated(values: Histogram) -> tuple[list[tuple[str, float]], float]:
-    """Return the buckets of a histogram as Prometheus has them, and the sum of its values.
-
-    Each bucket is its limit as a text, and how many values are not above that.
-    """
+    """Return the buckets of a histogram as Prometheus has them, and the sum of its values."""
     total, buckets = 0, []
     for bound, count in zip((*map(str, values.bounds), "+Inf"), values.counts, strict=True):
         total += count

@@ -21,28 +21,14 @@ class ResponseTooLarge(http.client.HTTPException):
 
 
 class LimitedConnection(http.client.HTTPConnection):
-    """A connection for one request, whose exchange has a deadline, and its answer a largest size.
-
-    The deadline is two time-outs (``WHOLE``) after the object was made; an answer that has come by
-    then may be read later. The time to resolve a name is not limited; the system does that.
-
-    Args:
-        address: The address of the server.
-        port: Its port.
-        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
-        most_bytes: The size of the largest answer that is taken, with its head.
-    """
+    """A connection for one request, whose exchange has a deadline, and its answer a largest size"""
 
     def __init__(self, address: str, port: int, timeout_s: float, most_bytes: int) -> None:
         super().__init__(address, port, timeout=timeout_s)
         self._limits = timeout_s, time.monotonic() + WHOLE * timeout_s, most_bytes
 
     def connect(self) -> None:
-        """Connect to the first address of the server that takes the connection.
-
-        Raises:
-            OSError: none did before the deadline.
-        """
+        """Connect to the first address of the server that takes the connection."""
         failed = OSError(f"{self.host} has no address")
         for family, kind, protocol, _, where in socket.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM
@@ -65,36 +51,22 @@ class LimitedConnection(http.client.HTTPConnection):
 
 
 class LimitedSocket(socket.socket):
-    """A connected socket with a deadline, and a largest number of bytes to receive.
-
-    Call :meth:`limit` before it is used.
-    """
+    """A connected socket with a deadline, and a largest number of bytes to receive."""
 
     _limits = (0.0, 0.0, 0)
 
     def limit(self, timeout_s: float, deadline_s: float, most_bytes: int) -> None:
-        """Set the limits, and let the next call wait no longer than they allow.
-
-        Args:
-            timeout_s: How long each call may wait, in seconds.
-            deadline_s: The time on the monotonic clock from which on no call waits at all.
-            most_bytes: How many bytes may be received.
-        """
+        """Set the limits, and let the next call wait no longer than they allow."""
         self._limits = timeout_s, deadline_s, most_bytes
         self.settimeout(max(0.0, min(timeout_s, deadline_s - time.monotonic())))
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        """Send ``data``; raise an OSError if that is not done in time."""
+        """Send `data`; raise an OSError if that is not done in time."""
         self.limit(*self._limits)
         super().sendall(data, flags)
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive bytes into ``buffer``, up to ``nbytes`` (0: up to its size); return how many.
-
-        Raises:
-            ResponseTooLarge: more bytes have come than may be received.
-            TimeoutError: none has come in time.
-        """
+        """Receive bytes into `buffer`, up to `nbytes` (0: up to its size); return how many."""
         self.limit(*self._limits)
         try:
             count = super().recv_into(buffer, nbytes, flags)
@@ -112,23 +84,14 @@ class LimitedSocket(socket.socket):
 
 
 class _LimitedReader(io.BufferedReader):
-    """A buffered file that takes no memory for more bytes than may come.
-
-    Args:
-        raw: The file to read from.
-        most_bytes: How many bytes may come.
-    """
+    """A buffered file that takes no memory for more bytes than may come."""
 
     def __init__(self, raw: io.RawIOBase, most_bytes: int) -> None:
         super().__init__(raw)
         self._most_bytes = most_bytes
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read ``size`` bytes, or fewer if the file ends before or has not so many.
-
-        Args:
-            size: How many bytes to read, as the answer may say; None or below 0: all.
-        """
+        """Read `size` bytes, or fewer if the file ends before or has not so many."""
         if size is None or size < 0:
             return super().read()
         # CPython takes the memory for all of them before it reads the first one.

@@ -12,11 +12,7 @@ T = TypeVar("T")
 
 
 def decoded_json(body: bytes, kind: type[T]) -> T:
-    """Return the JSON value in ``body``, which must be of type ``kind``.
-
-    Raises:
-        UsageError: the body is no JSON, or of another type; the text says in what.
-    """
+    """Return the JSON value in `body`, which must be of type `kind`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -24,7 +20,7 @@ def decoded_json(body: bytes, kind: type[T]) -> T:
 
 
 def _wrong_byte(body: bytes) -> str:
-    """Return a sentence with the first byte of ``body`` that is not UTF-8; empty if all are."""
+    """Return a sentence with the first byte of `body` that is not UTF-8; empty if all are."""
     try:
         body.decode()
     except UnicodeDecodeError as error:

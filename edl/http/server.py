@@ -38,17 +38,12 @@ BEGUN_S = 0.1  # for one that may not have been started
 
 @dataclass(frozen=True)
 class Route:
-    """The handler of all paths with one prefix, as :meth:`DaemonServer.add_route` stores it.
+    """The handler of all paths with one prefix, as `add_route` stores it."""
 
-    Attributes:
-        handler: A function of a request that returns the answer, as :data:`Handler` says.
-        content_type: The header ``Content-Type`` of the answers.
-        changes: Whether requests change something, so that only signed ones, of any method, are
-            handled. If False, GET and HEAD are handled, signed or not.
-    """
-
-    handler: Handler
-    content_type: str
+    handler: Handler  # A function of a request that returns the answer, as `Handler` says
+    content_type: str  # The header `Content-Type` of the answers
+    # Whether requests change something, so that only signed ones, of any method, are handled. If
+    # False, GET and HEAD are handled, signed or not.
     changes: bool
 
 
@@ -58,18 +53,7 @@ its own. Runs on the loop, so it must not block."""
 
 
 class DaemonServer:
-    """The HTTP server of one worker's daemon, with a thread of its own for all requests.
-
-    Call :meth:`start` and :meth:`close`, or use it as a context manager, which does so.
-
-    Args:
-        address: The IP address or name to listen on; one that other workers can reach.
-        port: The port to listen on; 0 lets the system choose one, see :attr:`port`.
-        health: A function that returns the JSON object to answer to ``GET /health``; the server's
-            thread calls it. None: that path is unknown.
-        guard: Checks the signatures of requests to paths that change something. None: all such
-            requests are answered with 401.
-    """
+    """The HTTP server of one worker's daemon, with a thread of its own for all requests."""
 
     def __init__(
         self,
@@ -92,14 +76,7 @@ class DaemonServer:
             self.add_route("/health", self._answer_health, "application/json")
 
     def start(self) -> None:
-        """Listen on the server's address only, and serve in a thread until :meth:`close`.
-
-        The call returns when requests are answered.
-
-        Raises:
-            RingError: the address or the port cannot be listened on, the address means all networks
-                of this machine (such as 0.0.0.0), or the thread did not start in 5 s.
-        """
+        """Listen on the server's address only, and serve in a thread until `close`."""
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -131,10 +108,7 @@ class DaemonServer:
             raise RingError(f"the HTTP server of {self.address} did not start in {CLOSE_S:g} s")
 
     def close(self) -> None:
-        """Answer the requests that still wait, close all connections, and stop the thread.
-
-        The call waits for that, 5 s at most; answers may take 1 s. A second call does nothing.
-        """
+        """Answer the requests that still wait, close all connections, and stop the thread."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -166,52 +140,23 @@ class DaemonServer:
         content_type: str = "application/json",
         changes: bool = False,
     ) -> None:
-        """Let ``handler`` answer ``prefix`` and every path below it.
-
-        If a path has several prefixes with a handler, the longest one is used. A handler that was
-        added for the same prefix before is replaced. The server may be running.
-
-        Args:
-            prefix: The path, such as "/end", which also stands for "/end/" and "/end/now".
-            handler: A function of a request that returns a pair, status and body, or an awaitable
-                of a :class:`Response`. It runs on the server's thread, so it must not block. If it
-                raises, the answer is 500.
-            content_type: The header ``Content-Type`` of the answers that are pairs.
-            changes: Whether the requests change something. If True, the handler gets requests with
-                any method, but signed ones only; others are answered with 401. If False, it gets
-                requests with the method GET or HEAD, signed or not; others are answered with 405.
-        """
+        """Let `handler` answer `prefix` and every path below it."""
+        # It runs on the server's thread, so it must not block.
         route = Route(handler, content_type, changes)
         self._routes = {**self._routes, prefix.rstrip("/"): route}
 
     # --- for servers that answer more
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer to a request whose path has no route: here the status 404.
-
-        A subclass overrides it to serve other paths. It runs on the thread of the event loop. Until
-        it returns, the client waits; other requests are served meanwhile.
-
-        Args:
-            request: The request, with any method, signed or not.
-        """
+        """Return the answer to a request whose path has no route: here the status 404."""
         return Response(404)
 
     def let_go(self) -> None:
-        """Let the requests that still wait in :meth:`answer_other` return, as the server closes.
-
-        Here it does nothing; a subclass whose requests may wait overrides it. It runs once, on the
-        thread of the event loop. Requests that wait for 1 s more get no answer.
-        """
+        """Let the requests that still wait in `answer_other` return, as the server closes."""
 
     def in_loop(self, function: Callable[[], None]) -> None:
-        """Let the event loop's thread call ``function`` soon; do not wait for that.
-
-        Nothing happens before :meth:`start` and after :meth:`close`. Any thread may call this.
-
-        Args:
-            function: A function without arguments, which must not block.
-        """
+        """Let the event loop's thread call `function` soon; do not wait for that."""
+        # `function`: A function without arguments, which must not block.
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None:
             try:
@@ -222,11 +167,7 @@ class DaemonServer:
     # --- on the loop's thread
 
     def _serve(self, listener: socket.socket) -> None:
-        """Run the server's event loop in this thread until :meth:`close`; then close connections.
-
-        Args:
-            listener: The listening socket.
-        """
+        """Run the server's event loop in this thread until `close`; then close connections."""
         self._loop = loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         server = loop.run_until_complete(
@@ -259,26 +200,14 @@ class DaemonServer:
         await asyncio.sleep(0)
 
     async def answer(self, request: HttpRequest) -> Response:
-        """Return the answer to a request, from the handler of its path or :meth:`answer_other`.
-
-        A request with the wrong method or without a signature is refused with 405 or 401.
-        """
+        """Return the answer to a request, from the handler of its path or `answer_other`."""
         route = self._route(request.path)
         if route is not None:
             return self._refusal(route, request) or await self._answer_route(route, request)
         return await self.answer_other(request)
 
     def _refusal(self, route: Route, request: HttpRequest) -> Response | None:
-        """Return the answer to a request that must not reach its handler, or None if it may.
-
-        On a route that changes something, a missing or wrong signature gives 401, with a new nonce
-        to sign with; a right one is used up by this call. (A server without ``guard`` answers 401
-        without a nonce.) On any other route a method other than GET and HEAD gives 405.
-
-        Args:
-            route: The route of the request's path.
-            request: The request.
-        """
+        """Return the answer to a request that must not reach its handler, or None if it may."""
         if not route.changes:
             return None if request.method in ("GET", "HEAD") else Response(405)
         guard = self._authenticator
@@ -293,12 +222,7 @@ class DaemonServer:
 
     @staticmethod
     async def _answer_route(route: Route, request: HttpRequest) -> Response:
-        """Return the answer of a route's handler to a request; 500, and a log entry, if it raises.
-
-        Args:
-            route: The route of the request's path.
-            request: The request, which is not refused.
-        """
+        """The answer of a route's handler to a request; 500, and a log entry, if it raises"""
         try:
             answer = route.handler(request)
             if not isinstance(answer, tuple):
@@ -309,10 +233,7 @@ class DaemonServer:
         return Response(*answer, route.content_type)
 
     def _route(self, path: str) -> Route | None:
-        """Return the route whose prefix is the longest that ``path`` has; None if none fits.
-
-        Only whole parts count: "/end" is a prefix of "/end/now", and not of "/ending".
-        """
+        """Return the route whose prefix is the longest that `path` has; None if none fits."""
         prefix = path.rstrip("/")
         while prefix:
             if prefix in self._routes:
@@ -321,9 +242,5 @@ class DaemonServer:
         return None
 
     def _answer_health(self, request: HttpRequest) -> tuple[int, bytes]:
-        """Return a pair: the status 200, and the worker's health as a JSON object in bytes.
-
-        ``request`` is ignored.
-        """
         assert self._health is not None
         return 200, json.dumps(self._health()).encode() + b"\n"

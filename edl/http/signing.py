@@ -38,61 +38,25 @@ _AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")
 
 
 def http_key(secret: str, job: str) -> str:
-    """Return the key that signs requests to the workers of a job, as 64 hexadecimal digits.
-
-    Args:
-        secret: The secret of the job, from which the key is made.
-        job: The name of the job.
-    """
+    """Return the key that signs requests to the workers of a job, as 64 hexadecimal digits."""
     return derived(secret, "http", job)
 
 
 def authorization(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
-    """Return the value of the header ``Authorization`` that signs a request to a worker.
-
-    It has the form "EDL <nonce>:<mac>", and is good for this one request.
-
-    Args:
-        key: The key of the job, from :func:`http_key`.
-        nonce: The nonce that the worker gave in its answer 401.
-        worker: The id of the worker that the request is for.
-        method: The HTTP method.
-        target: The path with the query, as it is sent.
-        body: The body of the request.
-    """
+    """Return the value of the header `Authorization` that signs a request to a worker."""
     return f"{SCHEME} {nonce}:{_mac(key, nonce, worker, method, target, body)}"
 
 
 @dataclass(frozen=True)
 class AuthenticatorLimits:
-    """The limits on the nonces that an :class:`Authenticator` accepts.
-
-    Attributes:
-        nonce_s: For how many seconds after it was made a nonce is accepted, by the clock of the
-            worker that made it.
-        used_nonces: The largest number of used nonces that are remembered, each for ``nonce_s``
-            after its use. When it is reached, no request is accepted until some are forgotten.
-    """
+    """The limits on the nonces that an `Authenticator` accepts."""
 
     nonce_s: float = 30.0  # how long a nonce is accepted, by the clock of the worker that made it
     used_nonces: int = 4096  # remembered at most; then nothing is accepted until some expire
 
 
 class Authenticator:
-    """The server's side of the signatures: it makes nonces, and accepts each of them once.
-
-    Only one thread may use it. :meth:`nonce` is for the answer 401 to an unsigned request,
-    :meth:`accepts` checks a signed one.
-
-    Args:
-        key: The key of the job, from :func:`http_key`.
-        clock: Returns the time in seconds; only differences count.
-        limits: How long a nonce is accepted, and how many used ones are remembered.
-
-    Attributes:
-        worker: The id of this worker, which the caller sets. It is None until the worker has one,
-            and no request is accepted before.
-    """
+    """The server's side of the signatures: it makes nonces, and accepts each of them once."""
 
     def __init__(
         self,
@@ -100,6 +64,8 @@ class Authenticator:
         clock: Callable[[], float] = time.monotonic,
         limits: AuthenticatorLimits = AuthenticatorLimits(),
     ) -> None:
+        # The id of this worker, which the caller sets. It is None until the worker has one, and no
+        # request is accepted before.
         self.worker: int | None = None
         self._limits = limits
         self._key = key
@@ -108,29 +74,14 @@ class Authenticator:
         self._used: OrderedDict[str, float] = OrderedDict()  # nonce -> when it is too old
 
     def nonce(self) -> str:
-        """Return a new nonce: the time, random digits, and the proof that this object made it.
-
-        The nonce is not stored.
-        """
+        """Return a new nonce: the time, random digits, and the proof that this object made it."""
         made = f"{int(self._clock() * 1000):x}-{secrets.token_hex(16)}"
         return f"{made}-{self._proof(made)}"
 
     def accepts(
         self, given: str, method: str, target: str, body: bytes, key: str | None = None
     ) -> bool:
-        """Return whether a request to this worker is rightly signed; if so, use up its nonce.
-
-        False, with nothing changed, if the signature is missing or wrong, if it is for another
-        worker or job, or if its nonce is too old, was used before, or was not made by this object.
-        Also False if too many nonces were used lately (see ``used_nonces``).
-
-        Args:
-            given: The value of the request's header ``Authorization``; empty without one.
-            method: The HTTP method.
-            target: The path with the query.
-            body: The body of the request.
-            key: Another key that it may be signed with; None: that of this object.
-        """
+        """Return whether a request to this worker is rightly signed; if so, use up its nonce."""
         now = self._clock()
         while self._used and next(iter(self._used.values())) <= now:
             self._used.popitem(last=False)
@@ -154,11 +105,7 @@ class Authenticator:
         return True
 
     def _is_fresh(self, nonce: str, now: float) -> bool:
-        """Return whether this object made ``nonce`` less than ``nonce_s`` seconds before ``now``.
-
-        ``now`` is in seconds of this object's clock. False for a text that is no nonce. Whether the
-        nonce was used is not asked.
-        """
+        """Return whether this object made `nonce` less than `nonce_s` seconds before `now`."""
         match = _NONCE.fullmatch(nonce)
         if match is None or not hmac.compare_digest(match[2], self._proof(match[1])):
             return False
@@ -166,27 +113,13 @@ class Authenticator:
         return now - made < self._limits.nonce_s
 
     def _proof(self, made: str) -> str:
-        """Return the proof that this object made a nonce: 64 hexadecimal digits.
-
-        It is the HMAC-SHA256 of ``made``, the beginning of the nonce (its time and its random
-        digits), with a random key that only this object has.
-        """
         return hmac.new(self._own_key.encode(), made.encode(), hashlib.sha256).hexdigest()
 
 
 def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
-    """Return the HMAC-SHA256 of a request to a worker, in hexadecimal: its signature.
-
-    Each part is preceded by its length, so different requests never give the same input to the MAC.
-
-    Args:
-        key: The key of the job, from :func:`http_key`.
-        nonce: The nonce that the worker gave.
-        worker: The id of the worker that the request is for.
-        method: The HTTP method.
-        target: The path with the query, as it is sent.
-        body: The body of the request.
-    """
+    """Return the HMAC-SHA256 of a request to a worker, in hexadecimal: its signature."""
+    # Each part is preceded by its length, so different requests never give the same input to the
+    # MAC.
     digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (method.encode(), target.encode(), str(worker).encode(), nonce.encode(), body):
         digest.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same
