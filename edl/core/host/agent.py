@@ -68,47 +68,30 @@ _REVOKED = "the job may not use its device any more"
 
 @dataclass(frozen=True)
 class AgentLimits(SupervisorLimits):
-    """The time limits of an agent, in seconds unless stated otherwise.
-
-    Attributes:
-        former_s: how long a new agent waits for the ZooKeeper session of an earlier agent, which
-            was killed on this host, to end.
-        former_sessions: the same if the earlier agent of this host's name has another address, or
-            is in another container, and may still live; a multiple of this agent's own session
-            timeout.
-        elsewhere_s: how long an agent of one run stays when the job may use no device of its host
-            any more, so that the job's cluster can read in its record that none is in use.
-    """
+    """The time limits of an agent, in seconds unless stated otherwise."""
 
     former_s: float = 60.0  # for the session of an agent that was killed here to end
     former_sessions: float = 2.0  # the same for one elsewhere, which may live, in sessions of ours
+    # how long an agent of one run stays when the job may use no device of its host any more, so
+    # that the job's cluster can read in its record that none is in use
     elsewhere_s: float = 5.0
 
 
 @dataclass(frozen=True)
 class AgentState(SupervisorState):
-    """An agent's own state, which is not in ZooKeeper, such as its processes and time limits.
+    """An agent's own state, which is not in ZooKeeper, such as its processes and time limits."""
 
-    Attributes:
-        limits: the time limits of the agent.
-        draining: whether the host is about to leave the job. The agent ends with code 0 once no
-            worker is assigned to the host and none of its processes runs.
-        devices: the devices that the agent's own record in ZooKeeper has. If the job is limited to
-            devices, a worker is started on no other one.
-        cuda_devices: the entries of the CUDA_VISIBLE_DEVICES with which the agent was started; None
-            if it is not set.
-        of_run: whether the agent has joined one run of the job, and no other.
-        was_placed: whether workers of the job were assigned to the host.
-        elsewhere_since: since when the job's workers of the host are placed on other hosts; None:
-            they are not.
-    """
-
-    limits: AgentLimits = AgentLimits()
+    limits: AgentLimits = AgentLimits()  # the time limits of the agent
     draining: bool = False  # the host is about to leave the job
+    # the devices that the agent's own record in ZooKeeper has. If the job is limited to devices, a
+    # worker is started on no other one.
     devices: tuple[int, ...] = ()
+    # the entries of the CUDA_VISIBLE_DEVICES with which the agent was started; None if it is not
+    # set
     cuda_devices: tuple[str, ...] | None = None
-    of_run: bool = False
-    was_placed: bool = False
+    of_run: bool = False  # whether the agent has joined one run of the job, and no other
+    was_placed: bool = False  # whether workers of the job were assigned to the host
+    # since when the job's workers of the host are placed on other hosts; None: they are not
     elsewhere_since: float | None = None
 
     @property
@@ -118,22 +101,13 @@ class AgentState(SupervisorState):
 
     @property
     def why_elsewhere(self) -> str:
-        """Why the host has left the job, if :attr:`is_elsewhere`; else empty."""
+        """Why the host has left the job, if `is_elsewhere`; else empty."""
         why = f"the job's workers of host {self.host} were placed on other hosts"
         return why if self.is_elsewhere else ""
 
 
 def with_placement(own: AgentState, assigned: Assigned, now: float) -> AgentState:
-    """Return the agent's state with whether the workers of its host are placed on other hosts.
-
-    They are if the record of the assigned workers had the host and has it no more, or if the job
-    may use no device of the host. A host with no worker may else get one by `edl scale`.
-
-    Args:
-        own: the agent's own state.
-        assigned: the record of the job's assigned workers.
-        now: the time by the agent's monotonic clock, in seconds.
-    """
+    """Return the agent's state with whether the workers of its host are placed on other hosts."""
     number = assigned.hosts.get(own.host)
     has_none = number == 0 and assigned.devices_on(own.host) == ()
     if number is None:
@@ -145,34 +119,14 @@ def with_placement(own: AgentState, assigned: Assigned, now: float) -> AgentStat
 
 
 def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
-    """Return what an agent does next: starts and ends of processes, or the end of the job.
-
-    The function has no effect; the agent carries out the decision. The first of these that applies
-    decides: the end of the job, a job that cannot go on, and else the assigned number of workers.
-    Orders to kill processes that should have ended by now are added in all cases. The decision
-    always has a reason; it may contain no action at all.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the agent's own state, such as its processes and time limits.
-        now: the time by the agent's monotonic clock, in seconds.
-    """
+    """Return what an agent does next: starts and ends of processes, or the end of the job."""
     decision = as_the_job_ends(snapshot, own, now)
     decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
     return with_terminating(decision or _keep(snapshot, own, now), snapshot, own, now)
 
 
 def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
-    """Return the decision that keeps as many workers running as are assigned to the host.
-
-    It ends workers that cannot stay in the job, starts missing ones, and disables at most one slot.
-    A host with too many workers gets no order: the leader takes the surplus out of the ring.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the agent's own state, such as its processes and time limits.
-        now: the time by the agent's monotonic clock, in seconds.
-    """
+    """Return the decision that keeps as many workers running as are assigned to the host."""
     wanted = snapshot.assigned.hosts.get(own.host, 0)
     others = [m for m in foreign(snapshot, own) if m.host == own.host]
     replaced, granted = snapshot.replaced, partial(snapshot.assigned.grants, own.host)
@@ -233,20 +187,7 @@ def _has_left(snapshot: Snapshot, own: AgentState, now: float) -> bool:
 def _places(
     lacking: int, slots: int | None, occupied: set[int], staying: set[int], own: AgentState
 ) -> list[tuple[int, Process | None]]:
-    """Return the slots in which to start ``lacking`` workers, as pairs (slot, its last process).
-
-    The process is None if the slot had none. The lowest free slots come first, then disabled slots.
-    If no slot is free, the replacement of a worker that is about to leave is started in that
-    worker's slot: both use the slot's device until the worker has left. The result has fewer than
-    ``lacking`` pairs if the host has too few such slots.
-
-    Args:
-        lacking: the number of workers to start; below 0 counts as 0.
-        slots: the number of slots of the host; None: no limit is known.
-        occupied: the slots that have a running worker.
-        staying: the slots among ``occupied`` whose worker is not about to leave.
-        own: the agent's own state; its processes say which slots they use and which are disabled.
-    """
+    """Return the slots in which to start `lacking` workers, as pairs (slot, its last process)."""
     last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
     used_up = {slot for slot, process in last.items() if process.used_up}
     count = max(0, lacking) + len(occupied | used_up)
@@ -265,18 +206,8 @@ def _on_devices(
     snapshot: Snapshot,
     own: AgentState,
 ) -> tuple[tuple[Start, ...], str]:
-    """Return the pair (the starts for which this host has a device, a clause why others must wait).
-
-    Each start gets its device. If the job is not limited to devices, all starts are returned as
-    they are. The clause begins with "; ", or is empty if no worker must wait.
-
-    Args:
-        starting: the orders to start workers, which have no device yet.
-        wanted: the number of workers that are assigned to the host.
-        others: the records of workers on this host that the agent did not start.
-        snapshot: the job's records in ZooKeeper.
-        own: the agent's own state, its processes and devices included.
-    """
+    """The pair (the starts for which this host has a device, a clause why others must wait)"""
+    # The clause begins with "; ", or is empty if no worker must wait.
     granted = snapshot.assigned.devices_on(own.host)
     if granted is None:
         return starting, ""

@@ -37,14 +37,7 @@ INTERRUPTED = 130  # of a command that Ctrl-C ended before it had done anything
 
 
 class AgentEnd(StrEnum):
-    """The way in which an agent, the process of `edl run`, `edl join` or `edl agent`, has ended.
-
-    FINISHED, FAILED, STOPPED: the job is over in that state. HALTED, UNSAVED: the job was
-    preempted, UNSAVED without its last steps. LEFT, PREEMPTED: the host has left a job that goes
-    on, PREEMPTED after a signal to the agent. OVER, NO_SUCH_JOB: there is no such run
-    or job to join. ALREADY_HERE: another agent has this host. REFUSED: the command was not allowed.
-    ERROR: anything else. :data:`MEANINGS` has a sentence for each.
-    """
+    """The way in which an agent, the process of `edl run`, `edl join` or `edl agent`, has ended."""
 
     FINISHED = "finished"
     FAILED = "failed"
@@ -101,12 +94,7 @@ _FINAL = (
 
 @dataclass(frozen=True)
 class AgentResult(Record):
-    """The result of `edl run`, `edl join` or `edl agent`, as `--json` prints it last.
-
-    The fields name the job (``job``), its run (``run``) and the host (``host``), each None if it
-    was not known, how the agent has ended (``end``, ``exit_code``, ``reason``), and how many steps
-    the job had completed (``step``).
-    """
+    """The result of `edl run`, `edl join` or `edl agent`, as `--json` prints it last."""
 
     job: Annotated[str | None, "name of the job; null: it was not known yet"] = None
     run: Annotated[
@@ -120,25 +108,14 @@ class AgentResult(Record):
 
 
 def end_of_job(job: Job) -> AgentEnd:
-    """Return the end of an agent whose job is over: FINISHED, FAILED or STOPPED, as its state says.
-
-    It is HALTED or UNSAVED for a job that was preempted, by the job's exit code.
-
-    Raises:
-        ValueError: the job is not over (its state is RUNNING or STOPPING).
-    """
+    """The end of an agent whose job is over: FINISHED, FAILED or STOPPED, as its state says"""
     if job.state is JobState.STOPPED and job.end_within_s:
         return AgentEnd.UNSAVED if job.exit_code == UNSAVED_EXIT else AgentEnd.HALTED
     return AgentEnd(job.state.value)
 
 
 def end_of_error(error: EdlError) -> AgentEnd:
-    """Return the end of an agent, or of another command, that the error ``error`` has ended.
-
-    It is NO_SUCH_JOB for an UnknownJob, ALREADY_HERE for an AgentExists, OVER for a RunEnded,
-    REFUSED for any other UsageError, and ERROR for all other errors. An AccessDenied is REFUSED,
-    although it is an UnknownJob: the job exists, only its secret is not known here.
-    """
+    """Return the end of an agent, or of another command, that the error `error` has ended."""
     if isinstance(error, AccessDenied):
         return AgentEnd.REFUSED
     kinds: tuple[tuple[type[EdlError], AgentEnd], ...] = (
@@ -151,33 +128,16 @@ def end_of_error(error: EdlError) -> AgentEnd:
 
 
 def is_final(end: AgentEnd) -> bool:
-    """Return whether another agent of the same run on the same host would end at once, too.
-
-    ``end`` is how the agent has ended. The result is True if its job is over (FINISHED, FAILED,
-    STOPPED, HALTED, UNSAVED and OVER), and if it was REFUSED.
-    """
+    """Return whether another agent of the same run on the same host would end at once, too."""
     return end in _FINAL
 
 
 def agent_exit_code(end: AgentEnd, of_job: int) -> int:
-    """Return the exit code of `edl agent`.
-
-    Args:
-        end: how the agent has ended.
-        of_job: the code with which `edl join` would end. `edl agent` ends with it if the job has
-            finished or failed: 0 if all went well, else the code of the worker that failed.
-    """
+    # `of_job`: the code with which `edl join` would end.
     return EXIT_CODES.get(end, of_job)
 
 
 def run_exit_code(end: AgentEnd, of_job: int) -> int:
-    """Return the exit code of `edl run` without `--or-join`.
-
-    It is 91 if the host has left a job that goes on: `edl run ... && evaluate` evaluates only a job
-    that was trained to its end.
-
-    Args:
-        end: how the agent has ended.
-        of_job: the code with which `edl join` would end, which counts after any other end.
-    """
+    """Return the exit code of `edl run` without `--or-join`."""
+    # `of_job`: the code with which `edl join` would end, which counts after any other end.
     return EXIT_CODES[end] if end is AgentEnd.LEFT else of_job

@@ -24,31 +24,19 @@ _DEADLY = (
 
 
 def exit_status(code: int) -> int:
-    """Return the exit status, 0 to 255, that a shell shows for the exit ``code`` of a process.
-
-    It is 128 + n for a kill by signal n (``code`` is -n), 1 for an unknown code
-    (:data:`UNKNOWN_EXIT`), else ``code``.
-    """
+    """Return the exit status, 0 to 255, that a shell shows for the exit `code` of a process."""
     if code == UNKNOWN_EXIT:
         return 1
     return 128 - code if code < 0 else code
 
 
 def killed_in_wrapper(code: int) -> int:
-    """Return -n for an exit ``code`` by which a wrapper says that signal n killed its command.
-
-    A wrapper is a script such as ``bash train.sh``; its code is 128 + n. Any other code is returned
-    as it is, so is that of a signal by which a training script is not likely to die. Do not ask
-    about a process that has reported the end of its script: that script has chosen the code.
-    """
+    """Return -n for an exit `code` by which a wrapper says that signal n killed its command."""
     return 128 - code if code - 128 in _DEADLY else code
 
 
 def how(code: int) -> str:
-    """Return an exit ``code`` in words: "was killed by SIGKILL" for -9, "exited with code 1" for 1.
-
-    For :data:`UNKNOWN_EXIT` the words say that it is not known how the process ended.
-    """
+    """Return an exit `code` in words: "was killed by SIGKILL" for -9, "exited with code 1" for 1"""
     if code == UNKNOWN_EXIT:
         return "ended (an earlier agent had started it, or others reaped it: how is not known)"
     if code < 0:

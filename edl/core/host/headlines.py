@@ -49,17 +49,7 @@ SELF_EVIDENT = frozenset({EventKind.GENERATION, EventKind.DESIRED, EventKind.STA
 
 
 class Headlines:
-    """A collector that combines the events of one job, as they come, into lines for a terminal.
-
-    The agent passes each event once to :meth:`take` and shows the lines that it returns; at the end
-    of the job it shows those of :meth:`rest`. A line about a crash waits until its last event has
-    come, for at most :data:`HOLD_S` (5) seconds. The object keeps what waits, and belongs to one
-    thread.
-
-    Args:
-        host: the agent's own host. Workers there write to the same terminal, so the last lines of
-            their output are not repeated.
-    """
+    """A collector that combines the events of one job, as they come, into lines for a terminal."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -71,18 +61,8 @@ class Headlines:
         self._since_s: float | None = None  # when the first part came that is not told yet
 
     def take(self, events: Iterable[Event], wanted: int, now_s: float) -> list[str]:
-        """Return the lines that the agent should show, in order, given the newest events.
-
-        They are the lines that these events complete. If some line has waited for events for
-        :data:`HOLD_S` (5) seconds, all waiting lines follow, with what is known. No timer shows
-        them: the caller calls again and again, with empty ``events`` if nothing is new.
-
-        Args:
-            events: the events since the last call, in order; each event is passed once.
-            wanted: the number of workers that the job should have; a crash line says how many
-                replacements that takes.
-            now_s: the time by a monotonic clock, in seconds.
-        """
+        """Return the lines that the agent should show, in order, given the newest events."""
+        # `events`: the events since the last call, in order; each event is passed once.
         lines = [line for event in events for line in self._take(event, wanted)]
         waits = bool(self._causes) or self._repair is not None or self._planned is not None
         if not waits:
@@ -94,13 +74,7 @@ class Headlines:
         return lines
 
     def rest(self, wanted: int) -> list[str]:
-        """Return the lines that still wait for events, with what is known; empty if none waits.
-
-        After the call no line waits. It is called at the end of a job, and by :meth:`take`.
-
-        Args:
-            wanted: the number of workers that the job should have.
-        """
+        """Return the lines that still wait for events, with what is known; empty if none waits."""
         lines = [] if self._planned is None else [_line(self._planned)]
         self._planned = None
         if self._repair is not None or self._causes:
@@ -109,14 +83,7 @@ class Headlines:
         return lines
 
     def _take(self, event: Event, wanted: int) -> list[str]:
-        """Return the lines that ``event`` completes; none for an event that is not shown.
-
-        An event whose line has to wait for other events is kept in this object for a later call.
-
-        Args:
-            event: the next event of the job.
-            wanted: the number of workers that the job should have.
-        """
+        """Return the lines that `event` completes; none for an event that is not shown."""
         details = event.details
         if isinstance(details, EndedDetails) and event.kind is EventKind.WORKER_FAILED:
             return self._ended(event, details)
@@ -131,17 +98,8 @@ class Headlines:
         return [] if event.kind in NOT_SHOWN else [_line(event)]
 
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
-        """Keep how a worker has ended, for the line of the crash, which names the survivors, too.
-
-        Nothing is kept for a worker whose end was shown already.
-
-        Args:
-            event: the event of the worker's end.
-            details: the details of that event.
-
-        Returns:
-            one line, at once, for a process whose worker never registered; else no line.
-        """
+        """Keep how a worker has ended, for the line of the crash, which names the survivors, too"""
+        # one line, at once, for a process whose worker never registered; else no line.
         if details.worker in self._told:
             return []
         cause = f"{_place(details, self._host)}{how(details.exit_code or 0)}"
@@ -154,17 +112,7 @@ class Headlines:
         return []
 
     def _generation(self, event: Event, details: GenerationDetails) -> list[str]:
-        """Keep the event of a new generation until the event of its switch says how long it took.
-
-        Args:
-            event: the event of the new generation.
-            details: the details of that event.
-
-        Returns:
-            first the line of an earlier planned generation that still waited, then the line of this
-            generation unless it waits for its switch. It waits if workers left or joined; the first
-            generation of a job does not wait. No line if the generation has no members.
-        """
+        """Keep the event of a new generation until the event of its switch says how long it took"""
         if not details.members:
             return []  # the job ends, which the agent's last line says
         before, self._planned = self._planned, None
@@ -179,16 +127,7 @@ class Headlines:
         return [*lines, _line(event)]
 
     def _switched(self, event: Event, details: SwitchDetails, wanted: int) -> list[str]:
-        """Return the line about the generation whose ring was just built, with the time it took.
-
-        After a crash these are the lines of :meth:`_crash`. The result is empty if the generation
-        was shown already, without its time.
-
-        Args:
-            event: the event of the switch.
-            details: the details of that event: for each worker, the parts of its switch.
-            wanted: the number of workers that the job should have.
-        """
+        """Return the line about the generation whose ring was just built, with the time it took."""
         old = [parts for parts in details.workers.values() if parts.role == "old"]
         if self._repair is not None and self._repair.generation <= event.generation:
             return self._crash(wanted, max(map(without_step_s, old), default=None))
@@ -199,17 +138,7 @@ class Headlines:
         return [_line(planned) + _stood_still(details)]
 
     def _crash(self, wanted: int, seconds: float | None) -> list[str]:
-        """Return the lines about the last crash, and forget the crash.
-
-        The first line has the causes of the workers that left the ring, the workers that go on, and
-        the number of replacements; one further line follows for each cause by which other workers
-        ended.
-
-        Args:
-            wanted: the number of workers that the job should have.
-            seconds: for how many seconds the job completed no step; None: unknown, so the line
-                names no time.
-        """
+        """Return the lines about the last crash, and forget the crash."""
         repair, causes = self._repair, self._causes
         left = self._left or [*causes]
         parts = [", ".join(_causes({name: causes.get(name, "left the ring") for name in left}))]
@@ -232,20 +161,12 @@ class Headlines:
 
 
 def _line(event: Event) -> str:
-    """Return the line that shows ``event`` by itself: "step 72: KIND: REASON".
-
-    The kind is left out for the kinds in :data:`SELF_EVIDENT`, whose reason is clear without it.
-    """
     kind = "" if event.kind in SELF_EVIDENT else f"{event.kind}: "
     return f"step {event.step}: {kind}{event.reason}"
 
 
 def _causes(causes: Mapping[str, str]) -> list[str]:
-    """Return texts such as "w0 and w1 were killed by SIGKILL", one for all workers of one cause.
-
-    ``causes`` maps the name of each worker to how it ended, such as "was killed by SIGKILL". The
-    order is that of the first worker of each cause.
-    """
+    """Return texts such as "w0 and w1 were killed by SIGKILL", one for all workers of one cause."""
     alike: dict[str, list[str]] = {}
     for name, cause in causes.items():
         alike.setdefault(cause, []).append(name)
@@ -253,18 +174,11 @@ def _causes(causes: Mapping[str, str]) -> list[str]:
 
 
 def _for(cause: str, count: int) -> str:
-    """Return ``cause``, such as "was killed by SIGKILL", in the form that fits ``count`` workers.
-
-    For more than one worker a "was" at the beginning becomes "were"; any other cause is unchanged.
-    """
     return f"were {cause[4:]}" if count > 1 and cause.startswith("was ") else cause
 
 
 def _stood_still(switch: SwitchDetails) -> str:
-    """Return the clause "; the others stood still for 0.18 s", or an empty text if none paused.
-
-    The time is the longest pause among the workers that were in the ring before ``switch``, too.
-    """
+    """Return the clause "; the others stood still for 0.18 s", or an empty text if none paused."""
     longest = longest_stall(switch)
     if longest is None or not longest.stall_s:
         return ""
@@ -272,15 +186,11 @@ def _stood_still(switch: SwitchDetails) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    """Return ``seconds`` as a text with its unit: "0.18 s" below 10 seconds, else "12 s"."""
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return the ``names`` of up to six workers in words: "w0, w1 and w2"; more as "7 workers".
-
-    No name gives an empty text.
-    """
+    """Return the `names` of up to six workers in words: "w0, w1 and w2"; more as "7 workers"."""
     some = [*names]
     if len(some) > 6:
         return f"{counted(len(some), 'worker')}"
@@ -288,16 +198,8 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _without_name(reason: str, worker: str) -> str:
-    """Return ``reason``, a sentence, without the name of ``worker`` and the space at its beginning.
-
-    A sentence that does not begin with that name is returned unchanged.
-    """
     return reason.removeprefix(f"{worker} ")
 
 
 def _place(details: EndedDetails, host: str) -> str:
-    """Return "on HOST ", with the space, for a worker on another host than ``host``; else "".
-
-    ``details`` are those of the event of the worker's end; they name its host.
-    """
     return "" if details.host == host else f"on {details.host} "

@@ -68,82 +68,60 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 
 @dataclass(frozen=True)
 class SlotLimits(SupervisorLimits):
-    """The time limits of an `edl-worker`, in seconds.
+    """The time limits of an `edl-worker`, in seconds."""
 
-    "The time for X" is how long this process waits for X before it goes on without it. The driver
-    is that of horovodrun.
-
-    Attributes:
-        release_s: the time for the driver to take the slot back, after `edl-worker` was asked to
-            end.
-        barred_s: the time for the worker to end on a host that the driver bars; the driver kills it
-            after 5 s.
-        unseen_s: the time for an `edl-worker` whose ssh ended with horovodrun to see the end of
-            horovodrun.
-        removal_s: the time for the worker and the `edl-worker` of a slot that was taken back to
-            end, before the driver may place the slots again.
-        freed_s: after a slot was taken back, the time for the driver to see that its process has
-            ended.
-        follow_s: the time for the driver to carry out a new desired number of workers; after that
-            the driver is asked to place the slots again.
-        discover_s: the time for `edl-discover`, if horovodrun runs it as its host discovery script,
-            to say how many workers are desired.
-        move_s: the time for `edl-worker` processes that the driver starts on other hosts to report.
-        round_s: the time for the driver to answer a slot that has asked it, once the job is over.
-        shutdown_s: the time for horovodrun to end: it sends SIGTERM to its processes, and SIGKILL
-            after 5 s.
-        registered_s: the time for an `edl-worker` to register in its assigned slot, after all that
-            are registered were asked to end; shorter than the 5 s until horovodrun kills them.
-        given_up_s: a SIGTERM within this time after an answer of the driver counts as sent by the
-            driver.
-        orphan_s: the time after which an `edl-worker` whose output has no reader takes its ssh for
-            ended; the end of horovodrun is noticed earlier.
-        abandoned_s: a slot that had an `edl-worker` and has had none for this long counts as lost.
-        overdue_s: the time for the `edl-worker` of a newly assigned slot to start; then the slot is
-            treated as one that had an `edl-worker`, and counts as lost ``abandoned_s`` later.
-        turn_s: how much longer each next `edl-worker`, in the order of (host, slot), waits before
-            it asks the driver about lost slots, so that only one asks on behalf of all.
-    """
-
+    # the time for the driver to take the slot back, after `edl-worker` was asked to end
     release_s: float = 30.0
+    # the time for the worker to end on a host that the driver bars; the driver kills it after 5 s
     barred_s: float = 3.0
+    # the time for an `edl-worker` whose ssh ended with horovodrun to see the end of horovodrun
     unseen_s: float = 10.0
+    # the time for the worker and the `edl-worker` of a slot that was taken back to end, before the
+    # driver may place the slots again
     removal_s: float = 30.0
+    # after a slot was taken back, the time for the driver to see that its process has ended
     freed_s: float = 1.0
+    # the time for the driver to carry out a new desired number of workers; after that the driver is
+    # asked to place the slots again
     follow_s: float = 15.0
+    # the time for `edl-discover`, if horovodrun runs it as its host discovery script, to say how
+    # many workers are desired
     discover_s: float = 5.0
+    # the time for `edl-worker` processes that the driver starts on other hosts to report
     move_s: float = 10.0
+    # the time for the driver to answer a slot that has asked it, once the job is over
     round_s: float = 60.0
+    # the time for horovodrun to end: it sends SIGTERM to its processes, and SIGKILL after 5 s
     shutdown_s: float = 6.0
+    # the time for an `edl-worker` to register in its assigned slot, after all that are registered
+    # were asked to end; shorter than the 5 s until horovodrun kills them
     registered_s: float = 3.0
+    # a SIGTERM within this time after an answer of the driver counts as sent by the driver
     given_up_s: float = 2.0
+    # the time after which an `edl-worker` whose output has no reader takes its ssh for ended; the
+    # end of horovodrun is noticed earlier
     orphan_s: float = 15.0
+    # a slot that had an `edl-worker` and has had none for this long counts as lost
     abandoned_s: float = 5.0
+    # the time for the `edl-worker` of a newly assigned slot to start; then the slot is treated as
+    # one that had an `edl-worker`, and counts as lost `abandoned_s` later
     overdue_s: float = 120.0
+    # how much longer each next `edl-worker`, in the order of (host, slot), waits before it asks the
+    # driver about lost slots, so that only one asks on behalf of all
     turn_s: float = 1.0
 
 
 @dataclass(frozen=True)
 class SlotState(SupervisorState):
-    """The own state of an `edl-worker`, which is not in ZooKeeper: its slot, processes, limits.
+    """The own state of an `edl-worker`, which is not in ZooKeeper: its slot, processes, limits."""
 
-    Times are by the clock of the `edl-worker`, in seconds.
-
-    Attributes:
-        limits: the time limits.
-        slot: the number of the slot on its host, from 0.
-        removed: whether the driver has taken the slot back.
-        ending_since: when this `edl-worker` was asked to end; None: it was not.
-        disabled: whether it was the driver that asked this `edl-worker` to end.
-        unread: whether the ssh of this `edl-worker` has ended; the driver takes that for the end of
-            the `edl-worker`.
-    """
-
-    limits: SlotLimits = SlotLimits()
-    slot: int = 0
-    removed: bool = False
-    ending_since: float | None = None
-    disabled: bool = False
+    limits: SlotLimits = SlotLimits()  # the time limits
+    slot: int = 0  # the number of the slot on its host, from 0
+    removed: bool = False  # whether the driver has taken the slot back
+    ending_since: float | None = None  # when this `edl-worker` was asked to end; None: it was not
+    disabled: bool = False  # whether it was the driver that asked this `edl-worker` to end
+    # whether the ssh of this `edl-worker` has ended; the driver takes that for the end of the
+    # `edl-worker`
     unread: bool = False
 
     @property
@@ -152,27 +130,13 @@ class SlotState(SupervisorState):
         return self.processes[-1] if self.processes else None
 
     def ends_with_job(self, barred: Collection[str]) -> bool:
-        """Return whether a signal asked this `edl-worker` to end, other than to bar its host.
-
-        If all of the job's are, horovodrun ends. ``barred`` are the hosts that its driver bars.
-        """
+        """Return whether a signal asked this `edl-worker` to end, other than to bar its host."""
         by_bar = self.disabled and self.host in barred
         return self.ending_since is not None and not by_bar
 
 
 def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return what an `edl-worker` does next for its slot, with the reason.
-
-    The function has no effect; the `edl-worker` carries out the decision. The first of these that
-    applies decides: the end of the job; a slot that was taken back, or an `edl-worker` that was
-    asked to end; a job that cannot go on; and else the slot's worker. Orders to kill processes that
-    should have ended by now are added in all cases.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the own state of this `edl-worker`, such as its slot and processes.
-        now: the time by the same clock as the times in ``own``, in seconds.
-    """
+    """Return what an `edl-worker` does next for its slot, with the reason."""
     decision = as_the_job_ends(snapshot, own, now)
     if decision is None and (own.removed or own.unread or own.ending_since is not None):
         decision = _leave(snapshot, own, now)
@@ -181,18 +145,7 @@ def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDec
 
 
 def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return what an `edl-worker` does whose slot was taken back or that was asked to end.
-
-    While its worker runs, the decision is to end the worker, or to wait until the leader has taken
-    it out of the ring. After that, the `edl-worker` exits with 0 if the driver has taken the slot
-    back. If all `edl-worker` processes were asked to end, and no worker is left, the job is
-    STOPPED. Else it waits for the driver, and exits with 1 after ``release_s``.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the own state of this `edl-worker`; it is removed, unread or asked to end.
-        now: the time by its clock, in seconds.
-    """
+    """Return what an `edl-worker` does whose slot was taken back or that was asked to end."""
     if own.unread and not own.removed:
         return _leave_unseen(snapshot, own, now)
     reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
@@ -222,20 +175,7 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 
 
 def _all_were_asked_to_end(snapshot: Snapshot, own: SlotState, ending_s: float, now: float) -> bool:
-    """Return whether every `edl-worker` of the job was asked to end, and none has a worker left.
-
-    This is so when horovodrun ends while no ring trains: then no leader can let a ring end. An
-    `edl-worker` that an assigned slot lacks may still register, and is awaited for
-    ``registered_s``. A worker of the ring counts as left until there is proof of its end. Before
-    the first ring a worker that is not registered does not count: its `edl-worker` ends it when the
-    job is over.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the own state of this `edl-worker`, whose worker has ended.
-        ending_s: for how many seconds this `edl-worker` has been asked to end.
-        now: the time by its clock, in seconds.
-    """
+    """Return whether every `edl-worker` of the job was asked to end, and none has a worker left."""
     ending = {(one.host, one.slot) for one in snapshot.slots if one.ending}
     awaited = assigned_slots(snapshot) if ending_s < own.limits.registered_s else frozenset()
     if not ending or kept(snapshot) | awaited != ending or snapshot.members:
@@ -246,18 +186,7 @@ def _all_were_asked_to_end(snapshot: Snapshot, own: SlotState, ending_s: float, 
 
 
 def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return what an `edl-worker` does whose ssh has ended, so that the driver takes it for ended.
-
-    It ends its worker first. If other `edl-worker` processes are left, it exits with 1 ``unseen_s``
-    after the worker has ended. If none is left, it waits for the end of horovodrun, and records the
-    job as FAILED ``release_s`` after the worker has ended. (If horovodrun itself has ended, the job
-    is ending, and this function is not called.)
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the own state of this `edl-worker`, such as its slot and processes.
-        now: the time by its clock, in seconds.
-    """
+    """What an `edl-worker` does whose ssh has ended, so that the driver takes it for ended"""
     reason, limits = "its ssh has ended, and so has this process for the driver", own.limits
     if own.living:
         endings = end_processes(own.living, limits, now, reason, limits.release_s)
@@ -272,16 +201,7 @@ def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorD
 
 
 def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return the decision that keeps one worker running in the slot.
-
-    While a worker runs, the decision ends it if it cannot stay in the job. When it has ended, the
-    decision is to start another one, to wait, to disable the slot, or to record the job as FAILED.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the own state of this `edl-worker`, such as its slot and processes.
-        now: the time by its clock, in seconds.
-    """
+    """Return the decision that keeps one worker running in the slot."""
     to_end, last = why_to_end(snapshot, own, now), own.newest
     if own.living:
         endings = end_each(to_end, own.limits, now)
@@ -308,15 +228,9 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
 
 
 def removal_pending(snapshot: Snapshot) -> bool:
-    """Return whether a slot that horovodrun's driver took back still has a worker or `edl-worker`.
-
-    While the result is True the driver must not place slots again: it could start a second process
-    for that slot, and take the end of the first for the end of the second.
-
-    Args:
-        snapshot: the job's records in ZooKeeper; a slot is taken back if it is not among the
-            assigned ones.
-    """
+    """Whether a slot that horovodrun's driver took back still has a worker or `edl-worker`"""
+    # While the result is True the driver must not place slots again: it could start a second
+    # process for that slot, and take the end of the first for the end of the second.
     used = {(one.host, one.slot) for one in snapshot.members}
     return bool((used | kept(snapshot)) - assigned_slots(snapshot))
 
@@ -324,49 +238,21 @@ def removal_pending(snapshot: Snapshot) -> bool:
 def with_answer(
     assigned: Placement, host: str, slot: int, local_size: int | None
 ) -> dict[str, int]:
-    """Return host -> workers, as horovodrun's driver assigns them after its answer to one slot.
-
-    The other hosts stay as in ``assigned``. If the driver took back ``slot``, the host keeps at
-    most the slots with lower numbers, so it has 0 workers if ``slot`` is 0.
-
-    Args:
-        assigned: host -> workers before the answer; it is not changed.
-        host: the host of the slot.
-        slot: the number, from 0, of the slot whose `edl-worker` was answered.
-        local_size: the number of slots that ``host`` has after the answer; None: the driver took
-            ``slot`` back.
-    """
+    """Return host -> workers, as horovodrun's driver assigns them after its answer to one slot."""
     workers = min(assigned.get(host, 0), slot) if local_size is None else local_size
     return {**assigned, host: workers}
 
 
 def keeps_slot(local_size: int | None, ended: bool, released: bool) -> bool:
-    """Return whether an answer of horovodrun's driver lets an ending `edl-worker` begin again.
-
-    Args:
-        local_size: the number of slots that the host has after the answer; None: the driver took
-            the slot of this `edl-worker` back.
-        ended: whether the slot's worker has ended. One that has not is started again only if the
-            driver can have known of the signal.
-        released: whether the desired number of workers has been lowered for the signal.
-    """
+    """Return whether an answer of horovodrun's driver lets an ending `edl-worker` begin again."""
     return local_size is not None and (ended or released)
 
 
 def awaits_others(assigned: Assigned, lowered: Placement, desired: Desired) -> bool:
-    """Return whether horovodrun's driver moves workers to other hosts, but has not assigned them.
-
-    This is so if ``lowered`` has, over all hosts, fewer workers than were assigned, and fewer than
-    are desired. The caller then waits, for at most ``move_s``, until new `edl-worker` processes on
-    other hosts have reported, and writes ``lowered`` only then, so that the workers that leave stay
-    in the ring until the new ones join.
-
-    Args:
-        assigned: what horovodrun's driver has assigned so far.
-        lowered: host -> workers, with fewer on the caller's host, as the driver's answer to the
-            caller says.
-        desired: the desired workers.
-    """
+    """Whether horovodrun's driver moves workers to other hosts, but has not assigned them"""
+    # The caller then waits, for at most `move_s`, until new `edl-worker` processes on other hosts
+    # have reported, and writes `lowered` only then, so that the workers that leave stay in the ring
+    # until the new ones join.
     return sum(lowered.values()) < min(assigned.np, desired.np)
 
 
@@ -379,23 +265,12 @@ def forgotten(
     now: float,
     follow_s: float,
 ) -> bool:
-    """Return whether horovodrun's driver missed a new desired number and must place slots again.
-
-    The driver may miss a change while its rank 0 starts. The result is True if three things hold:
-    the assigned and desired numbers differ on a host that is not barred; the change was made
-    ``follow_s`` or more seconds ago; and the driver has not placed the slots since the end of these
-    ``follow_s`` seconds. If it has, and still assigned other numbers, another request would give
-    the same numbers, and count for `--reset-limit`.
-
-    Args:
-        assigned: host -> workers as the driver has placed them.
-        desired: host -> workers as desired; empty: not known, so the result is False.
-        barred: hosts that the driver cannot use, whatever is desired.
-        asked: since when this is desired, in seconds.
-        answered: when the driver last placed the slots, by the same clock.
-        now: the time by the same clock.
-        follow_s: for how many seconds the driver may take to carry out the desired numbers.
-    """
+    """Return whether horovodrun's driver missed a new desired number and must place slots again."""
+    # The result is True if three things hold: the assigned and desired numbers differ on a host
+    # that is not barred; the change was made `follow_s` or more seconds ago; and the driver has not
+    # placed the slots since the end of these `follow_s` seconds. If it has, and still assigned
+    # other numbers, another request would give the same numbers, and count for `--reset-limit`.
+    # `asked`: since when this is desired, in seconds.
     lacks = any(
         assigned.get(host, 0) != desired.get(host, 0)
         for host in {*assigned, *desired}.difference(barred)
@@ -406,18 +281,9 @@ def forgotten(
 def placed_otherwise(
     assigned: Placement, discovered: Placement, max_np: int | None, min_np: int
 ) -> bool:
-    """Return whether horovodrun's driver, if asked, would place the slots differently than it has.
-
-    It is assumed that the driver fills the hosts that it uses now first, then the others, each
-    group by name, until ``max_np`` slots are used.
-
-    Args:
-        assigned: host -> slots as the driver has placed them.
-        discovered: host -> slots as the host discovery script offers them at present.
-        max_np: the most slots that the driver places; None: no limit.
-        min_np: the fewest slots with which the driver places any; with fewer the result is True,
-            because the driver waits for other hosts.
-    """
+    """Whether horovodrun's driver, if asked, would place the slots differently than it has"""
+    # `min_np`: the fewest slots with which the driver places any; with fewer the result is True,
+    # because the driver waits for other hosts.
     if sum(discovered.values()) < min_np:
         return True
     left = sum(discovered.values()) if max_np is None else max_np
@@ -429,83 +295,43 @@ def placed_otherwise(
 
 
 def assigned_slots(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots that horovodrun's driver has assigned workers to, as pairs (host, slot).
-
-    A host with n assigned workers has the slots 0 to n - 1.
-
-    Args:
-        snapshot: the job's records in ZooKeeper; its assigned workers are used.
-    """
+    """Return the slots that horovodrun's driver has assigned workers to, as pairs (host, slot)."""
     hosts = snapshot.assigned.hosts
     return frozenset((host, n) for host, workers in hosts.items() for n in range(workers))
 
 
 def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots whose `edl-worker` is registered in ZooKeeper, as pairs (host, slot).
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-    """
+    """Return the slots whose `edl-worker` is registered in ZooKeeper, as pairs (host, slot)."""
     return frozenset((one.host, one.slot) for one in snapshot.slots)
 
 
 def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
-    """Return whether the `edl-worker` of a slot may ask the driver of horovodrun for its new rank.
-
-    The driver answers when the `edl-worker` processes of all slots have asked; it then may end the
-    job or start workers. When the job is over only ``runs`` decides, before that only ``done`` and
-    ``fatal``.
-
-    Args:
-        state: the state of the job.
-        runs: whether the slot's script runs. When the job is over, a slot does not ask while its
-            script runs, because the script saves or evaluates and the driver would end it.
-        done: whether the driver's last answer is carried out: each slot that it took back is empty;
-            before that, a slot does not ask.
-        fatal: whether the driver would end the job if asked
-            (:func:`edl.core.host.lost_slots.would_end_the_job`).
-    """
+    """Whether the `edl-worker` of a slot may ask the driver of horovodrun for its new rank"""
+    # When the job is over, a slot does not ask while its script runs, because the script saves or
+    # evaluates and the driver would end it.
+    # `fatal`: whether the driver would end the job if asked (`would_end_the_job`).
     return not runs if state.over else done and not fatal
 
 
 def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
-    """Return a copy of ``desired`` with one worker fewer on ``host``, if that size is allowed.
-
-    The copy is unchanged if no worker is desired on ``host``, or if ``sizes`` do not allow the
-    number of all workers less one.
-
-    Args:
-        desired: host -> workers as desired.
-        host: the host that loses a worker.
-        sizes: the numbers of workers that the job may have.
-    """
+    """Return a copy of `desired` with one worker fewer on `host`, if that size is allowed."""
     if not desired.get(host) or not sizes.allows(sum(desired.values()) - 1):
         return dict(desired)
     return {**desired, host: desired[host] - 1}
 
 
 class SlotRelease:
-    """Lower the desired number of workers of a host by one, once, in several attempts to write it.
+    """Lower the desired count of workers of a host by one, once, in several attempts to write it"""
 
-    An attempt may be written to ZooKeeper although its answer is lost. The next attempt finds the
-    numbers that it would have written then, and does not lower them again. If another process has
-    written the same numbers instead, one worker more stays desired. An object is for one signal;
-    the next signal needs a new one.
-
-    Args:
-        host: the host that loses a worker.
-    """
+    # The next attempt finds the numbers that it would have written then, and does not lower them
+    # again.
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._written: Placement | None = None  # by the last attempt, if it was
 
     def choice(self, sizes: Sizes) -> Callable[[Placement], Placement]:
-        """Return the function for one attempt, which gets the desired workers and returns the new.
-
-        The attempt may call it again, with other workers, before it has written any. ``sizes`` are
-        the numbers of workers that the job may have.
-        """
+        """The function for one attempt, which gets the desired workers and returns the new"""
         before = self._written
 
         def lower(now: Placement) -> Placement:
@@ -516,22 +342,7 @@ class SlotRelease:
 
 
 def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> SupervisorDecision:
-    """Return what an `edl-worker` does when the job is over and the driver still awaits slots.
-
-    The driver waits until every slot has asked it. A slot that asks and then ends with success is
-    counted twice, and the driver misses the end of the job; a slot that asks and then fails is
-    counted once. So this `edl-worker` waits while ``late`` is False. After that it exits with 1 if
-    the driver has not answered its slot; else it stays, with advice for the user as the reason: the
-    driver then waits for another `edl-worker`, for example one whose host is lost while its ssh
-    hangs.
-
-    Args:
-        job: the job, which is over.
-        slot: the slot of this process.
-        answers: whether the driver has answered each time that ``slot`` has asked.
-        lost: the slots whose `edl-worker` has died, in words; empty: none is known.
-        late: whether the driver has been waiting for longer than ``round_s``.
-    """
+    """Return what an `edl-worker` does when the job is over and the driver still awaits slots."""
     over = f"job {job.name} {job.state.phrase}"
     if not late:
         return SupervisorDecision(f"{over}, and the driver of horovodrun places the slots anew")

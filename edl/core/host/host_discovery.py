@@ -16,13 +16,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 def parse_hosts(words: Iterable[str]) -> dict[str, int]:
-    """Return host -> slots for ``words`` such as "node1:4"; slots of a repeated host are added up.
-
-    The hosts are in the order in which they come first. 0 slots are allowed.
-
-    Raises:
-        UsageError: a word is not HOST:SLOTS, with a host without colon and an integer of 0 or more.
-    """
+    """Return host -> slots for `words` such as "node1:4"; slots of a repeated host are added up."""
     hosts: dict[str, int] = {}
     for word in words:
         name, colon, slots = word.rpartition(":")
@@ -34,34 +28,14 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int]:
 
 
 def first_desired(discovered: Mapping[str, int], np: int) -> dict[str, int]:
-    """Return host -> workers at the start of a job of ``np`` workers under horovodrun.
-
-    The hosts are filled in the order of their names; a host that gets no worker is left out. If
-    ``np`` is at least the number of all slots, all slots are used and every host is in the result;
-    the driver of horovodrun then waits for more slots.
-
-    Args:
-        discovered: host -> slots, as the host discovery script of the user offers them.
-        np: the number of workers.
-    """
+    """Return host -> workers at the start of a job of `np` workers under horovodrun."""
     if np >= sum(discovered.values()):
         return dict(discovered)
     return {h: n for h, n in place_workers("", np, {}, as_hosts(discovered)).items() if n}
 
 
 def lines(desired: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
-    """Return the lines "host:workers" that the host discovery script prints.
-
-    They have the order of ``desired``; hosts with 0 workers are left out. Horovod looks for a
-    network interface that two hosts have in common. It waits for a second host while there is none,
-    even if the only host is the machine on which horovodrun runs. So if that machine is the only
-    host, a last line lists it a second time, as "localhost:0" or "127.0.0.1:0".
-
-    Args:
-        desired: host -> workers.
-        local: host -> whether the host is this machine; it has each host of ``desired`` with a
-            worker.
-    """
+    """Return the lines "host:workers" that the host discovery script prints."""
     used = {host: slots for host, slots in desired.items() if slots}
     if len(used) == 1 and all(local[host] for host in used):
         second = next(name for name in LOCAL_NAMES if name not in used)

@@ -60,18 +60,7 @@ TOLD = "the workers were told to end while ZooKeeper was away"
 def as_the_job_ends(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return a launcher's decision while the job ends; None while the job goes on.
-
-    A job ends when it is over (FINISHED, FAILED or STOPPED), when it is stopping, or when its
-    newest generation has no members. The decision ends those workers that should have ended by now,
-    records the end of the job, or says with which code the launcher exits. The function has no
-    effect; the launcher carries out the decision.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return a launcher's decision while the job ends; None while the job goes on."""
     generation = snapshot.generation
     if snapshot.job.state.over:
         return _wind_down(snapshot, own, now)
@@ -89,17 +78,7 @@ def as_the_job_ends(
 def as_the_job_cannot_go_on(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return the decision to record the end of a job that cannot go on; None if it can.
-
-    A job cannot go on if it cannot begin, or if no worker is left that could train and no
-    checkpoint helps. The decision has the outcome (FAILED, FINISHED or STOPPED) and its reason; it
-    starts and ends no process.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return the decision to record the end of a job that cannot go on; None if it can."""
     outcome = (
         _cannot_begin(snapshot, own, now)
         or _too_few_hosts(snapshot, own, now)
@@ -109,18 +88,7 @@ def as_the_job_cannot_go_on(
 
 
 def result(job: Job, own: SupervisorState) -> int:
-    """Return the exit code of a launcher for ``job``, which is over.
-
-    The code is not 0 if the job failed, if a worker failed after the training, or if the last
-    checkpoint was not written. For a stopped job, the launcher that has started the job (``edl run
-    ... && evaluate``) returns the job's own exit code, which names the signal that stopped it, or
-    else 143, that of SIGTERM; a launcher that only takes part in it returns 0. For a preempted job,
-    each agent returns the job's own exit code, which says whether the last step was saved.
-
-    Args:
-        job: the job, in state FINISHED, FAILED or STOPPED.
-        own: the launcher's own state, its processes included.
-    """
+    """Return the exit code of a launcher for `job`, which is over."""
     if job.state is JobState.FAILED:
         return job.exit_code
     if job.state is JobState.STOPPED and job.end_within_s and not job.driver:
@@ -134,33 +102,17 @@ def result(job: Job, own: SupervisorState) -> int:
 
 
 def failed_late(job: Job, own: SupervisorState) -> Process | None:
-    """Return the first-started process that failed after ``job`` had trained its last step.
-
-    To fail is to end with an exit code other than 0, without being told to end; a process whose
-    worker never was in a ring does not count. The result is None if there is none, or if the job
-    is not FINISHED.
-
-    Args:
-        job: the record of the job, with its state.
-        own: the launcher's own state, its processes included.
-    """
+    """Return the first-started process that failed after `job` had trained its last step."""
+    # To fail is to end with an exit code other than 0, without being told to end; a process whose
+    # worker never was in a ring does not count.
     late = (p for p in own.processes if p.failed_late(own.state_since, job.finished_in))
     return next(late, None) if job.state is JobState.FINISHED else None
 
 
 def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
-    """Return what a launcher does when the job is over: end its workers, then exit.
-
-    All workers of a FAILED job are ended at once, and otherwise those that were evicted or were
-    never in a ring. The others are ended ``finish_s`` after a FINISHED job's end, ``stop_s`` after
-    a STOPPED one's. If workers run ``stop_s`` after a FINISHED job's end, a warning names them.
-    Once no worker runs, the decision has the launcher's exit code (:func:`result`).
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return what a launcher does when the job is over: end its workers, then exit."""
+    # All workers of a FAILED job are ended at once, and otherwise those that were evicted or were
+    # never in a ring.
     job, limits, living = snapshot.job, own.limits, own.living
     if not living:
         return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, own))
@@ -183,19 +135,11 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
 
 
 def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
-    """Return what a launcher does while the job is stopping: end workers, or record STOPPED.
-
-    STOPPED is recorded when neither this launcher nor another one has a worker. Until then the
-    decision ends: all workers, by SIGKILL, when the bound of a preempted job is over; all workers
-    of a job without a generation; those that hold up the ring, by SIGKILL (:func:`_stuck`); all
-    workers after the time limit, or after ``leaderless_s`` without a leader; and otherwise those
-    that have not registered.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return what a launcher does while the job is stopping: end workers, or record STOPPED."""
+    # Until then the decision ends: all workers, by SIGKILL, when the bound of a preempted job is
+    # over; all workers of a job without a generation; those that hold up the ring, by SIGKILL
+    # (`_stuck`); all workers after the time limit, or after `leaderless_s` without a leader; and
+    # otherwise those that have not registered.
     living, limits = own.living, own.limits
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, own):
@@ -224,10 +168,7 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDec
 
 
 def stopped_outcome(snapshot: Snapshot, reason: str) -> JobOutcome:
-    """Return the outcome of a stopping job whose workers have all ended, because of ``reason``.
-
-    For a preempted job it says whether the newest step that ``snapshot`` knows was saved.
-    """
+    """Return the outcome of a stopping job whose workers have all ended, because of `reason`."""
     job = snapshot.job
     if not job.end_within_s:
         return JobOutcome(JobState.STOPPED, reason)
@@ -236,13 +177,12 @@ def stopped_outcome(snapshot: Snapshot, reason: str) -> JobOutcome:
 
 
 def _bound_is_over(job: Job, own: SupervisorState, now: float) -> bool:
-    """Return whether the time is over within which a preempted job is to end; else False."""
     since = own.preempted_since
     return since is not None and now - since >= job.end_within_s
 
 
 def _killed(living: Sequence[Process], job: Job) -> tuple[EndProcess, ...]:
-    """Return the orders to kill the processes ``living``, because the bound of ``job`` is over."""
+    """Return the orders to kill the processes `living`, because the bound of `job` is over."""
     why = f"the job is preempted, and its {job.end_within_s:g} s are over"
     return tuple(EndProcess(process.attempt_id, True, why) for process in living)
 
@@ -250,20 +190,9 @@ def _killed(living: Sequence[Process], job: Job) -> tuple[EndProcess, ...]:
 def _stuck(
     snapshot: Snapshot, living: Sequence[Process], limits: SupervisorLimits, quiet: float
 ) -> list[Process]:
-    """Return the processes of a stopping job that hold up its ring, so that it completes no step.
-
-    A process is not among them if its script has ended, if its worker has begun to leave or has
-    finished, or if the leader has proof that it is gone. The result is empty until no step has
-    completed for a time limit. If the job has no checkpoint the limit is the time of
-    ``stuck_steps`` usual steps, at least ``stuck_s`` and at most ``stop_s``. If it has one, the
-    limit is ``stop_s``, because a worker that evaluates completes no step either.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        living: the launcher's processes that run; the result keeps their order.
-        limits: the launcher's time limits.
-        quiet: for how many seconds the ring has completed no step.
-    """
+    """Return the processes of a stopping job that hold up its ring, so that it completes no step"""
+    # If it has one, the limit is `stop_s`, because a worker that evaluates completes no step
+    # either.
     usual = snapshot.status.median_step_s
     limit = min(limits.stop_s, max(limits.stuck_s, limits.stuck_steps * usual))
     if quiet < (limits.stop_s if snapshot.job.checkpoint else limit):
@@ -276,18 +205,7 @@ def _stuck(
 
 
 def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome FAILED of a job that cannot get its first generation, else None.
-
-    It has FAILED if one of the launcher's scripts ended with code 0 without calling `edl.init()`;
-    if edl refused one of its workers for good; if all its first starts died before any was ready,
-    and no other launcher has a worker; or if too few workers registered in time
-    (:func:`_too_few_came_up`).
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return the outcome FAILED of a job that cannot get its first generation, else None."""
     processes = own.processes
     if snapshot.generation is not None or not processes:
         return None
@@ -330,17 +248,7 @@ def failing_slots(own: SupervisorState) -> dict[str, str]:
 
 
 def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome FAILED if fewer than ``min_np`` workers registered in time, else None.
-
-    Registered workers that run count, those of other launchers included. Nothing is decided until
-    ``start_timeout_s`` after the first start of this launcher. If no process is then running
-    unregistered or has failed, the result is None, too.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return the outcome FAILED if fewer than `min_np` workers registered in time, else None."""
     processes, limit_s = own.processes, own.limits.start_timeout_s
     here = sum(p.alive and p.worker is not None for p in processes)
     usable = here + len(foreign(snapshot, own))
@@ -365,18 +273,7 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Jo
 
 
 def _too_few_hosts(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome FAILED if too few hosts have come for the first ring in time, else None.
-
-    The limit is :attr:`hosts_limit_s`, which is somewhat longer than ``start_timeout_s``, after
-    which the leader starts the ring with ``min_np`` or more workers. It counts from when this
-    launcher has first seen too few. Hosts that have come in the meantime get their time to start
-    workers.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return the outcome FAILED if too few hosts have come for the first ring in time, else None"""
     limit_s = own.limits.hosts_limit_s
     if own.too_few_since is None or now - own.too_few_since < limit_s:
         return None
@@ -384,21 +281,10 @@ def _too_few_hosts(snapshot: Snapshot, own: SupervisorState, now: float) -> JobO
 
 
 def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome of a job whose workers have all ended; None if it may yet go on.
-
-    It is FINISHED if all exited with code 0, and ``settle_s`` have passed since; STOPPED if a
-    worker was told to end, and no worker of the ring has been seen for ``away_s``; FAILED if
-    workers failed and the job cannot continue from a checkpoint.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-
-    Returns:
-        the outcome with the reason; None if a worker is left or may be, if this launcher had no
-        worker in the ring, or if new workers may continue from a checkpoint.
-    """
+    """Return the outcome of a job whose workers have all ended; None if it may yet go on."""
+    # It is FINISHED if all exited with code 0, and `settle_s` have passed since; STOPPED if a
+    # worker was told to end, and no worker of the ring has been seen for `away_s`; FAILED if
+    # workers failed and the job cannot continue from a checkpoint.
     generation, mine = snapshot.generation, dead_ring(snapshot, own)
     if generation is None or not mine:
         return None
@@ -427,18 +313,9 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
 
 
 def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
-    """Return whether no worker of the ring is in ZooKeeper, while some may still train.
-
-    A worker that only lost its session opens another soon. Until then no new worker is started,
-    because no worker could send the job's state to the new one. The result is False before the
-    first generation, in a launcher that has run no worker of the ring, and once all workers of the
-    ring are known to be dead.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return whether no worker of the ring is in ZooKeeper, while some may still train."""
+    # Until then no new worker is started, because no worker could send the job's state to the new
+    # one.
     generation = snapshot.generation
     if generation is None or not dead_ring(snapshot, own):
         return False
@@ -448,19 +325,7 @@ def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
 def _others_are_dead(
     snapshot: Snapshot, generation: Generation, own: SupervisorState, now: float
 ) -> bool:
-    """Return whether all ring members of other launchers count as dead.
-
-    This is called when all members of this launcher are dead. A member of another launcher is dead
-    if its launcher has logged its end, or if the leader had proof of its end. All count as dead
-    when no worker of the ring has been seen for ``lost_s``: a worker that only lost its session
-    trains on, and opens another within that time.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        generation: the newest generation.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return whether all ring members of other launchers count as dead."""
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
     if {p.worker for p in own.processes} | own.ended | gone >= snapshot.state_owners:
         return True
@@ -468,50 +333,25 @@ def _others_are_dead(
 
 
 def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float:
-    """Return for how many seconds this launcher has seen no worker of the ring of ``generation``.
-
-    The result is 0 while a worker is seen. If ZooKeeper was away in the meantime, the time counts
-    from its return.
-
-    Args:
-        generation: the generation of the ring.
-        own: the launcher's own state; its ``ring_deaths`` say when the ring was found dead.
-        now: the time by the launcher's clock, in seconds.
-    """
     lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
     return now - lost[0] if lost else 0.0
 
 
 def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
-    """Return whether a ring worker of this launcher has ended because its job was told to end.
-
-    The job in ZooKeeper may still be *running*, because the worker was told while ZooKeeper was
-    away. While the result is True, the launcher starts no more workers. It becomes False when the
-    other workers train on: they have then repaired their ring, and that worker is not in it.
-
-    Args:
-        snapshot: the job's records in ZooKeeper; its ring is used.
-        own: the launcher's own state; its processes say how they have ended.
-    """
+    """Return whether a ring worker of this launcher has ended because its job was told to end."""
+    # The job in ZooKeeper may still be *running*, because the worker was told while ZooKeeper was
+    # away.
     return any(p.stopped and p.worker in snapshot.state_owners for p in own.processes)
 
 
 def _why_unrecoverable(
     job: Job, own: SupervisorState, failed: Sequence[Process], now: float
 ) -> str | None:
-    """Return a clause why a job whose workers are all dead cannot go on; None if it can.
-
-    It cannot go on if all failed by errors of the script, which would occur again in new workers;
-    then the clause is empty. Nor can it if there is no checkpoint, if rings have died more than
-    ``restarts`` times since the newest checkpoint, or if no worker began within twice
-    ``start_timeout_s`` after the last death. The clause begins with "; " or ",".
-
-    Args:
-        job: the record of the job, with its newest checkpoint and its settings.
-        own: the launcher's own state, such as its processes and time limits.
-        failed: the launcher's processes that failed; at least one.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return a clause why a job whose workers are all dead cannot go on; None if it can."""
+    # It cannot go on if all failed by errors of the script, which would occur again in new workers;
+    # then the clause is empty. Nor can it if there is no checkpoint, if rings have died more than
+    # `restarts` times since the newest checkpoint, or if no worker began within twice
+    # `start_timeout_s` after the last death.
     if all(map(_by_an_error, failed)):
         return ""  # the script's own errors would come again
     if job.saved_step < 0:
@@ -526,9 +366,4 @@ def _why_unrecoverable(
 
 
 def _by_an_error(process: Process) -> bool:
-    """Return whether a process ended by itself with a positive exit code.
-
-    Such an end is an error of its script. A kill by a signal or by the launcher, and an eviction,
-    are none.
-    """
     return process.failed and (process.exit_code or 0) > 0

@@ -19,13 +19,9 @@ from edl.core.snapshot import Snapshot
 
 
 class AfterLoss(Enum):
-    """The best thing to do after `edl-worker` processes have died, as :func:`after_loss` finds it.
+    """The best thing to do after `edl-worker` processes have died, as `after_loss` finds it."""
 
-    ``NOTHING``: none has died. ``PLACE_ANEW``: the driver is asked to place the slots again.
-    ``WAIT``: the driver is not asked, and the job goes on with fewer workers. ``HOLD``: the same,
-    and nobody may scale the job, because the driver, once asked, would end it. The values are these
-    actions in words.
-    """
+    # `HOLD`: the same, and nobody may scale the job, because the driver, once asked, would end it.
 
     NOTHING = "nobody is lost"
     PLACE_ANEW = "the driver is asked to place the slots anew"
@@ -34,33 +30,13 @@ class AfterLoss(Enum):
 
 
 class LostSlots:
-    """A watcher in one `edl-worker` for the slots whose `edl-worker` has died.
-
-    The `edl-worker` calls :meth:`see` with each new snapshot of the job's records, and reads the
-    attributes, which change only there.
-
-    Args:
-        host: the host of the watching `edl-worker`.
-        slot: the slot of that host in which the watching `edl-worker` keeps a worker.
-        limits: the time limits of the watching `edl-worker`.
-
-    Attributes:
-        lost: the slots whose `edl-worker` has died, as pairs (host, slot); at first empty.
-        best: the best thing to do about ``lost``, by :func:`after_loss`.
-        barred: the hosts on which an `edl-worker` has died, until an `edl-worker` registers there
-            again.
-    """
+    """A watcher in one `edl-worker` for the slots whose `edl-worker` has died."""
 
     def __init__(self, host: str, slot: int, limits: SlotLimits) -> None:
-        """Begin without lost slots, for the `edl-worker` that keeps a worker in one slot.
-
-        Args:
-            host: the host of that `edl-worker`.
-            slot: the number of its slot on the host.
-            limits: its time limits.
-        """
+        # the slots whose `edl-worker` has died, as pairs (host, slot); at first empty
         self.lost: frozenset[tuple[str, int]] = frozenset()
-        self.best = AfterLoss.NOTHING
+        self.best = AfterLoss.NOTHING  # the best thing to do about `lost`, by `after_loss`
+        # the hosts on which an `edl-worker` has died, until an `edl-worker` registers there again
         self.barred: frozenset[str] = frozenset()
         self._own, self._limits = (host, slot), limits
         self._assigned: dict[tuple[str, int], float] = {}  # slots, since when
@@ -70,19 +46,7 @@ class LostSlots:
         self._asked_for: frozenset[tuple[str, int]] = frozenset()
 
     def see(self, snapshot: Snapshot, answered: float, now: float) -> bool:
-        """Update the attributes, and return whether this `edl-worker` is to ask the driver now.
-
-        To ask is to let horovodrun's driver place the slots again. The result is True once for each
-        set of lost slots, if :attr:`best` is ``PLACE_ANEW``, when the slots have been missing for
-        ``abandoned_s``, and ``turn_s`` longer for each `edl-worker` that precedes this one:
-        normally the first one has then asked, and the set is not lost any more.
-
-        Args:
-            snapshot: the job's records in ZooKeeper.
-            answered: when the driver of horovodrun last placed the slots, in seconds; for
-                ``abandoned_s`` after that no further slot becomes lost.
-            now: the time by the same clock.
-        """
+        """Update the attributes, and return whether this `edl-worker` is to ask the driver now."""
         # A slot that is assigned again is another edl-worker's, which may be on its way.
         slots = assigned_slots(snapshot)
         self._assigned = {slot: self._assigned.get(slot, now) for slot in slots}
@@ -108,47 +72,23 @@ class LostSlots:
         return True
 
     def turn(self, snapshot: Snapshot) -> int:
-        """Return the index, from 0, of this `edl-worker` among those of the job, by (host, slot).
-
-        The `edl-worker` at index 0 asks the driver on behalf of all; if it does not, the one at
-        index 1 does, and so on. The result is 0 if this `edl-worker` is not registered.
-
-        Args:
-            snapshot: the job's records in ZooKeeper.
-        """
+        """Return the index, from 0, of this `edl-worker` among those of the job, by (host, slot)"""
         here = sorted(kept(snapshot))
         return here.index(self._own) if self._own in here else 0
 
     def __str__(self) -> str:
-        """Return the lost slots in words: "slot 0 on a and slot 1 on b"; empty if none is lost."""
         return " and ".join(f"slot {slot} on {host}" for host, slot in sorted(self.lost))
 
 
 def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
-    """Return the assigned slots that had an `edl-worker` and have none now, as pairs (host, slot).
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        seen: the slots where an `edl-worker` was seen before, as pairs (host, slot); in any other
-            slot it is still to start.
-    """
+    """The assigned slots that had an `edl-worker` and have none now, as pairs (host, slot)"""
     return frozenset((assigned_slots(snapshot) & set(seen)) - kept(snapshot))
 
 
 def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
-    """Return what to do about the slots ``lost``, whose `edl-worker` has died.
-
-    If the driver is asked to place the slots again, it bars the hosts of these slots. So it is
-    asked (``PLACE_ANEW``) if the other hosts have at least ``min_np`` workers, or if all hosts
-    together have fewer than ``min_np`` left. Otherwise the job goes on with the workers that live:
-    ``WAIT``, or ``HOLD`` if no other host has a worker, because the driver would then end the job.
-    Without a lost slot the result is ``NOTHING``.
-
-    Args:
-        assigned: the workers that the driver has assigned to each host.
-        sizes: the numbers of workers that the job may have, with their least, ``min_np``.
-        lost: the lost slots, as pairs (host, slot); all are assigned.
-    """
+    """Return what to do about the slots `lost`, whose `edl-worker` has died."""
+    # Otherwise the job goes on with the workers that live: `WAIT`, or `HOLD` if no other host has a
+    # worker, because the driver would then end the job.
     if not lost:
         return AfterLoss.NOTHING
     barred = {host for host, _ in lost}
@@ -162,35 +102,19 @@ def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
 def would_end_the_job(
     best: AfterLoss, desired: Placement, barred: Collection[str], sizes: Sizes
 ) -> bool:
-    """Return whether horovodrun's driver would end a training job if asked to place slots again.
-
-    The driver bars the hosts of lost slots, and then waits for ``min_np`` slots on other hosts; if
-    these never come, it ends the job. While it waits, the `edl-worker` processes that have asked
-    get no answer. The result is True for ``HOLD``. For ``WAIT`` it is True if fewer than ``min_np``
-    workers are desired on hosts that are not barred. Otherwise it is False.
-
-    Args:
-        best: the best thing to do about the lost slots (:func:`after_loss`).
-        desired: host -> workers as desired; empty: edl does not know them, nor which slots the
-            driver would find, so the result for ``WAIT`` is False.
-        barred: the hosts that the driver has barred or would bar.
-        sizes: the numbers of workers that the job may have.
-    """
+    """Return whether horovodrun's driver would end a training job if asked to place slots again."""
+    # The driver bars the hosts of lost slots, and then waits for `min_np` slots on other hosts; if
+    # these never come, it ends the job. Otherwise it is False.
+    # `desired`: host -> workers as desired; empty: edl does not know them, nor which slots the
+    # driver would find, so the result for `WAIT` is False.
+    # `barred`: the hosts that the driver has barred or would bar.
     if best is AfterLoss.WAIT and desired:
         return not sizes.enough(sum(n for host, n in desired.items() if host not in barred))
     return best is AfterLoss.HOLD
 
 
 def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int]:
-    """Return ``assigned`` without the hosts that horovodrun's driver has barred for lost slots.
-
-    Args:
-        assigned: host -> workers as the driver has placed them; it is not changed.
-        lost: the slots whose `edl-worker` has died, as pairs (host, slot). A host is barred if all
-            slots that are assigned on it are among them.
-        size: the number of slots that the driver uses now. If the other hosts have fewer, the
-            driver has not barred these hosts, and a copy of ``assigned`` is returned.
-    """
+    """Return `assigned` without the hosts that horovodrun's driver has barred for lost slots."""
     gone = {h for h, n in assigned.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
     rest = {host: workers for host, workers in assigned.items() if host not in gone}
     return rest if sum(rest.values()) >= size else dict(assigned)

@@ -12,22 +12,7 @@ from edl.errors import UsageError
 def offered_devices(
     slots: int | None, devices: str | None, cuda: Sequence[str] | None
 ) -> tuple[int, ...]:
-    """Return the numbers of the devices that a host offers, one for each slot.
-
-    A device is numbered as CUDA numbers it for a program that is started there: with a
-    ``CUDA_VISIBLE_DEVICES`` of `edl host` it is the place of an entry, from 0.
-
-    Args:
-        slots: the number of slots; None: one for each device.
-        devices: the numbers of the devices, separated by commas; None: those of ``cuda``, or else
-            0, 1, ... up to the number of slots.
-        cuda: the entries of the ``CUDA_VISIBLE_DEVICES`` of `edl host`; None if it is not set.
-
-    Raises:
-        UsageError: ``devices`` is not a list of different whole numbers from 0, has more or fewer
-            numbers than there are slots, or has a number that is no place in ``cuda``; ``slots`` is
-            below 1, or above the number of entries of ``cuda``; or neither of the three is given.
-    """
+    """Return the numbers of the devices that a host offers, one for each slot."""
     if devices is not None:
         numbers = _numbers(devices)
         if cuda and max(numbers) >= len(cuda):
@@ -55,11 +40,7 @@ def offered_devices(
 
 
 def _numbers(devices: str) -> tuple[int, ...]:
-    """Return the whole numbers in ``devices``, which are separated by commas, sorted.
-
-    Raises:
-        UsageError: an item of ``devices`` is not a whole number from 0, or a number is there twice.
-    """
+    """Return the whole numbers in `devices`, which are separated by commas, sorted."""
     words = [word.strip() for word in devices.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
         raise UsageError(f"--devices is {devices!r}; give numbers, like 0,1,2,3")

@@ -52,71 +52,44 @@ _ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 
 @dataclass(frozen=True)
 class Process:
-    """One start of one worker process, as its launcher sees it.
+    """One start of one worker process, as its launcher sees it."""
 
-    All times are in seconds by the launcher's clock. None as a time means that it has not happened.
-    An object does not change; an update is a new object.
-
-    Attributes:
-        slot: the number of the slot of the process on its host.
-        attempt_id: the token that identifies this start in the worker's records.
-        started: when the process started.
-        failures: the number of failed starts in a row in this slot before this start.
-        worker: the number of the worker; None: it has not registered.
-        ready: whether the worker has ever been in stage ``READY`` or a later one.
-        seated: whether the worker has been a member of a generation.
-        generation: the number of the newest generation in which the worker was seen as a member; 0:
-            none.
-        departing: since when the worker is about to leave, has finished, or is out of the ring by a
-            switch or an eviction.
-        no_session_since: since when the worker has no node in ZooKeeper, after it had one.
-        unresponsive_since: since when the worker has not answered its agent, which asked it.
-        suspended_since: since when the process is suspended, as by SIGSTOP.
-        evicted: why the leader has evicted the worker; empty: it has not, or it did so on proof
-            that the process is gone.
-        exited_at: since when the leader has proof that the process is gone.
-        ending_since: when the launcher first asked the process to end.
-        why: why the launcher ends the process.
-        ended: when the script has ended.
-        ended_code: the exit code that the script reported at its end.
-        handled: when the script's exit handlers (``atexit``) have ended, too.
-        stopped: whether the process ended because its job was told to end.
-        exit_code: the exit code; None: the process runs; -9: killed by signal 9.
-        exited: when the process exited.
-        trained_s: the time from the worker's first step until it exited; None: it trained no step.
-        termination_message: the line of output that best says how the process ended.
-        used_up: whether the slot was disabled after this process.
-        deserted: whether the process exited with code 0 while the other workers go on without it.
-        device: the number of the device that it was given; None: it was given none.
-    """
-
-    slot: int
-    attempt_id: str
+    slot: int  # the number of the slot of the process on its host
+    attempt_id: str  # the token that identifies this start in the worker's records
     started: float
-    failures: int = 0
-    worker: int | None = None
-    ready: bool = False
-    seated: bool = False
+    failures: int = 0  # the number of failed starts in a row in this slot before this start
+    worker: int | None = None  # the number of the worker; None: it has not registered
+    ready: bool = False  # whether the worker has ever been in stage `READY` or a later one
+    seated: bool = False  # whether the worker has been a member of a generation
+    # the number of the newest generation in which the worker was seen as a member; 0: none
     generation: int = 0
+    # since when the worker is about to leave, has finished, or is out of the ring by a switch or an
+    # eviction
     departing: float | None = None
+    # since when the worker has no node in ZooKeeper, after it had one
     no_session_since: float | None = None
+    # since when the worker has not answered its agent, which asked it
     unresponsive_since: float | None = None
     suspended_since: float | None = None
+    # why the leader has evicted the worker; empty: it has not, or it did so on proof that the
+    # process is gone
     evicted: str = ""
-    exited_at: float | None = None
-    ending_since: float | None = None
-    why: str = ""
-    ended: float | None = None
-    ended_code: int = 0
-    handled: float | None = None
-    stopped: bool = False
-    exit_code: int | None = None
+    exited_at: float | None = None  # since when the leader has proof that the process is gone
+    ending_since: float | None = None  # when the launcher first asked the process to end
+    why: str = ""  # why the launcher ends the process
+    ended: float | None = None  # when the script has ended
+    ended_code: int = 0  # the exit code that the script reported at its end
+    handled: float | None = None  # when the script's exit handlers (`atexit`) have ended, too
+    stopped: bool = False  # whether the process ended because its job was told to end
+    exit_code: int | None = None  # the exit code; None: the process runs; -9: killed by signal 9
     exited: float | None = None
+    # the time from the worker's first step until it exited; None: it trained no step
     trained_s: float | None = None
-    termination_message: str = ""
-    used_up: bool = False
+    termination_message: str = ""  # the line of output that best says how the process ended
+    used_up: bool = False  # whether the slot was disabled after this process
+    # whether the process exited with code 0 while the other workers go on without it
     deserted: bool = False
-    device: int | None = None
+    device: int | None = None  # the number of the device that it was given; None: it was given none
 
     @property
     def used_device(self) -> int:
@@ -130,10 +103,7 @@ class Process:
 
     @property
     def failed(self) -> bool:
-        """Whether the process has ended by itself, with an error or without ever registering.
-
-        It is False while it runs, for an end by its launcher, an eviction, and of a preempted job.
-        """
+        """Whether the process has ended by itself, with an error or without ever registering."""
         halted = self.stopped and self.exit_code == HALTED_EXIT
         if self.exit_code is None or self.obeyed or halted or self.steps_back:
             return False
@@ -146,11 +116,8 @@ class Process:
 
     @property
     def refused(self) -> bool:
-        """Whether the process ended because its registered worker can never join the job.
-
-        Its exit code says so; another start would be refused, too. For example, the worker's state
-        differs from that of the other workers.
-        """
+        """Whether the process ended because its registered worker can never join the job."""
+        # Its exit code says so; another start would be refused, too.
         return self.exit_code == REFUSED_EXIT and self.worker is not None
 
     @property
@@ -160,20 +127,13 @@ class Process:
 
     @property
     def refuses(self) -> bool:
-        """Whether the process still runs, and will end because its worker can never join.
-
-        Its script has already ended with the exit code of a refused worker.
-        """
+        """Whether the process still runs, and will end because its worker can never join."""
         says = self.ended is not None and self.ended_code == REFUSED_EXIT
         return self.alive and says and self.worker is not None
 
     @property
     def obeyed(self) -> bool:
-        """Whether the process has ended because its launcher asked it to or its worker was evicted.
-
-        It is False while the process runs, and if it was killed by a signal other than SIGTERM and
-        SIGKILL, or if the script had ended before the launcher asked.
-        """
+        """Whether the process ended because its launcher asked it to or its worker was evicted"""
         if self.exit_code is None:
             return False
         if self.exit_code < 0 and -self.exit_code not in (signal.SIGTERM, signal.SIGKILL):
@@ -182,34 +142,18 @@ class Process:
 
     @property
     def blamed(self) -> bool:
-        """Whether the end of the process counts as a failure when restarts of its slot are counted.
-
-        It does if the process failed, was evicted, or exited with code 0 while the other workers go
-        on (``deserted``).
-        """
+        """Whether the end of the process counts as a failure of its slot."""
         return self.failed or self.deserted or bool(self.evicted)
 
     @property
     def _asked_before(self) -> bool:
-        """Whether the launcher asked the process to end before its script ended; False if never.
-
-        Without a known end of the script, the end of the process counts; True also while it runs.
-        """
+        """Whether the launcher asked the process to end before its script ended; False if never."""
         end = self.exited if self.ended is None else self.ended
         return self.ending_since is not None and (end is None or self.ending_since < end)
 
     def failed_late(self, finished: float, finished_in: int) -> bool:
-        """Return whether this process failed after the job had trained its last step.
-
-        To fail is to end with an exit code other than 0, without being told to end. A process whose
-        worker never was in a ring does not count. A worker that died while the other workers
-        trained on was replaced, or was not needed any more: that is no failure.
-
-        Args:
-            finished: when the launcher saw that the job has finished, by its clock.
-            finished_in: the number of the generation whose workers have trained to the end; 0:
-                unknown, so the time of the process's end decides.
-        """
+        """Return whether this process failed after the job had trained its last step."""
+        # A process whose worker never was in a ring does not count.
         after = (self.exited or 0.0) >= finished
         last = self.generation >= finished_in if finished_in else after
         over = last or (self.departing is not None and after)
@@ -222,12 +166,7 @@ class Process:
 
     @property
     def failures_now(self) -> int:
-        """The number of failures in a row in this slot, this process included if it has failed.
-
-        An eviction by the leader, and an exit with code 0 while the others go on, count as
-        failures. It is 0 if the worker had trained for long enough (see the module's docstring), or
-        after an exit with code 0 that is no failure.
-        """
+        """The number of failures in a row in this slot, this process included if it has failed."""
         if self.alive or not self.blamed:
             return 0 if self.exit_code == 0 else self.failures
         killed = self.exit_code in (-signal.SIGKILL, -signal.SIGTERM)
@@ -236,47 +175,28 @@ class Process:
         return 0 if progress else self.failures + 1
 
     def uses_up(self, max_restarts: int) -> bool:
-        """Return whether the slot must be disabled, because of the end of this process.
-
-        It must be if it failed more than ``max_restarts`` times in a row, or if the worker was
-        refused. The result is False while the process runs, and if the slot was disabled after it
-        already.
-        """
+        """Return whether the slot must be disabled, because of the end of this process."""
+        # It must be if it failed more than `max_restarts` times in a row, or if the worker was
+        # refused.
         final = self.refused or self.failures_now > max_restarts
         return not self.alive and not self.used_up and self.blamed and final
 
     def pause_s(self, longest_s: float) -> float:
-        """Return for how many seconds after its end the slot of this process is not started again.
-
-        It is 0 if the end was no failure, if the worker had trained a step, or if the slot was
-        disabled; else 1, 2, 4, ... by the number of failures in a row, at most ``longest_s``.
-        """
+        """For how many seconds after its end the slot is not started again."""
         waits = self.blamed and not self.used_up and self.trained_s is None
         return backoff_s(self.failures_now, longest_s) if waits else 0.0
 
     def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
-        """Return whether it is open why this process exited with code 0 while in a ring.
-
-        The other workers may go on without it (then it deserted them), or may have ended, too (then
-        the job has finished). The result is False for any other end, also one that this launcher
-        has asked for, and while the process runs.
-
-        Args:
-            state: the state of the job; the question is open only while it is RUNNING.
-            now: the time by the launcher's clock, in seconds.
-            settle_s: for how many seconds after the exit of the process the question stays open.
-        """
+        """Return whether it is open why this process exited with code 0 while in a ring."""
         left = self.exit_code == 0 and self.seated and self.departing is None
         left = left and self.ending_since is None
         late = now - (self.exited or 0.0) >= settle_s
         return left and not self.deserted and state is JobState.RUNNING and not late
 
     def ending_text(self, host: str) -> str:
-        """Return a sentence about the end of this process, which must have ended, on host ``host``.
-
-        For a failure it includes the last line of the process's output; otherwise it says who ended
-        the process, and why, as far as that is known.
-        """
+        """Return a sentence about the end of this process, which must have ended, on host `host`"""
+        # For a failure it includes the last line of the process's output; otherwise it says who
+        # ended the process, and why, as far as that is known.
         assert self.exit_code is not None
         what = f"{self.name} on {host} {how(self.exit_code)}"
         if self.failed:
@@ -302,17 +222,7 @@ class Process:
 
 
 def unstarted(process: Process, command: Sequence[str], error: OSError) -> Process:
-    """Return a copy of ``process`` as one that the system could not start: a failure with code 126.
-
-    The cause is a lack of memory, processes or disk space on the host, not the job. So the slot is
-    started again after its pause, and the other workers train on. The code is 127 if there is no
-    such program.
-
-    Args:
-        process: the start that was tried.
-        command: the command that was run; the copy's termination message names it.
-        error: the system's error.
-    """
+    """Return a copy of `process` as one that the system could not start: a failure with code 126"""
     line = f"cannot start {' '.join(command)}: {error.strerror or error}"
     code = NO_PROGRAM_EXIT if error.errno in _NO_PROGRAM else UNSTARTED_EXIT
     return replace(process, exit_code=code, exited=process.started, termination_message=line)
@@ -320,26 +230,15 @@ def unstarted(process: Process, command: Sequence[str], error: OSError) -> Proce
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """The end of a script, as its process reports it by changing the name of the process.
+    """The end of a script, as its process reports it by changing the name of the process."""
 
-    Attributes:
-        code: the exit code of the script, 0 or more.
-        handled: whether the exit handlers (``atexit``) have run, too.
-        stopped: whether it ended because its job was told to end.
-    """
-
-    code: int
-    handled: bool
-    stopped: bool = False
+    code: int  # the exit code of the script, 0 or more
+    handled: bool  # whether the exit handlers (`atexit`) have run, too
+    stopped: bool = False  # whether it ended because its job was told to end
 
     @classmethod
     def read(cls, name: str) -> ScriptEnd | None:
-        """Return the end that a process's ``name`` reports, such as "edl-ended:1" for exit code 1.
-
-        The words before the colon are "edl-exiting", and "edl-ended" when the exit handlers have
-        run, too; "edl-stops" and "edl-stopped" if the job was told to end. Any other name gives
-        None: the script runs.
-        """
+        """Return the end that a process's `name` reports, such as "edl-ended:1" for exit code 1."""
         word, _, code = name.partition(":")
         stopped = word in STOPPED.values()
         said = (stopped or word in STOPPED) and code.isdigit()
@@ -347,15 +246,7 @@ class ScriptEnd:
 
 
 def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
-    """Return a copy of ``process`` with the end of its script, as the process has reported it.
-
-    Times that an earlier report has set stay.
-
-    Args:
-        process: the process as it was known before.
-        said: how the script has ended, as the process has reported it, such as its exit code.
-        now: when it was reported, by the launcher's clock, in seconds.
-    """
+    """Return a copy of `process` with the end of its script, as the process has reported it."""
     ended = process.ended if process.ended is not None else now
     handled = process.handled if process.handled is not None or not said.handled else now
     stopped = process.stopped or said.stopped
@@ -365,20 +256,9 @@ def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
 def exited(
     process: Process, code: int, now: float, last_line: str, trained_s: float | None = None
 ) -> Process:
-    """Return a copy of ``process`` that has ended with the exit code ``code``.
-
-    If the launcher killed the process after its script had ended, because the exit handlers did not
-    end, the exit code that the script reported counts instead. If the process has reported no end
-    of its script, it may be a wrapper, such as a shell script, whose command was killed: then the
-    signal counts (:func:`~edl.core.host.exit_status.killed_in_wrapper`).
-
-    Args:
-        process: the process that has ended.
-        code: its exit code; -9: it was killed by signal 9.
-        now: the time of its end, by the launcher's clock, in seconds.
-        last_line: the line of its output that best says how it ended; empty: none.
-        trained_s: the seconds from its first step until it ended; None: it trained no step.
-    """
+    """Return a copy of `process` that has ended with the exit code `code`."""
+    # If the launcher killed the process after its script had ended, because the exit handlers did
+    # not end, the exit code that the script reported counts instead.
     lingered = (
         process.ended is not None and process.ending_since is not None and not process._asked_before
     )
@@ -392,33 +272,19 @@ def exited(
 
 @dataclass(frozen=True)
 class _WorkerRecord:
-    """The facts about the worker that a process runs, from the job's records in ZooKeeper.
+    """The facts about the worker that a process runs, from the job's records in ZooKeeper."""
 
-    Attributes:
-        worker: the number of the worker; None: it has never registered.
-        has_session: whether its record in ZooKeeper exists, which vanishes with its session.
-        stage: the stage in that record; None: there is no record.
-        has_entered: whether that record says that it has entered a generation.
-        generation: the number of the job's newest generation if the worker is a member of it; else
-            0.
-        evicted: why the leader has evicted the worker; empty: it has not.
-    """
-
-    worker: int | None
-    has_session: bool
+    worker: int | None  # the number of the worker; None: it has never registered
+    has_session: bool  # whether its record in ZooKeeper exists, which vanishes with its session
     stage: Stage | None
-    has_entered: bool
+    has_entered: bool  # whether that record says that it has entered a generation
+    # the number of the job's newest generation if the worker is a member of it; else 0
     generation: int
-    evicted: str
+    evicted: str  # why the leader has evicted the worker; empty: it has not
 
     @classmethod
     def find(cls, process: Process, snapshot: Snapshot) -> _WorkerRecord:
-        """Return what the records in ``snapshot`` say about the worker that ``process`` runs.
-
-        It is the worker whose record has the process's ``attempt_id``. Without such a record it is
-        the worker that the process was known to run before; the result's ``worker`` is None if it
-        was known to run none.
-        """
+        """Return what the records in `snapshot` say about the worker that `process` runs."""
         member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
         worker = process.worker if member is None else member.id
         newest = snapshot.generation
@@ -434,7 +300,7 @@ class _WorkerRecord:
 
     @property
     def is_past_preparing(self) -> bool:
-        """Whether the worker has a session in ZooKeeper, and is in stage ``READY`` or later."""
+        """Whether the worker has a session in ZooKeeper, and is in stage `READY` or later."""
         return self.stage not in (None, Stage.PREPARING)
 
     @property
@@ -444,17 +310,10 @@ class _WorkerRecord:
 
 
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
-    """Return a copy of ``process`` with what the job's records in ZooKeeper say about its worker.
-
-    This sets the worker's number, its generation, its membership and whether it was ever ready,
-    since when it has no session, is about to leave or is known to be gone, why it was evicted, and
-    whether it has deserted the others. An unknown exit code may become 0.
-
-    Args:
-        process: the process as it was known before.
-        snapshot: the job's records in ZooKeeper.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return a copy of `process` with what the job's records in ZooKeeper say about its worker."""
+    # This sets the worker's number, its generation, its membership and whether it was ever ready,
+    # since when it has no session, is about to leave or is known to be gone, why it was evicted,
+    # and whether it has deserted the others.
     record = _WorkerRecord.find(process, snapshot)
     in_ring = record.generation > 0
     seated = process.seated or in_ring or record.has_entered
@@ -480,41 +339,23 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
 
 
 def _since(known: float | None, holds: bool, now: float) -> float | None:
-    """Return since when a condition holds: ``now`` if it did not hold before; None if it does not.
-
-    Args:
-        known: since when it has held by the call before; None: it did not hold.
-        holds: whether it holds at the time ``now``.
-        now: the present time.
-    """
+    """Return since when a condition holds: `now` if it did not hold before; None if it does not."""
+    # `known`: since when it has held by the call before; None: it did not hold.
     if not holds:
         return None
     return now if known is None else known
 
 
 def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | None:
-    """Return the exit code of ``process``; None while it runs.
-
-    A code that could not be learned (:data:`UNKNOWN_EXIT`) becomes 0 if the worker was to leave
-    (``leaving``), or if the job in ``snapshot`` is neither RUNNING nor FAILED.
-    """
     in_order = leaving or snapshot.job.state not in _ENDS_BADLY
     return 0 if process.exit_code == UNKNOWN_EXIT and in_order else process.exit_code
 
 
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:
-    """Return whether a process has exited with code 0, by itself, although it was not to end.
-
-    Either its worker left a ring, which the other members have repaired since, or it left before it
-    was ready to join its first ring. The result is False unless the job is RUNNING and has a
-    generation with members.
-
-    Args:
-        process: a worker process of this launcher, running or ended.
-        worker: the number of its worker; None: it never registered, so the result is False.
-        snapshot: the job's records in ZooKeeper.
-        leaving: whether the worker was to leave the job anyway.
-    """
+    """Return whether a process has exited with code 0, by itself, although it was not to end."""
+    # Either its worker left a ring, which the other members have repaired since, or it left before
+    # it was ready to join its first ring.
+    # `worker`: the number of its worker; None: it never registered, so the result is False.
     generation = snapshot.generation
     if process.exit_code != 0 or leaving or process.ending_since is not None or worker is None:
         return False
@@ -534,18 +375,7 @@ def _leaves(
     without_seat: bool,
     evicted: str,
 ) -> bool:
-    """Return whether a worker is to end because it left, finished, or was taken out of the ring.
-
-    A worker is taken out by a switch or by an eviction. A worker that is no member after the repair
-    of a broken ring was not taken out: it ended as the ring broke.
-
-    Args:
-        process: the process of the worker.
-        stage: the stage of the worker; None: unknown.
-        generation: the newest generation of the job; None: there is none yet.
-        without_seat: whether the worker was in some generation and is not in the newest.
-        evicted: why the leader evicted the worker; empty: it did not.
-    """
+    """Return whether a worker is to end because it left, finished, or was taken out of the ring."""
     if stage in (Stage.LEAVING, Stage.FINISHED):
         return True
     if generation is None or not without_seat or stage is Stage.READY:
@@ -557,31 +387,19 @@ def _leaves(
 
 
 def how_all(processes: Sequence[Process], several: bool) -> str:
-    """Return how ``processes`` ended, as a predicate with each different exit code named once.
-
-    An example is "exited with code 1 or was killed by SIGKILL"; with ``several`` it says "were
-    killed".
-    """
+    """Return how `processes` ended, as a predicate with each different exit code named once."""
     codes = sorted({p.exit_code or 0 for p in processes})
     text = " or ".join(how(code) for code in codes)
     return text.replace("was killed", "were killed") if several else text
 
 
 def last_words(process: Process) -> str:
-    """Return a clause: "the last line of w3: LINE", or "w3 wrote nothing".
-
-    LINE is the line of the output of ``process`` that best says how it ended.
-    """
+    """Return a clause: "the last line of w3: LINE", or "w3 wrote nothing"."""
     if not process.termination_message:
         return f"{process.name} wrote nothing"
     return f"{LAST_WORDS.removeprefix('; ')}{process.name}: {process.termination_message}"
 
 
 def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:
-    """Return for how many seconds a slot waits before its next start: 1, 2, 4, ... up to a limit.
-
-    Args:
-        failures: the number of failures in a row: 1 gives 1 second; 0 gives no pause.
-        longest_s: the longest pause, in seconds.
-    """
+    """Return for how many seconds a slot waits before its next start: 1, 2, 4, ... up to a limit"""
     return 0.0 if failures < 1 else min(longest_s, 2.0 ** (min(failures, 10) - 1))

@@ -22,11 +22,7 @@ _SHORT_OTHER = "hViqx?"  # print something and end, or go on at a prompt, or ski
 
 
 class Main(StrEnum):
-    """The kind of code that the interpreter runs as ``__main__``.
-
-    ``SCRIPT``: a file, a directory or a zip archive. ``MODULE``: ``python -m``. ``CODE``: ``python
-    -c``. ``OTHER``: a prompt, standard input, or an option such as ``--help``.
-    """
+    """The kind of code that the interpreter runs as `__main__`."""
 
     SCRIPT = "script"  # a file, a directory or a zip archive
     MODULE = "module"  # python -m
@@ -36,40 +32,25 @@ class Main(StrEnum):
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command line of Python, split into options, code and arguments by :func:`parse_command`.
+    """A command line of Python, split into options, code and arguments by `parse_command`."""
 
-    Attributes:
-        program: the interpreter, as it is written.
-        options: the interpreter's options, which come before the code that it runs.
-        main: the kind of the code that the interpreter runs.
-        target: the path of the script, the name of the module or the text of the code; empty for
-            ``Main.OTHER``.
-        arguments: the arguments of that code, which are ``sys.argv`` without its first item; empty
-            for ``Main.OTHER``.
-    """
-
-    program: str
-    options: tuple[str, ...]
-    main: Main
+    program: str  # the interpreter, as it is written
+    options: tuple[str, ...]  # the interpreter's options, which come before the code that it runs
+    main: Main  # the kind of the code that the interpreter runs
+    # the path of the script, the name of the module or the text of the code; empty for `Main.OTHER`
     target: str
+    # the arguments of that code, which are `sys.argv` without its first item; empty for
+    # `Main.OTHER`
     arguments: tuple[str, ...]
 
 
 def is_python(program: str) -> bool:
-    """Return whether the last part of the path ``program`` is "python" with or without a version.
-
-    Examples are ``python``, ``/usr/bin/python3`` and ``python3.11``; the file need not exist.
-    """
+    """Return whether the last part of the path `program` is "python" with or without a version."""
     return _PYTHON.fullmatch(program.rpartition("/")[2]) is not None
 
 
 def parse_command(command: Sequence[str]) -> PythonCommand | None:
-    """Return the parts of a command line of Python; None if it is empty or not one of Python.
-
-    Args:
-        command: the words of the command line, with the program first. It is one of Python if the
-            program has an interpreter's name (:func:`is_python`).
-    """
+    """Return the parts of a command line of Python; None if it is empty or not one of Python."""
     if not command or not is_python(command[0]):
         return None
     program, *words = command
@@ -105,11 +86,7 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
 
 
 def transparent(command: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the command line that runs the script of ``command`` through :mod:`edl.transparent`.
-
-    A command that does so already stays as it is. The result is None for a command that runs no
-    script, module or code by Python.
-    """
+    """Return the command line that runs the script of `command` through `transparent`."""
     python = parse_command(command)
     if python is None or python.main is Main.OTHER:
         return None
@@ -120,14 +97,7 @@ def transparent(command: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def python_script(command: Sequence[str]) -> str | None:
-    """Return the path of the script that a command line ``python [options] script ...`` runs.
-
-    It may be run through :mod:`edl.transparent`. The result is None for any other command, such as
-    ``python -m``. The path is as written; it need not exist.
-
-    Args:
-        command: the words of the command line, with the program first.
-    """
+    """Return the path of the script that a command line `python [options] script ...` runs."""
     python = parse_command(command)
     if python is not None and python.main is Main.MODULE and python.target == TRANSPARENT:
         python = parse_command((python.program, *python.arguments))
@@ -135,24 +105,13 @@ def python_script(command: Sequence[str]) -> str | None:
 
 
 def title(command: Sequence[str]) -> str:
-    """Return a short name for ``command``: the file name of its Python script, else of its program.
-
-    Args:
-        command: the words of the command line, with the program first; at least one.
-    """
+    """Return a short name for `command`: the file name of its Python script, else of its program"""
     path = python_script(command) or command[0]
     return next((part for part in reversed(path.split("/")) if part not in ("", ".")), "")
 
 
 def _first_that_matters(word: str) -> tuple[str, str]:
-    """Return the first letter of an option word that takes a value or ends the options.
-
-    Args:
-        word: one or more options of one letter after a hyphen, such as ``-abc``.
-
-    Returns:
-        the pair (letter, text after it in ``word``); two empty texts if there is no such letter.
-    """
+    """Return the first letter of an option word that takes a value or ends the options."""
     for index, letter in enumerate(word[1:], 2):
         if letter in f"cm{_WITH_VALUE}{_SHORT_OTHER}":
             return letter, word[index:]
@@ -160,10 +119,4 @@ def _first_that_matters(word: str) -> tuple[str, str]:
 
 
 def _other(program: str, words: Sequence[str]) -> PythonCommand:
-    """Return the parts of a command line that runs no script, module or code (``Main.OTHER``).
-
-    Args:
-        program: the interpreter, as it is written.
-        words: all words after it, which become its options.
-    """
     return PythonCommand(program, tuple(words), Main.OTHER, "", ())

@@ -42,19 +42,7 @@ MOST_ASKED = 8  # workers of the ring, whether one waits for a suspended one
 def with_terminating(
     decision: SupervisorDecision, snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision:
-    """Return ``decision`` with orders to kill the processes that should have ended by now.
-
-    These are processes that should end by themselves and exceed a time limit, and workers that left
-    or were evicted and still occupy borrowed slots after the time to give the slots back. They are
-    killed whatever else is decided. A warning is added for each killed process whose exit handlers
-    did not end.
-
-    Args:
-        decision: the launcher's decision without these orders; it is not changed.
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return `decision` with orders to kill the processes that should have ended by now."""
     overdue = _overdue(snapshot, own)
     killed = {ending.attempt_id for ending in overdue}
     endings = tuple(one for one in decision.endings if one.attempt_id not in killed) + overdue
@@ -71,10 +59,7 @@ def with_terminating(
 
 
 def is_terminating(process: Process) -> bool:
-    """Return whether ``process`` is about to end by itself, so that it needs no SIGTERM.
-
-    This is so if its script has ended, or if the leader has proof that the process is gone.
-    """
+    """Return whether `process` is about to end by itself, so that it needs no SIGTERM."""
     return process.ended is not None or process.exited_at is not None
 
 
@@ -85,19 +70,7 @@ def end_processes(
     reason: str,
     patience_s: float | None = None,
 ) -> tuple[EndProcess, ...]:
-    """Return the orders that end ``processes``: SIGTERM, and SIGKILL for those that did not end.
-
-    A call returns at most one order for each process, the one that is due at the time ``now``. A
-    process that should end by itself (:func:`is_terminating`) gets no SIGTERM; it gets SIGKILL
-    after its own time limit.
-
-    Args:
-        processes: the processes to end, which run; those that need no signal now are left out.
-        limits: the launcher's time limits.
-        now: the time by the launcher's clock, in seconds.
-        reason: why the processes are ended.
-        patience_s: the time from SIGTERM to SIGKILL, in seconds; None: ``limits.kill_s``.
-    """
+    """Return the orders that end `processes`: SIGTERM, and SIGKILL for those that did not end."""
     patience_s = limits.kill_s if patience_s is None else patience_s
     endings = (_ending_of(process, limits, now, reason, patience_s) for process in processes)
     return tuple(ending for ending in endings if ending is not None)
@@ -106,16 +79,7 @@ def end_processes(
 def end_each(
     reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
 ) -> tuple[EndProcess, ...]:
-    """Return the orders that end processes, each for its own reason.
-
-    The orders are those of :func:`end_processes`: SIGTERM first and SIGKILL ``limits.kill_s``
-    later, for each process at most the one that is due at the time ``now``.
-
-    Args:
-        reasons: why each process is ended, by the process.
-        limits: the launcher's time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return the orders that end processes, each for its own reason."""
     return tuple(
         one
         for process, why in reasons.items()
@@ -126,20 +90,9 @@ def end_each(
 def _ending_of(
     process: Process, limits: SupervisorLimits, now: float, reason: str, patience_s: float
 ) -> EndProcess | None:
-    """Return the next signal for ``process``: SIGTERM, or SIGKILL if that did not help, or None.
-
-    A process that is suspended for too long gets SIGKILL at once: it does not hear SIGTERM.
-    The result is None if the process needs no signal at the time ``now``. A process that ends by
-    itself gets no SIGTERM, because that would hide how it has ended; it gets SIGKILL when its exit
-    handlers, or the process itself, have exceeded their time limit.
-
-    Args:
-        process: the process to end, which runs.
-        limits: the launcher's time limits.
-        now: the time by the launcher's clock, in seconds.
-        reason: why it is ended; not used for a process that should end by itself.
-        patience_s: the time from SIGTERM to SIGKILL, in seconds.
-    """
+    """Return the next signal for `process`: SIGTERM, or SIGKILL if that did not help, or None."""
+    # A process that ends by itself gets no SIGTERM, because that would hide how it has ended; it
+    # gets SIGKILL when its exit handlers, or the process itself, have exceeded their time limit.
     if process.ended is not None:
         why = why_killed(process, limits)
         handled = process.handled
@@ -161,11 +114,7 @@ def _ending_of(
 
 
 def why_killed(process: Process, limits: SupervisorLimits) -> str:
-    """Return a clause that says why ``process``, whose script has ended, is killed.
-
-    It names the exit code of the script, which counts as that of the process, and the time limit in
-    ``limits`` that the exit handlers, or else the process, have exceeded.
-    """
+    """Return a clause that says why `process`, whose script has ended, is killed."""
     said = f"its script has ended (with code {process.ended_code}), and"
     if process.handled is None:
         handlers = "the exit handlers (atexit) that other libraries have registered"
@@ -175,17 +124,7 @@ def why_killed(process: Process, limits: SupervisorLimits) -> str:
 
 
 def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Process, str]:
-    """Return the running processes that cannot stay in the job, with the reason for each.
-
-    Their workers were evicted, left ZooKeeper ``absent_s`` ago without ever being in a ring, are
-    frozen: out of ZooKeeper and without an answer for ``frozen_s``, while another worker leads, or
-    are suspended for ``suspended_s``, while another worker answers.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return the running processes that cannot stay in the job, with the reason for each."""
     limits, evicted = own.limits, snapshot.evicted
     reasons = {
         p: evicted[p.worker] for p in own.living if p.worker is not None and p.worker in evicted
@@ -201,16 +140,7 @@ def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Pro
 
 
 def suspended(snapshot: Snapshot, own: SupervisorState, now: float) -> tuple[Process, ...]:
-    """Return the processes of ring workers that are suspended for ``suspended_s`` or longer.
-
-    Workers that are about to enter the ring count, too. Left out are processes whose worker is
-    about to leave, or whose script has ended. The result is empty if ``suspended_s`` is 0.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return the processes of ring workers that are suspended for `suspended_s` or longer."""
     members = _members(snapshot)
     return tuple(
         p
@@ -223,27 +153,17 @@ def suspended(snapshot: Snapshot, own: SupervisorState, now: float) -> tuple[Pro
 
 
 def _is_suspended(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether ``process`` is suspended for ``suspended_s`` or longer; False if that is 0.
-
-    ``limits`` are the launcher's time limits, ``now`` is the time by its clock, in seconds.
-    """
     since, limit_s = process.suspended_since, limits.suspended_s
     return since is not None and limit_s > 0 and now - since >= limit_s
 
 
 def _members(snapshot: Snapshot) -> dict[int, RingMember]:
-    """Return the members of the ring and of the newest generation, by worker id."""
     newest = snapshot.generation.members if snapshot.generation is not None else ()
     return {member.id: member for member in (*snapshot.ring, *newest)}
 
 
 def waiting_members(snapshot: Snapshot, own: SupervisorState, now: float) -> tuple[RingMember, ...]:
-    """Return the workers to ask whether they live and wait for a suspended one of this launcher.
-
-    They are the first eight of the ring that this launcher does not know to be suspended. The
-    result is empty if no worker of this launcher is suspended for too long. This function asks
-    nobody. The arguments are those of :func:`suspended`.
-    """
+    """Return the workers to ask whether they live and wait for a suspended one of this launcher."""
     if not suspended(snapshot, own, now):
         return ()
     stand = {p.worker for p in own.living if p.suspended_since is not None}
@@ -252,32 +172,13 @@ def waiting_members(snapshot: Snapshot, own: SupervisorState, now: float) -> tup
 
 
 def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether a worker never was in a ring and has had no ZooKeeper session for too long.
-
-    A worker that has not registered yet has not lost a session: the result is False.
-
-    Args:
-        process: the process of the worker.
-        limits: the launcher's time limits; too long is ``absent_s`` or more.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return whether a worker never was in a ring and has had no ZooKeeper session for too long."""
     absent = process.no_session_since
     return not process.seated and absent is not None and now - absent >= limits.absent_s
 
 
 def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether a frozen worker of the ring holds up a job that another worker leads.
-
-    A worker is frozen if both hold for ``limits.frozen_s`` or longer: it has no ZooKeeper session,
-    and it does not answer. The result is False for a worker that is about to leave, and while
-    nobody leads or the worker itself is the leader by the records.
-
-    Args:
-        process: the process of the worker.
-        snapshot: the job's records in ZooKeeper.
-        limits: the launcher's time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return whether a frozen worker of the ring holds up a job that another worker leads."""
     if (
         process.unresponsive_since is None
         or process.no_session_since is None
@@ -290,16 +191,7 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
 
 
 def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]:
-    """Return the orders to kill workers in borrowed slots that are due to be given back.
-
-    The result is empty before that time (``own.overdue``). Only workers that were evicted or have
-    left the ring are killed. A worker that is still in the ring may be the last with the job's
-    state, so the leader decides about it.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, its processes included.
-    """
+    """Return the orders to kill workers in borrowed slots that are due to be given back."""
     ring = {member.id for member in snapshot.ring}
     return tuple(
         EndProcess(p.attempt_id, True, "its slot was to be given back by now")
@@ -310,15 +202,7 @@ def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]
 
 
 def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:
-    """Return those of ``processes`` that may be frozen, in their order, for the launcher to test.
-
-    They are running, and their workers have lost their ZooKeeper session or were evicted. The
-    launcher then sends a request to each, to see whether it answers; this function sends none.
-
-    Args:
-        processes: the launcher's processes.
-        snapshot: the job's records in ZooKeeper; its evictions are used.
-    """
+    """Return those of `processes` that may be frozen, in their order, for the launcher to test."""
     return tuple(
         p
         for p in processes
@@ -327,15 +211,7 @@ def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, .
 
 
 def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
-    """Return a warning for each script that has run too long without calling `edl.init()`.
-
-    Too long is ``start_timeout_s`` or more. Each call returns the warnings again. Processes that
-    the launcher has asked to end are left out.
-
-    Args:
-        own: the launcher's own state, its processes included.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return a warning for each script that has run too long without calling `edl.init()`."""
     limit_s = own.limits.start_timeout_s
     return tuple(
         f"{own.script} in {p.name} runs for {limit_s:g} s and did not call edl.init()"
@@ -345,19 +221,9 @@ def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
 
 
 def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether ``process`` still fills its slot, so that no worker is started in its place.
-
-    A running process fills it. If its worker is about to leave, the process fills the slot for
-    ``limits.settle_s`` seconds after the launcher saw that; a process that has exited without a
-    failure, for as long after its exit. When a job is scaled in, the launcher may see that a worker
-    has left before it reads the lower number of workers, and would start a worker that is not
-    wanted. A process that has failed, or was asked to end, does not fill its slot.
-
-    Args:
-        process: a worker process of this launcher, running or ended.
-        limits: the launcher's time limits.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return whether `process` still fills its slot, so that no worker is started in its place."""
+    # When a job is scaled in, the launcher may see that a worker has left before it reads the lower
+    # number of workers, and would start a worker that is not wanted.
     if process.ending_since is not None or process.failed:
         return False
     if process.alive:
@@ -368,19 +234,7 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
 def starts(
     places: Sequence[tuple[int, Process | None]], own: SupervisorState, why: str, now: float
 ) -> tuple[Start, ...]:
-    """Return the orders that start a worker in each slot of ``places`` that need not wait.
-
-    A slot whose process failed waits until its back-off is over. A slot without a process, one that
-    was disabled, and one whose process still runs do not wait. The orders are in the order of
-    ``places``.
-
-    Args:
-        places: the slots to start a worker in, as pairs (slot, its last process or None). A last
-            process that runs is about to leave.
-        own: the launcher's own state; its limits are used.
-        why: a clause that says who wants workers in these slots, for the reasons of the orders.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return the orders that start a worker in each slot of `places` that need not wait."""
     found = []
     for slot, before in places:
         if before is None or before.used_up:
@@ -402,17 +256,7 @@ def disable_slot(
     desired: Placement | None,
     setting: str,
 ) -> SupervisorDecision:
-    """Return the decision to disable the slot of ``process``, or to fail a job that needs the slot.
-
-    Args:
-        process: the last process in that slot, which has ended.
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state; its host is used.
-        desired: the workers by host that are wanted without the slot; None: the job may not have so
-            few, so the decision has the outcome FAILED.
-        setting: the name by which the user sets `max_restarts` (`--max-restarts` or a variable),
-            for the reason.
-    """
+    """Return the decision to disable the slot of `process`, or to fail a job that needs the slot"""
     job = snapshot.job
     slot = f"slot {process.slot} of host {own.host}"
     what = (

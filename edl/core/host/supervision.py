@@ -25,91 +25,65 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class SupervisorLimits:
-    """The limits of a launcher: times, in seconds, and two numbers (``stuck_steps``, ``restarts``).
+    """The limits of a launcher: times, in seconds, and two numbers (`stuck_steps`, `restarts`)."""
 
-    A launcher is an agent or an `edl-worker`. "The time for X" is how long it waits for X before it
-    takes the next measure, such as a kill.
-
-    Attributes:
-        start_timeout_s: the time for a script to call `edl.init()`.
-        backoff_max_s: the longest pause before another start in a slot whose workers die.
-        frozen_s: a worker without a session that does not answer for this long is frozen.
-        suspended_s: a worker whose process is suspended (SIGSTOP) for this long is ended, if others
-            wait for it; 0: it is not.
-        settle_s: how long the slot of a worker that left stays empty before another worker is
-            started in it.
-        kill_s: the time from SIGTERM to SIGKILL, for a process that is ended.
-        exit_timeout_s: the time for the exit handlers of libraries, once a script has ended.
-        exit_s: the time for a process to be gone once its exit handlers have ended, too.
-        gone_s: the time for a process to be gone once the leader has proof of its end, such as a
-            closed port.
-        stop_s: the time for a ring to end after `edl stop`.
-        stuck_s: the same for a ring that completes no step; or the time of ``stuck_steps`` usual
-            steps, if that is longer.
-        stuck_steps: the number of usual steps in that limit.
-        leaderless_s: the time for a ring without a leader to end after `edl stop`; longer than an
-            election after an expired session.
-        finish_s: the time for what a script does after its training: evaluate, save, upload.
-        restarts: how often a job may lose all its workers with the same newest checkpoint; once
-            more, and it fails.
-        gather_s: how much longer than ``start_timeout_s`` the hosts of a job that has not begun are
-            waited for: the time in which a host whose agent has died gets another one; see
-            :attr:`hosts_limit_s`.
-        absent_s: the time for a running worker that lost its ZooKeeper session, and never was in a
-            ring, to open another.
-        lost_s: the same for ring workers of other launchers, when all workers of this one have
-            died.
-        repair_s: how long a replacement is not forked after the death of a worker, so that the
-            other workers first repair their ring and train a step: the fork would take processor
-            time from them.
-        poll_s: the longest time between two checks of the processes.
-        read_s: the longest time between two readings of ZooKeeper; a change is read at once.
-        away_s: how long a launcher without workers waits for ZooKeeper, or for the agent that told
-            the workers to end; then it ends.
-        killed_s: the time for killed processes to be gone.
-    """
-
-    start_timeout_s: float = 120.0
+    start_timeout_s: float = 120.0  # the time for a script to call `edl.init()`
+    # the longest pause before another start in a slot whose workers die
     backoff_max_s: float = BACKOFF_MAX_S
+    # a worker without a session that does not answer for this long is frozen
     frozen_s: float = 10.0
+    # a worker whose process is suspended (SIGSTOP) for this long is ended, if others wait for it;
+    # 0: it is not
     suspended_s: float = 1.0
+    # how long the slot of a worker that left stays empty before another worker is started in it
     settle_s: float = 1.0
-    kill_s: float = 5.0
+    kill_s: float = 5.0  # the time from SIGTERM to SIGKILL, for a process that is ended
+    # the time for the exit handlers of libraries, once a script has ended
     exit_timeout_s: float = 30.0
-    exit_s: float = 2.0
+    exit_s: float = 2.0  # the time for a process to be gone once its exit handlers have ended, too
+    # the time for a process to be gone once the leader has proof of its end, such as a closed port
     gone_s: float = 10.0
-    stop_s: float = 30.0
+    stop_s: float = 30.0  # the time for a ring to end after `edl stop`
+    # the same for a ring that completes no step; or the time of `stuck_steps` usual steps, if that
+    # is longer
     stuck_s: float = 5.0
-    stuck_steps: int = 5
+    stuck_steps: int = 5  # the number of usual steps in that limit
+    # the time for a ring without a leader to end after `edl stop`; longer than an election after an
+    # expired session
     leaderless_s: float = 10.0
+    # the time for what a script does after its training: evaluate, save, upload
     finish_s: float = 600.0
+    # how often a job may lose all its workers with the same newest checkpoint; once more, and it
+    # fails
     restarts: int = 3
+    # how much longer than `start_timeout_s` the hosts of a job that has not begun are waited for:
+    # the time in which a host whose agent has died gets another one; see `hosts_limit_s`
     gather_s: float = 30.0
+    # the time for a running worker that lost its ZooKeeper session, and never was in a ring, to
+    # open another
     absent_s: float = 20.0
+    # the same for ring workers of other launchers, when all workers of this one have died
     lost_s: float = 10.0
     # After the death of a worker, for the others to repair their ring and to train their next step
     # before its replacement, which is forked at once, takes a part of the same processors.
     repair_s: float = 0.13
-    poll_s: float = 0.2
+    poll_s: float = 0.2  # the longest time between two checks of the processes
+    # the longest time between two readings of ZooKeeper; a change is read at once
     read_s: float = 1.0
+    # how long a launcher without workers waits for ZooKeeper, or for the agent that told the
+    # workers to end; then it ends
     away_s: float = 120.0
-    killed_s: float = 10.0
+    killed_s: float = 10.0  # the time for killed processes to be gone
 
     @property
     def hosts_limit_s(self) -> float:
-        """For how many seconds a job that has not begun waits for hosts before it has FAILED.
-
-        It is at most 1.5 * ``start_timeout_s``, less than the 2 * ``start_timeout_s`` after which
-        workers give up waiting for the first ring, so that the job ends with the reason.
-        """
+        """For how many seconds a job that has not begun waits for hosts before it has FAILED."""
+        # It is at most 1.5 * `start_timeout_s`, less than the 2 * `start_timeout_s` after which
+        # workers give up waiting for the first ring, so that the job ends with the reason.
         return self.start_timeout_s + min(self.gather_s, self.start_timeout_s / 2)
 
     def stop_limit_s(self, job: Job) -> float:
-        """Return for how many seconds after `edl stop` the workers of ``job`` may go on.
-
-        It is ``stop_s``, and for a job with a checkpoint the time limit of saving
-        (``save_timeout_s``) in addition. A job that is preempted has its own bound.
-        """
+        """Return for how many seconds after `edl stop` the workers of `job` may go on."""
         if job.end_within_s:
             return job.end_within_s
         return self.stop_s + (job.spec.settings.save_timeout_s if job.checkpoint else 0.0)
@@ -117,70 +91,46 @@ class SupervisorLimits:
 
 @dataclass(frozen=True)
 class RingDeath:
-    """The death of all workers of a ring, as one launcher has seen it.
+    """The death of all workers of a ring, as one launcher has seen it."""
 
-    Attributes:
-        generation: the number of the ring's generation.
-        saved_step: the step of the newest checkpoint at that time; -1: there was none.
-        at: when the death was seen, by the launcher's clock, in seconds.
-    """
-
-    generation: int
+    generation: int  # the number of the ring's generation
     saved_step: int  # of the newest checkpoint at that time
-    at: float
+    at: float  # when the death was seen, by the launcher's clock, in seconds
 
 
 @dataclass(frozen=True)
 class SupervisorState:
-    """A launcher's own state, which is not in ZooKeeper, such as its processes and limits.
+    """A launcher's own state, which is not in ZooKeeper, such as its processes and limits."""
 
-    An object does not change; each update returns a new one.
-
-    Times are by the launcher's own clock, in seconds.
-
-    Attributes:
-        host: the host of the launcher.
-        token: the text with which the ``attempt_id`` of each process of this launcher begins.
-        processes: the processes that it started, or took over from an earlier launcher, in order of
-            their starts.
-        limits: the time limits.
-        script: the name of the script, for messages.
-        is_submitter: whether this launcher has started the job; else it only takes part in the job.
-        state: the state of the job.
-        state_since: since when the job has that state.
-        preempted_since: since when the job is known to be preempted; None: it is not.
-        step: the pair (number of the newest generation, last step) that the records had last; (-1,
-            -1): none was read.
-        stepped: when that pair was last seen to change.
-        ring_deaths: the known deaths of rings, in order of time.
-        ended: the numbers of the workers whose end any launcher has logged.
-        answering: the numbers of the workers that are not in ZooKeeper but answer on their ports.
-        waiting: the numbers of the workers of the ring that answer on their ports, while a worker
-            of this launcher is suspended for too long.
-        overdue: whether the time to give back borrowed slots of this host has passed.
-        reclaims_s: for each open demand to give slots back, the time since this launcher first saw
-            it.
-        too_few_since: since when a job that has not begun has had too few places on its hosts to
-            begin; None: it has enough, or has begun.
-    """
-
-    host: str
-    token: str
+    host: str  # the host of the launcher
+    token: str  # the text with which the `attempt_id` of each process of this launcher begins
+    # the processes that it started, or took over from an earlier launcher, in order of their starts
     processes: tuple[Process, ...] = ()
-    limits: SupervisorLimits = SupervisorLimits()
-    script: str = "the script"
+    limits: SupervisorLimits = SupervisorLimits()  # the time limits
+    script: str = "the script"  # the name of the script, for messages
+    # whether this launcher has started the job; else it only takes part in the job
     is_submitter: bool = False
     state: JobState = JobState.RUNNING
-    state_since: float = 0.0
+    state_since: float = 0.0  # since when the job has that state
+    # since when the job is known to be preempted; None: it is not
     preempted_since: float | None = None
+    # the pair (number of the newest generation, last step) that the records had last; (-1, -1):
+    # none was read
     step: tuple[int, int] = (-1, -1)
-    stepped: float = 0.0
-    ring_deaths: tuple[RingDeath, ...] = ()
+    stepped: float = 0.0  # when that pair was last seen to change
+    ring_deaths: tuple[RingDeath, ...] = ()  # the known deaths of rings, in order of time
+    # the numbers of the workers whose end any launcher has logged
     ended: frozenset[int] = frozenset()
+    # the numbers of the workers that are not in ZooKeeper but answer on their ports
     answering: frozenset[int] = frozenset()
+    # the numbers of the workers of the ring that answer on their ports, while a worker of this
+    # launcher is suspended for too long
     waiting: frozenset[int] = frozenset()
-    overdue: bool = False
+    overdue: bool = False  # whether the time to give back borrowed slots of this host has passed
+    # for each open demand to give slots back, the time since this launcher first saw it
     reclaims_s: Mapping[Reclaim, float] = field(default_factory=dict)
+    # since when a job that has not begun has had too few places on its hosts to begin; None: it has
+    # enough, or has begun
     too_few_since: float | None = None
 
     @property
@@ -189,18 +139,11 @@ class SupervisorState:
         return tuple(p for p in self.processes if p.alive)
 
     def process(self, attempt_id: str) -> Process:
-        """Return the process whose start has the token ``attempt_id``.
-
-        Raises:
-            StopIteration: there is none.
-        """
+        """Return the process whose start has the token `attempt_id`."""
         return next(p for p in self.processes if p.attempt_id == attempt_id)
 
     def having(self, process: Process) -> Self:
-        """Return a copy of this state with ``process`` in place of the one with its ``attempt_id``.
-
-        If there is no such process, the copy has the same processes as this state.
-        """
+        """Return a copy of this state with `process` in place of the one with its `attempt_id`."""
         newer = (process if p.attempt_id == process.attempt_id else p for p in self.processes)
         return replace(self, processes=tuple(newer))
 
@@ -210,124 +153,70 @@ State = TypeVar("State", bound=SupervisorState)
 
 @dataclass(frozen=True)
 class Start:
-    """An order to the launcher to start one worker process.
+    """An order to the launcher to start one worker process."""
 
-    Attributes:
-        slot: the number of the slot on its host.
-        failures: the number of failures in a row in this slot before this start.
-        reason: why, for the log.
-        replaces: whether the last worker of the slot was in a ring and ended with an error, so that
-            the other workers may be about to repair their ring.
-        device: the number of the device that the worker gets; None: it gets none, because the job's
-            devices on this host are not limited.
-        variables: the environment variables by which the worker learns its device.
-    """
-
-    slot: int
-    failures: int
-    reason: str
+    slot: int  # the number of the slot on its host
+    failures: int  # the number of failures in a row in this slot before this start
+    reason: str  # why, for the log
+    # whether the last worker of the slot was in a ring and ended with an error, so that the other
+    # workers may be about to repair their ring
     replaces: bool = False
+    # the number of the device that the worker gets; None: it gets none, because the job's devices
+    # on this host are not limited
     device: int | None = None
+    # the environment variables by which the worker learns its device
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class EndProcess:
-    """An order to the launcher to end a process.
+    """An order to the launcher to end a process."""
 
-    Attributes:
-        attempt_id: the token of the start of that process.
-        kill: whether to send SIGKILL to its whole process group; if False it is sent SIGTERM.
-        reason: why, for the log.
-    """
-
-    attempt_id: str
-    kill: bool
-    reason: str
+    attempt_id: str  # the token of the start of that process
+    kill: bool  # whether to send SIGKILL to its whole process group; if False it is sent SIGTERM
+    reason: str  # why, for the log
 
 
 @dataclass(frozen=True)
 class DisableSlot:
-    """An order to the launcher to start no worker in a slot any more, after the end of one there.
+    """An order to the launcher to start no worker in a slot any more, after the end of one there"""
 
-    Attributes:
-        attempt_id: the token of the start of the process that has ended.
-        slot: the number of the slot.
-        desired: the number of workers that are wanted on each host without the slot.
-        reason: why, in a sentence.
-    """
-
-    attempt_id: str
-    slot: int
-    desired: Placement
-    reason: str
+    attempt_id: str  # the token of the start of the process that has ended
+    slot: int  # the number of the slot
+    desired: Placement  # the number of workers that are wanted on each host without the slot
+    reason: str  # why, in a sentence
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """The end of a job as a launcher has to record it.
+    """The end of a job as a launcher has to record it."""
 
-    Attributes:
-        state: the state in which the job ends: FINISHED, FAILED or STOPPED.
-        reason: why, in a sentence.
-        exit_code: the exit code that `edl run` then has.
-    """
-
-    state: JobState
-    reason: str
-    exit_code: int = 0
+    state: JobState  # the state in which the job ends: FINISHED, FAILED or STOPPED
+    reason: str  # why, in a sentence
+    exit_code: int = 0  # the exit code that `edl run` then has
 
 
 @dataclass(frozen=True)
 class SupervisorDecision:
-    """A launcher's decision about its next actions, with the reason. The launcher carries it out.
+    """A launcher's decision about its next actions, with the reason. The launcher carries it out"""
 
-    Attributes:
-        reason: why these actions, or why none, in a sentence.
-        starts: the workers to start, each with its slot and the reason.
-        endings: the worker processes to signal, each with the signal and the reason.
-        outcome: the end of the job to record; None: the job goes on.
-        warnings: texts to show to the user.
-        disable_slot: the slot to disable; None: no slot.
-        exit_code: the code with which the launcher ends; None: it goes on.
-    """
-
-    reason: str
-    starts: tuple[Start, ...] = ()
+    reason: str  # why these actions, or why none, in a sentence
+    starts: tuple[Start, ...] = ()  # the workers to start, each with its slot and the reason
+    # the worker processes to signal, each with the signal and the reason
     endings: tuple[EndProcess, ...] = ()
-    outcome: JobOutcome | None = None
-    warnings: tuple[str, ...] = ()
+    outcome: JobOutcome | None = None  # the end of the job to record; None: the job goes on
+    warnings: tuple[str, ...] = ()  # texts to show to the user
     disable_slot: DisableSlot | None = None
-    exit_code: int | None = None
+    exit_code: int | None = None  # the code with which the launcher ends; None: it goes on
 
 
 def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
-    """Return copies of ``processes``, updated with the records of their workers in ZooKeeper.
-
-    The order stays. :func:`edl.core.host.process.seen` updates each of them: its worker's number,
-    membership, whether it was ever ready and is known to be gone, and its session, eviction or
-    departure. An unknown exit code may become 0.
-
-    Args:
-        processes: the processes of a launcher.
-        snapshot: the job's records in ZooKeeper.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return copies of `processes`, updated with the records of their workers in ZooKeeper."""
     return tuple(seen(process, snapshot, now) for process in processes)
 
 
 def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process, ...]:
-    """Return those of ``processes`` that the launcher still needs for a decision, in their order.
-
-    A process that runs is needed. A process that has exited is needed in three cases: it is the
-    last one of its slot (its failures decide how long the next start waits); it is a member of the
-    present ring (when all members are dead, the job is lost); or it failed in the ring that trained
-    the newest step (if no step follows, the job ends with the exit code of this process).
-
-    Args:
-        processes: the starts of workers that the launcher knows, running or exited.
-        snapshot: the job's records in ZooKeeper; its ring and its newest step are used.
-    """
+    """Return those of `processes` that the launcher still needs for a decision, in their order."""
     ring, reading = snapshot.state_owners, snapshot.status.progress_sample
     trained_in = reading.generation if reading is not None else 0
     last = {p.slot: p.attempt_id for p in sorted(processes, key=lambda p: p.started)}
@@ -340,17 +229,8 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
 
 
 def noted(own: State, snapshot: Snapshot, now: float) -> State:
-    """Return a copy of ``own`` with what ``snapshot`` says: the job's state, its step, dead rings.
-
-    Where a state or a step is new, ``now`` becomes the time since when it holds. Processes that no
-    decision needs any more (:func:`relevant`) are dropped.
-
-    Args:
-        own: the launcher's own state; its processes must have been compared with ``snapshot``
-            already (:func:`observe`).
-        snapshot: the job's records in ZooKeeper.
-        now: the time by the launcher's clock, in seconds.
-    """
+    """Return a copy of `own` with what `snapshot` says: the job's state, its step, dead rings."""
+    # Where a state or a step is new, `now` becomes the time since when it holds.
     generation = snapshot.generation.number if snapshot.generation else 0
     step = (generation, snapshot.status.step)
     if step != own.step:
@@ -368,13 +248,9 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
 
 
 def without_zookeeper(own: State) -> State:
-    """Return a copy of a launcher's state without the facts that an outage of ZooKeeper makes void.
-
-    These are the times since when workers have had no session, the time since when a job that has
-    not begun has had too few places on its hosts, and the death of the newest generation's ring.
-    When ZooKeeper is back, workers and agents need some time to open their sessions again; until
-    then a missing session does not mean that one of them is dead.
-    """
+    """A copy of a launcher's state without the facts that an outage of ZooKeeper makes void"""
+    # These are the times since when workers have had no session, the time since when a job that has
+    # not begun has had too few places on its hosts, and the death of the newest generation's ring.
     deaths = own.ring_deaths
     if deaths and deaths[-1].generation == own.step[0]:
         deaths = deaths[:-1]
@@ -383,16 +259,7 @@ def without_zookeeper(own: State) -> State:
 
 
 def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
-    """Return the known deaths of rings, with the present ring's if all its workers are dead.
-
-    They are in order of time. If the present ring was known as dead and one of its workers is back,
-    the result does not have it. Before the first generation these are the deaths in ``own``.
-
-    Args:
-        own: the launcher's own state, which has the earlier deaths.
-        snapshot: the job's records in ZooKeeper.
-        now: the time by the launcher's clock, in seconds; it is the time of a new death.
-    """
+    """Return the known deaths of rings, with the present ring's if all its workers are dead."""
     generation, deaths = snapshot.generation, own.ring_deaths
     if generation is None:
         return deaths
@@ -406,18 +273,7 @@ def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[R
 
 
 def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
-    """Return this launcher's processes of the newest generation if no worker has the job's state.
-
-    The workers that may have it are those of the newest generation and, until the switch to it,
-    those of the ring before, also the ones that are about to leave. None is left if no process of
-    this launcher runs such a worker, and no such worker of another launcher is in ZooKeeper or
-    answers on its port. If one is left, the result is empty; it is also empty if this launcher has
-    no member.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes and the workers that answer.
-    """
+    """Return this launcher's processes of the newest generation if no worker has the job's state"""
     members = snapshot.generation.worker_ids if snapshot.generation else ()
     left = {p.worker for p in own.living} | {m.id for m in foreign(snapshot, own)} | own.answering
     return (
@@ -428,16 +284,7 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
 
 
 def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
-    """Return the workers of other launchers that this launcher should ask whether they live.
-
-    They are the members of the newest generation and of the ring before it that are neither known
-    to have ended nor evicted. The result is empty while a member is known to live by its session or
-    its process, before the first generation, and when the job is over. This function asks nobody.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, such as its processes.
-    """
+    """Return the workers of other launchers that this launcher should ask whether they live."""
     generation, silent = snapshot.generation, replace(own, answering=frozenset())
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
         return ()
@@ -447,14 +294,7 @@ def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember
 
 
 def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:
-    """Return the records of the job's workers that this launcher neither started nor took over.
-
-    They have a session in ZooKeeper, and are in the order of ``snapshot.members``.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        own: the launcher's own state, its processes included.
-    """
+    """Return the records of the job's workers that this launcher neither started nor took over."""
     ours = {p.attempt_id for p in own.processes}
     return [
         m

@@ -54,13 +54,7 @@ _NOISE = re.compile(
 
 
 def best(lines: Iterable[str]) -> str:
-    """Return the line of a process's output that best says why it ended; empty if none does.
-
-    The result is without colours and without spaces at its ends.
-
-    Args:
-        lines: the last lines of the output, in order.
-    """
+    """Return the line of a process's output that best says why it ended; empty if none does."""
     weighty: list[str] = []
     error = None  # index in ``weighty`` of the end of the last traceback
     inside, ignored = False, False
@@ -91,19 +85,10 @@ def best(lines: Iterable[str]) -> str:
 
 
 def is_of_horovod(line: str) -> bool:
-    """Return whether ``line`` is an error or a warning that Horovod's C++ code has logged.
-
-    Such a line begins with a date in brackets and names a source file of Horovod, which logs many
-    of them when a ring breaks. An agent shows none: the job's events say the same in fewer words,
-    and the log file keeps the lines.
-    """
+    """Return whether `line` is an error or a warning that Horovod's C++ code has logged."""
     return _OF_HOROVOD.search(line) is not None
 
 
 def is_noise(text: str) -> bool:
-    """Return whether a line of output says nothing about why the process ended.
-
-    Examples are a progress bar, a warning of Python, and a log line of Horovod's or TensorFlow's
-    C++ code. ``text`` is the line without colours and without spaces at its ends.
-    """
+    """Return whether a line of output says nothing about why the process ended."""
     return _NOISE.search(text) is not None

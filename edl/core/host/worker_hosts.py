@@ -12,18 +12,7 @@ from edl.core.snapshot import Snapshot
 
 
 def worker_hosts(now: Snapshot, events: Iterable[Event]) -> dict[str, str]:
-    """Return the host of each worker of a job, also of workers that have ended.
-
-    A worker that has left ZooKeeper is missing if no event reports its end, as when its agent has
-    died before.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-        events: the events of the job.
-
-    Returns:
-        The name of the host by the name of the worker, such as "w3".
-    """
+    """Return the host of each worker of a job, also of workers that have ended."""
     hosts = {
         event.details.worker: event.details.host
         for event in events
@@ -34,10 +23,6 @@ def worker_hosts(now: Snapshot, events: Iterable[Event]) -> dict[str, str]:
 
 
 def addresses(now: Snapshot) -> dict[str, str]:
-    """Return the address of each host that has an agent or a worker, by the name of the host.
-
-    Args:
-        now: the state of the job in ZooKeeper.
-    """
+    """Return the address of each host that has an agent or a worker, by the name of the host."""
     of_workers = {member.host: member.address for member in now.members}
     return of_workers | {host.name: host.address for host in now.hosts}
