@@ -17,35 +17,15 @@ from edl.errors import UsageError
 
 
 def address_of(interface: str) -> str | None:
-    """Return the first IPv4 address of a network interface of this host.
-
-    Args:
-        interface: the name of the interface, such as "eth0".
-
-    Returns:
-        The address; None if there is no such interface, or if it has no IPv4 address.
-    """
+    """Return the first IPv4 address of a network interface of this host."""
     return next(iter(_addresses().get(interface, ())), None)
 
 
 def own_address(configured: str, interface: str, zookeeper: str) -> str:
-    """Return the IPv4 address of this host at which the job's other hosts reach it.
-
-    It is the configured address; else the first address of ``interface``; else the address from
-    which this host would send to the first ZooKeeper server that is not on this host; else
-    127.0.0.1.
-
-    Args:
-        configured: an address or a name of this host; empty if none was configured. With
-            ``interface``, it must be an address of that interface.
-        interface: the network interface that must have the address; empty for any interface.
-        zookeeper: the ZooKeeper servers (``host:port,...``, perhaps with a path). Nothing is sent
-            to them: only their names and the route to them are looked up.
-
-    Raises:
-        UsageError: this host has no such interface or no such address, or ``configured`` is a name
-            that cannot be resolved.
-    """
+    """Return the IPv4 address of this host at which the job's other hosts reach it."""
+    # It is the configured address; else the first address of `interface`; else the address from
+    # which this host would send to the first ZooKeeper server that is not on this host; else
+    # 127.0.0.1.
     given = _resolved(configured) if configured else ""
     if interface:
         return _on(interface, given)
@@ -56,17 +36,7 @@ def own_address(configured: str, interface: str, zookeeper: str) -> str:
 
 
 def _on(interface: str, given: str) -> str:
-    """Return an IPv4 address of this host on a network interface.
-
-    Args:
-        interface: the name of the interface.
-        given: the address that the interface must have, which is then returned; empty: the first
-            address of the interface is returned.
-
-    Raises:
-        UsageError: this host has no such interface, the interface has no IPv4 address, or ``given``
-            is not one of its addresses.
-    """
+    """Return an IPv4 address of this host on a network interface."""
     there = _addresses()
     own = there.get(interface, ())
     if not own:
@@ -83,11 +53,7 @@ def _on(interface: str, given: str) -> str:
 
 
 def _usable(address: str) -> str:
-    """Return ``address``, an IPv4 address, if a socket can be bound to it on this host.
-
-    Raises:
-        UsageError: ``address`` is not an address of this host.
-    """
+    """Return `address`, an IPv4 address, if a socket can be bound to it on this host."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, 0))
@@ -99,11 +65,7 @@ def _usable(address: str) -> str:
 
 
 def _resolved(name: str) -> str:
-    """Return the first IPv4 address that ``name``, a host name or an address, resolves to here.
-
-    Raises:
-        UsageError: the name cannot be resolved.
-    """
+    """Return the first IPv4 address that `name`, a host name or an address, resolves to here."""
     try:
         # IPv4, for Horovod's rendezvous client knows nothing else.
         return str(socket.getaddrinfo(name, None, family=socket.AF_INET)[0][4][0])
@@ -115,15 +77,9 @@ def _resolved(name: str) -> str:
 
 
 def _towards(server: str) -> str | None:
-    """Return the IPv4 address of this host from which it would send to a server; send nothing.
-
-    Args:
-        server: the server, ``host`` or ``host:port``.
-
-    Returns:
-        The address; None if it is a loopback address, because the server is on this host, or if the
-        server's name cannot be resolved to an IPv4 address or there is no route to it.
-    """
+    """Return the IPv4 address of this host from which it would send to a server; send nothing."""
+    # The address; None if it is a loopback address, because the server is on this host, or if the
+    # server's name cannot be resolved to an IPv4 address or there is no route to it.
     name = server.rpartition(":")[0] if ":" in server else server
     name = name.strip("[]")
     try:
@@ -139,10 +95,7 @@ def _towards(server: str) -> str | None:
 
 
 def _addresses() -> dict[str, tuple[str, ...]]:
-    """Return the IPv4 addresses of each network interface that has any, by the interface's name.
-
-    The interfaces are sorted by name; the addresses of one have the kernel's order.
-    """
+    """Return the IPv4 addresses of each network interface that has any, by the interface's name."""
     found = {
         name: tuple(str(one.address) for one in entries if one.family == socket.AF_INET)
         for name, entries in psutil.net_if_addrs().items()
@@ -151,24 +104,11 @@ def _addresses() -> dict[str, tuple[str, ...]]:
 
 
 def _listed(addresses: dict[str, tuple[str, ...]]) -> str:
-    """Return network interfaces and their addresses as text for an error message.
-
-    Args:
-        addresses: the addresses of each interface, by its name.
-
-    Returns:
-        A text such as "eth0 (10.0.0.1), lo (127.0.0.1)", in the order of the dict.
-    """
     return ", ".join(f"{name} ({', '.join(own)})" for name, own in addresses.items())
 
 
 def check_own_name() -> None:
-    """Raise an error if workers on this host would crash because its name does not resolve.
-
-    Raises:
-        UsageError: this host's name does not resolve, and the installed Horovod needs it to (a
-            Horovod with edl's patches does not).
-    """
+    """Raise an error if workers on this host would crash because its name does not resolve."""
     if horovod_build.ADDRESS in horovod_build.applied():
         return
     name = socket.gethostname()

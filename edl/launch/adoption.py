@@ -33,20 +33,14 @@ _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine c
 
 @dataclass(frozen=True)
 class RunningWorker:
-    """A worker process that an earlier agent started and that :func:`find` has found running.
+    """A worker process that an earlier agent started and that `find` has found running."""
 
-    Attributes:
-        process: the process, as an object of psutil.
-        attempt_id: the id of the attempt that started the worker.
-        slot: the slot on this host in which the worker runs.
-        device: the number of the device (such as a GPU) that it was given; None: it was given none.
-        worker: the number of the worker in the job; None: it is not known, or there is none yet.
-    """
-
-    process: psutil.Process
+    process: psutil.Process  # the process, as an object of psutil
     attempt_id: str
     slot: int
+    # the number of the device (such as a GPU) that it was given; None: it was given none
     device: int | None = None
+    # the number of the worker in the job; None: it is not known, or there is none yet
     worker: int | None = None
 
     @property
@@ -60,19 +54,12 @@ class RunningWorker:
         return max(0.0, time.time() - self.process.create_time())
 
     def as_process(self, now: float) -> Process:
-        """Return the record of this worker process for the agent that takes it over.
-
-        ``now`` is the time by the agent's clock, in seconds.
-        """
+        """Return the record of this worker process for the agent that takes it over."""
         began = now - self.age_s
         return Process(self.slot, self.attempt_id, began, worker=self.worker, device=self.device)
 
     def poll(self) -> int | None:
-        """Return None while the process runs, and ``UNKNOWN_EXIT`` (-1000) once it has ended.
-
-        The real exit code of the process is not available: the operating system gives it only to
-        the parent process, which was an earlier agent.
-        """
+        """Return None while the process runs, and `UNKNOWN_EXIT` (-1000) once it has ended."""
         try:
             ended = not self.process.is_running()
             return UNKNOWN_EXIT if ended or _is_zombie(self.process) else None
@@ -81,11 +68,7 @@ class RunningWorker:
 
 
 def identity(pid: int) -> str:
-    """Return the pid and start time of a process as text; empty if no process has that pid.
-
-    The text differs from that of any later process to which the operating system gives the pid. The
-    start time counts clock ticks from the start of the machine. A zombie still has a text.
-    """
+    """Return the pid and start time of a process as text; empty if no process has that pid."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be cut anywhere
     except OSError:
@@ -95,11 +78,7 @@ def identity(pid: int) -> str:
 
 
 def recorded_pid(record: Path) -> int | None:
-    """Return the pid of the process that a file names by its :func:`identity`.
-
-    The result is None if that process has ended, or if the file cannot be read or names none.
-    ``record`` is the path of the file.
-    """
+    """Return the pid of the process that a file names by its `identity`."""
     try:
         written = record.read_text().strip()
         pid = int(written.partition(" ")[0])
@@ -111,22 +90,7 @@ def recorded_pid(record: Path) -> int | None:
 def find(
     environment: Mapping[str, str], record_of: Callable[[str], Path]
 ) -> tuple[RunningWorker, ...]:
-    """Find all running workers on this host that have the job, run, secret and host name given.
-
-    Workers that this process itself started are among them; the caller leaves those out.
-
-    Args:
-        environment: the variables that this agent gives its workers. A process is a worker only if
-            its EDL_JOB, EDL_RUN, EDL_SECRET and EDL_HOST all equal those given here.
-        record_of: returns, for the id of a start attempt, the path of the file with the
-            :func:`identity` of the worker process. If the file is missing or empty, the process
-            that leads its process group counts as the worker.
-
-    Returns:
-        The workers, ordered by slot, then by id of the start attempt; empty if there is none. A
-        process that ended during the search, or that belongs to another user, is left out. The
-        number of each worker is not known yet.
-    """
+    """Find all running workers on this host that have the job, run, secret and host name given."""
     wanted = {name: environment.get(name) for name in SAME}
     found = []
     for process in psutil.process_iter():
@@ -148,12 +112,7 @@ def find(
 
 
 def kill_helpers(worker: RunningWorker) -> None:
-    """Kill what a worker, which has ended, has left in the process group that it led.
-
-    The group is known by a process in it that has the id of the worker's start attempt in its
-    environment: the pid of the worker may belong to another process, and another group, by now.
-    Without such a process nothing is killed. A helper process that has a group of its own stays.
-    """
+    """Kill what a worker, which has ended, has left in the process group that it led."""
     for process in psutil.process_iter():
         try:
             if (
@@ -167,14 +126,7 @@ def kill_helpers(worker: RunningWorker) -> None:
 
 
 def _is_worker(pid: int, record: Path) -> bool:
-    """Return whether process ``pid`` is the worker itself, and not a helper that it started.
-
-    ``record`` is the file with the worker's :func:`identity`. If the file is missing or empty, the
-    process that leads its process group is taken for the worker.
-
-    Raises:
-        ProcessLookupError: the process has ended; only if the file is missing or empty.
-    """
+    """Return whether process `pid` is the worker itself, and not a helper that it started."""
     try:
         recorded = record.read_text().strip()
     except OSError:
@@ -183,32 +135,14 @@ def _is_worker(pid: int, record: Path) -> bool:
 
 
 def has_died(former: Host) -> bool:
-    """Return whether an earlier agent, which ran on this same host, has certainly ended.
-
-    ``former`` is the record that ZooKeeper still has of this host, with the pid of that agent. The
-    answer is False if any process on this host has that pid, even one that is not the agent. Do not
-    ask about an agent of another machine: its pid means nothing here.
-    """
+    """Return whether an earlier agent, which ran on this same host, has certainly ended."""
     return not psutil.pid_exists(former.pid)
 
 
 def has_died_here(former: Host, own: Host) -> bool:
-    """Return whether an earlier agent is known to have run on this machine and to have ended.
-
-    It is False if the two records have different addresses, if the machine of the earlier agent is
-    another one or is not known, or if any process here has its process id.
-
-    Args:
-        former: the record of that agent.
-        own: the record of this process's agent.
-    """
+    """Return whether an earlier agent is known to have run on this machine and to have ended."""
     return former.address == own.address and is_known_dead(former.machine, former.pid)
 
 
 def _is_zombie(process: psutil.Process) -> bool:
-    """Return whether a process has ended but its parent has not waited for it (psutil's zombie).
-
-    Raises:
-        psutil.NoSuchProcess: the process is gone altogether.
-    """
     return bool(process.status() == psutil.STATUS_ZOMBIE)

@@ -62,35 +62,10 @@ _SIGNALS = {
 
 
 class Agent(Supervisor[AgentState]):
-    """The launcher of one job's workers on one host, for `edl run`, `edl join` and `edl agent`.
+    """The launcher of one job's workers on one host, for `edl run`, `edl join` and `edl agent`."""
 
-    ``run()`` registers the host with the job and keeps its workers running until the job is over or
-    the host has left it. It returns the exit code of the command; :meth:`result` then says more. It
-    raises AgentExists if another agent that lives is registered under the name of this host.
-
-    Args:
-        store: the job's records in ZooKeeper; its session is open.
-        host: the record of this host with which it is to be registered with the job.
-        job: the record of the job to run.
-        output: shows the output of the workers and the agent's own lines.
-        environment: the variables of the workers, besides those that the agent adds.
-        logs: an existing directory for the workers' output.
-        greeting: the line that is shown once this host is registered.
-        limits: the time limits of the agent, such as for the start of a worker.
-        np: the number of workers that this host requests once it is registered; 0 for none.
-        joined: whether the first SIGINT, SIGTERM or SIGHUP makes this host leave the job, if enough
-            workers stay, instead of ending the job. A second signal kills the workers here.
-        ends_job: whether a signal ends the job, even with ``joined``, if no other host has workers.
-        on_snapshot: called with the job's records each time the agent has read them.
-        stack_signal: the number of the signal at which workers write their stacks; 0 for none.
-        on_event: called with each event of the job, those from before this host joined included.
-        meanwhile: entered while ``run()`` runs; gives the port of the metrics, 0 for none.
-        borrowed_file: the file with the number of borrowed slots of this host; None: there is none.
-        reclaim_s: the seconds in which borrowed slots must be free, unless a request says others.
-        leave_within_s: the seconds that workers have to leave after a signal; None: no limit.
-        of_run: whether this agent has joined one run of the job and no other. It then never writes
-            a lost job again, and ends when the job's workers were placed on other hosts.
-    """
+    # It then never writes a lost job again, and ends when the job's workers were placed on other
+    # hosts.
 
     def __init__(
         self,
@@ -162,14 +137,7 @@ class Agent(Supervisor[AgentState]):
             yield
 
     def _await_former(self) -> None:
-        """Wait while ZooKeeper still lists an agent of this host's name that may have died.
-
-        It waits at most ``former_s`` (60) s for one that seems to have died on this host, and
-        ``former_sessions`` (2) session time-outs for one at another address or in another
-        container, which this host may replace. It returns at once if that one is known to be dead,
-        as registering replaces it, or runs on this host, if ZooKeeper is away, or after SIGINT,
-        SIGTERM or SIGHUP.
-        """
+        """Wait while ZooKeeper still lists an agent of this host's name that may have died."""
         began, limits = time.monotonic(), self._own.limits
         while not self._signals:
             try:
@@ -192,12 +160,7 @@ class Agent(Supervisor[AgentState]):
             self._wake.wait(limits.poll_s)
 
     def _take_over(self, orphans: Sequence[RunningWorker], now: float) -> None:
-        """Watch the workers that an earlier agent left running, and show what they log from now on.
-
-        Args:
-            orphans: the workers, which become processes of this agent's state.
-            now: the agent's monotonic clock, in seconds.
-        """
+        """Watch the workers that an earlier agent left running, and show what they log"""
         self._workers.watch(orphans)
         for one in orphans:
             log = self._workers.log_of(one.attempt_id)
@@ -217,17 +180,7 @@ class Agent(Supervisor[AgentState]):
             return self._make_way(error)
 
     def _make_way(self, error: UsageError) -> int | None:
-        """End this agent, which was away for so long that another agent has taken its place.
-
-        The workers run on, and the other agent has taken them over. If the job was started again
-        meanwhile, they are killed instead: the other agent is that of a later run.
-
-        Args:
-            error: the error of registering, which says which agent has the place.
-
-        Returns:
-            The exit code; None if ZooKeeper went away before that is known.
-        """
+        """End this agent, which was away for so long that another agent has taken its place."""
         try:
             current = current_run(self._store.session, self._store.paths)
             if current != self._store.nodes.run:
@@ -244,15 +197,11 @@ class Agent(Supervisor[AgentState]):
         return self._ends(AgentEnd.OVER, why, super()._end_without_job(why))
 
     def _ends(self, end: AgentEnd, why: str, code: int) -> int:
-        """Note how this agent ends and why, for :meth:`result`; return its exit code, ``code``."""
         self._ended_as, self._why = end, why
         return code
 
     def result(self, exit_code: int) -> AgentResult:
-        """Return how this agent has ended, once ``run()`` has returned.
-
-        ``exit_code`` is the code with which the command ends; the result has it unchanged.
-        """
+        """Return how this agent has ended, once `run()` has returned."""
         job, run = self._store.name, self._store.nodes.run
         told = self._snapshot.status.step if self._snapshot is not None else 0
         step = max(told, self._newest_step)
@@ -311,11 +260,7 @@ class Agent(Supervisor[AgentState]):
             self._changed.set()
 
     def _note_devices(self, snapshot: Snapshot) -> None:
-        """Update this host's record with the devices that the job may use here, and those in use.
-
-        Only the record in memory changes; the loop then writes it, before it decides about starts.
-        ``snapshot`` has the job's records.
-        """
+        """Update this host's record with the devices that the job may use here, and those in use"""
         own, assigned = self._own, snapshot.assigned
         here = [member for member in foreign(snapshot, own) if member.host == own.host]
         busy = busy_devices(assigned, own.host, own.living, here)
@@ -325,13 +270,7 @@ class Agent(Supervisor[AgentState]):
             self._host = replace(self._host, devices=devices, busy=busy, failing=failing)
 
     def _look_at_template(self, snapshot: Snapshot) -> None:
-        """Start the template of the workers, or read its messages without a wait.
-
-        The template is a process that forks workers (:mod:`edl.launch.template`). To end one that
-        has failed may take 5 s. If this host will have none, the reason is recorded once as an
-        event, which gets its generation and step from ``snapshot``, the job's records; unless the
-        user did not ask for a template.
-        """
+        """Start the template of the workers, or read its messages without a wait."""
         self._template.look()
         why = self._template.why_none
         if why and why != NOT_WANTED and not self._no_template_told:
@@ -354,16 +293,9 @@ class Agent(Supervisor[AgentState]):
         return process
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Lower the desired number of workers in the job's records, and disable a slot.
-
-        The event is written at once, this host's record in the next turn. A later request for more
-        workers on this host may use the slot again.
-
-        Args:
-            given_up: the slot, the reason, and the workers by host that are desired without it.
-            snapshot: the job's records by which this was decided. If the desired workers have
-                changed since, nothing is done: the next turn of the loop decides again.
-        """
+        """Lower the desired number of workers in the job's records, and disable a slot."""
+        # If the desired workers have changed since, nothing is done: the next turn of the loop
+        # decides again.
         before, fewer = snapshot.desired.hosts, given_up.desired
         why = f"slot {given_up.slot} of host {self._host.name} is disabled"
         self._changed.set()
@@ -374,12 +306,7 @@ class Agent(Supervisor[AgentState]):
         super()._disable_slot(given_up, snapshot)
 
     def _request_workers(self, snapshot: Snapshot, now: float) -> None:
-        """Raise the desired workers of this host to ``requested_np``, as far as the job allows.
-
-        Each turn repeats it for ``former_s`` (60) seconds until all are desired: the workers of a
-        dead host that this host replaces may count until the dead host's session ends.
-        ``snapshot`` has the job's records; ``now`` is the agent's monotonic clock, in seconds.
-        """
+        """Raise the desired workers of this host to `requested_np`, as far as the job allows."""
         asked, got, name = self._host.requested_np, self._got_np, self._host.name
         if not asked or self._signals or snapshot.job.state is not JobState.RUNNING:
             return
@@ -409,15 +336,7 @@ class Agent(Supervisor[AgentState]):
     # --- signals
 
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out the first signal once, if one has come: the host leaves, or the job ends.
-
-        If the job is over already, the workers that still run get SIGTERM.
-
-        Args:
-            snapshot: the job's records. While ZooKeeper is away it is None: then the workers are
-                told directly that the job ends; an agent that has joined only tells the user.
-            now: the agent's monotonic clock, in seconds.
-        """
+        """Carry out the first signal once, if one has come: the host leaves, or the job ends."""
         if not self._signals or self._asked:
             return
         cause = _SIGNALS[next(iter(self._signals))]
@@ -459,12 +378,9 @@ class Agent(Supervisor[AgentState]):
         return self._ends(AgentEnd.STOPPED, TOLD, exit_after(self._signals))
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
-        """Let this host leave the job if `edl drain --host` requests it in ``snapshot``.
-
-        To leave is to write that no workers are desired on this host and that it has no slots; the
-        agent ends once its workers have left. If too few workers would be left in the job, the host
-        stays: the user is told why, and the request is removed from the host's record.
-        """
+        """Let this host leave the job if `edl drain --host` requests it in `snapshot`."""
+        # If too few workers would be left in the job, the host stays: the user is told why, and the
+        # request is removed from the host's record.
         here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
         if here is None or not here.leaving or self._own.draining or snapshot.job.state.over:
             return
@@ -497,11 +413,7 @@ class Agent(Supervisor[AgentState]):
         self._changed.set()
 
     def _leave_again(self, snapshot: Snapshot) -> None:
-        """Set the desired workers of this host to 0 again if it leaves and they have been raised.
-
-        A process that did not know that this host leaves may have requested workers here. If the
-        job needs the workers, only the user is told. ``snapshot`` has the job's records.
-        """
+        """Set the desired workers of this host to 0 again if it leaves and they have been raised"""
         name = self._host.name
         if (
             not self._own.draining
@@ -522,20 +434,14 @@ class Agent(Supervisor[AgentState]):
         return self._store.set_desired(change, RequestedBy.LAUNCHER, why, terms).desired.hosts
 
     def _put_host(self) -> None:
-        """Write the record of this host into ZooKeeper; then workers may start on its devices.
-
-        After an error, which is raised, the next turn writes it before it decides about starts.
-        """
+        """Write the record of this host into ZooKeeper; then workers may start on its devices."""
         host = self._host
         self._store.hosts.put(host, lambda other: has_died_here(other, host))
         self._written, self._own = host, replace(self._own, devices=host.devices)
 
     def _kill(self) -> int:
-        """Kill the workers of this host after a second signal; return 128 + the first signal.
-
-        A joined host also sets its desired workers to 0. Otherwise the job becomes STOPPED, or
-        STOPPING if workers of other hosts are registered. While ZooKeeper is away, neither is done.
-        """
+        """Kill the workers of this host after a second signal; return 128 + the first signal."""
+        # Otherwise the job becomes STOPPED, or STOPPING if workers of other hosts are registered.
         self._workers.kill_all(self._own.limits.killed_s)
         self._say("the workers on this host were killed")
         name, code = self._host.name, exit_after(self._signals)
@@ -596,8 +502,6 @@ class Agent(Supervisor[AgentState]):
 
 
 def exit_after(signals: Iterable[signal.Signals]) -> int:
-    """Return the exit code of a command that ended because of ``signals``: 130 after Ctrl-C.
-
-    It is 128 plus the number of the first of ``signals``, which must not be empty.
-    """
+    """Return the exit code of a command that ended because of `signals`: 130 after Ctrl-C."""
+    # It is 128 plus the number of the first of `signals`, which must not be empty.
     return exit_status(-next(iter(signals)))

@@ -12,11 +12,7 @@ T = TypeVar("T")
 
 
 class Backlog(Generic[T]):
-    """A queue of lines that wait to be written; when it is full, it drops and counts the oldest.
-
-    It holds 1,000 lines (``KEPT``). One thread takes the lines and writes them. Any thread may put
-    a line, and so may a signal's handler.
-    """
+    """A queue of lines that wait to be written; when it is full, it drops and counts the oldest."""
 
     def __init__(self) -> None:
         self._lines: deque[T] = deque(maxlen=KEPT)
@@ -24,22 +20,16 @@ class Backlog(Generic[T]):
         self._lock = threading.RLock()  # a signal's handler may run within put()
 
     def __len__(self) -> int:
-        """Return how many lines wait."""
         return len(self._lines)
 
     def put(self, line: T) -> None:
-        """Add ``line``; if 1,000 lines (``KEPT``) wait already, the oldest one is dropped."""
+        """Add `line`; if 1,000 lines (`KEPT`) wait already, the oldest one is dropped."""
         with self._lock:
             self._dropped += len(self._lines) == KEPT
             self._lines.append(line)
 
     def take(self) -> tuple[str, list[T]]:
-        """Remove and return all lines that wait, the oldest first.
-
-        Returns:
-            a line for the reader that says how many were dropped, to be written before the others
-            and empty if none was, and the lines.
-        """
+        """Remove and return all lines that wait, the oldest first."""
         with self._lock:
             dropped, lines = self._dropped, list(self._lines)
             self._dropped = 0

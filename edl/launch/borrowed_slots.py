@@ -40,17 +40,7 @@ LOOK_S = 0.5  # between two looks into the file
 
 
 class BorrowedSlots:
-    """The part of an agent that lets its job borrow slots of ``host``, as a file and SIGRTMIN say.
-
-    Args:
-        store: the job's records in ZooKeeper, which are read and written.
-        host: the name of this host.
-        file: the file with the number of borrowed slots, which need not exist; None if the user
-            has named no file.
-        within_s: the time in seconds in which slots must be given back after SIGRTMIN, or after a
-            request in the file that does not say a time.
-        say: shows a sentence to the user, unless the same one was shown before.
-    """
+    """The part of an agent that lets its job borrow slots of `host`, as a file and SIGRTMIN say."""
 
     def __init__(
         self,
@@ -71,11 +61,7 @@ class BorrowedSlots:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Return a context manager; while it is entered, SIGRTMIN takes back all borrowed slots.
-
-        These are the slots of this host. The signal is only noted; the next :meth:`follow` carries
-        it out. Outside the main thread the signal is not handled.
-        """
+        """Return a context manager; while it is entered, SIGRTMIN takes back all borrowed slots."""
         with handled([signal.SIGRTMIN], self._on_signal):
             yield
 
@@ -83,21 +69,7 @@ class BorrowedSlots:
         self._signalled = True
 
     def follow(self, snapshot: Snapshot) -> bool:
-        """Borrow or give back slots as the file or SIGRTMIN has requested since the last call.
-
-        To borrow slots is to raise the desired number of workers of this host in the job's records,
-        to give slots back is to lower it; that is written before the call returns. The file is
-        followed in the first call and whenever its number has changed; another time behind the same
-        number changes nothing. SIGRTMIN comes first. Nothing is done unless the job, whose records
-        are in ``snapshot``, is running.
-
-        Returns:
-            True if the desired workers, the borrowed slots or the slots to give back have changed
-            in the job's records.
-
-        Raises:
-            CoordinationError: ZooKeeper is away; the next call tries the same again.
-        """
+        """Borrow or give back slots as the file or SIGRTMIN has requested since the last call."""
         if snapshot.job.state is not JobState.RUNNING:
             return False
         if self._signalled:
@@ -112,22 +84,7 @@ class BorrowedSlots:
         return changed
 
     def record_returned(self, snapshot: Snapshot, own: SupervisorState) -> bool:
-        """Record in ZooKeeper each request to give back slots of this host that is now fulfilled.
-
-        A request is fulfilled when this host has no more workers than the job's records allow.
-
-        Args:
-            snapshot: the job's records, with the open requests to give slots back.
-            own: the state of the agent: the worker processes that run on this host, and for how
-                long it has seen each request. A process that is not registered with the job still
-                occupies its slot.
-
-        Returns:
-            True if at least one request was recorded as fulfilled.
-
-        Raises:
-            CoordinationError: ZooKeeper is away; the next call tries the same again.
-        """
+        """Record in ZooKeeper each request to give back slots of this host that is now fulfilled"""
         members = {member.id for member in snapshot.members}
         hidden = sum(process.worker not in members for process in own.living)
         done = returned(snapshot, own.reclaims_s, self._host, hidden)
@@ -136,14 +93,9 @@ class BorrowedSlots:
         return bool(done)
 
     def _read(self) -> tuple[int, float] | None:
-        """Return what the file requests: the number of borrowed slots, and a time in seconds.
-
-        In that time, slots that are given back must be free; it is ``within_s`` of the constructor
-        if the file does not say it. If the configured file does not exist, the number is 0. The
-        result is None if there is nothing to follow: no file is configured, the file was read less
-        than 0.5 s (``LOOK_S``) ago, it is empty, or it cannot be read or understood (the user is
-        told that once).
-        """
+        """Return what the file requests: the number of borrowed slots, and a time in seconds."""
+        # In that time, slots that are given back must be free; it is `within_s` of the constructor
+        # if the file does not say it.
         now_s = time.monotonic()
         if self._file is None or now_s - self._looked_s < LOOK_S:
             return None
@@ -169,25 +121,7 @@ class BorrowedSlots:
         return slots, within_s
 
     def _set(self, snapshot: Snapshot, slots: int, within_s: float, why: str) -> bool:
-        """Write into the job's records that the job borrows ``slots`` slots of this host.
-
-        If fewer slots are free, or the job's sizes do not allow as many, fewer are borrowed. A
-        request of which nothing can be done is shown to the user, and changes nothing.
-
-        Args:
-            snapshot: the job's records.
-            slots: the number of borrowed slots, from 0.
-            within_s: the time in seconds in which slots that are given back must be free; not used
-                if slots are borrowed.
-            why: the source of the request (a file or a signal), for the event log.
-
-        Returns:
-            True if the desired workers, the borrowed slots or the slots to give back have changed
-            in the job's records.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Write into the job's records that the job borrows `slots` slots of this host."""
         host = self._host
 
         def change(desired: Placement) -> Placement:

@@ -17,19 +17,7 @@ from edl.errors import UsageError
 
 
 def check_command(command: Sequence[str], cwd: Path, search_path: str | None) -> None:
-    """Raise an error if the command of the job's workers cannot run on this host.
-
-    Args:
-        command: the program and its arguments.
-        cwd: the working directory of the job; a relative path of the program or the script is
-            looked up in it.
-        search_path: the PATH in which a program without a slash is looked up; None for the PATH of
-            this process.
-
-    Raises:
-        UsageError: the command is empty, ``cwd`` does not exist, the program is not found or is not
-            executable, or the script that Python is to run does not exist.
-    """
+    """Raise an error if the command of the job's workers cannot run on this host."""
     if not command or not command[0]:
         raise UsageError("no command to run; for example: edl run -np 2 python train.py")
     if not cwd.is_dir():
@@ -48,10 +36,7 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
 
 
 def _check_program(path: Path, program: str) -> None:
-    """Raise a UsageError if the file ``path`` does not exist, is a directory or not executable.
-
-    ``program`` is the name of the file in the message.
-    """
+    """Raise a UsageError if the file `path` does not exist, is a directory or not executable."""
     if not path.exists():
         raise UsageError(f"the program {program} does not exist")
     if path.is_dir() or not os.access(path, os.X_OK):
@@ -60,29 +45,14 @@ def _check_program(path: Path, program: str) -> None:
 
 
 def is_own_interpreter(program: str) -> bool:
-    """Return whether ``program``, a path, is the Python interpreter that runs this process.
-
-    An interpreter of another virtual environment is not, even if it is the same file; another name
-    of it in the same directory (``python3``) is.
-    """
+    """Return whether `program`, a path, is the Python interpreter that runs this process."""
     mine, theirs = Path(sys.executable), Path(program).absolute()
     same_place = mine.parent.resolve() == theirs.parent.resolve()
     return same_place and mine.resolve() == theirs.resolve()
 
 
 def missing_module_hint(reason: str, command: Sequence[str], search_path: str | None) -> str:
-    """Return what to do about workers that lack a module, if they run another Python than edl.
-
-    Args:
-        reason: why the job failed, with the last line of a worker's output.
-        command: the program of the workers and its arguments; not empty.
-        search_path: the PATH in which a program without a slash is looked up; None for the PATH of
-            this process.
-
-    Returns:
-        A sentence that names both interpreters; empty if the reason is another one, or if the
-        workers' Python is the one that runs this process.
-    """
+    """Return what to do about workers that lack a module, if they run another Python than edl."""
     if "ModuleNotFoundError" not in reason or not is_python(command[0]):
         return ""
     found = shutil.which(command[0], path=search_path)

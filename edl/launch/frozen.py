@@ -33,15 +33,7 @@ _OF_A_THREAD = ("comm", "wchan", "syscall")  # in /proc; syscall only with the r
 
 
 class UnresponsiveWorkers:
-    """A detector of the workers on one host that do not answer, which also records where they hang.
-
-    Args:
-        store: the job's records in ZooKeeper, to which events are added.
-        host: the name of the host, for the events.
-        workers: the worker processes of the launcher that owns this object.
-        stack_signal: the number of the signal that makes a worker write the stacks of its threads;
-            0 if no signal does.
-    """
+    """A detector of workers on one host that do not answer, which also records where they hang"""
 
     def __init__(self, store: JobStore, host: str, workers: Workers, stack_signal: int) -> None:
         self._store = store
@@ -54,28 +46,7 @@ class UnresponsiveWorkers:
     def look(
         self, processes: Sequence[Process], snapshot: Snapshot, now: float
     ) -> tuple[Process, ...]:
-        """Ask suspect workers over HTTP whether they run; note since when each has not answered.
-
-        A worker is suspect if its process runs, but its ZooKeeper session has ended or it was
-        evicted. All are asked at the same time, so the call takes about 0.5 s (``ASK_TIMEOUT_S``)
-        at most. Before that it records as events, each once, the files of stacks for which
-        :meth:`write_stacks` was called.
-
-        Args:
-            processes: the worker processes of this launcher, ended ones included.
-            snapshot: the job's records.
-            now: the launcher's monotonic clock, in seconds.
-
-        Returns:
-            All ``processes`` in the same order, with a new ``unresponsive_since``: for one that was
-            asked and did not answer, its earlier value, or ``now`` if that was None; None for every
-            other process.
-
-        Raises:
-            CoordinationError: ZooKeeper is away, so an event could not be recorded; call it again.
-            UnknownJob: the job is not in ZooKeeper, so an event could not be recorded; call it
-                again.
-        """
+        """Ask suspect workers over HTTP whether they run; note since when each has not answered."""
         for path, process in list(self._unreported.items()):
             worker_frozen(self._store, process, self._host, str(path), snapshot)
             del self._unreported[path]
@@ -104,20 +75,7 @@ class UnresponsiveWorkers:
         )
 
     def look_for_suspended(self, own: State, snapshot: Snapshot, now: float) -> State:
-        """Note which workers are suspended (SIGSTOP) and, if one is for too long, who waits for it.
-
-        A process is suspended if the kernel reports it as stopped by a signal; a process that a
-        debugger has stopped is not. Only while one is suspended for too long, other workers are
-        asked over HTTP whether they live; that takes 0.5 s (``ASK_TIMEOUT_S``) at most.
-
-        Args:
-            own: the launcher's own state, its processes included.
-            snapshot: the job's records.
-            now: the launcher's monotonic clock, in seconds.
-
-        Returns:
-            A copy of ``own`` with a new ``suspended_since`` of each process, and with ``waiting``.
-        """
+        """Note which workers are suspended and, if one is for too long, who waits for it."""
 
         def since(process: Process) -> float | None:
             if not process.alive or not self._is_suspended(process):
@@ -131,7 +89,7 @@ class UnresponsiveWorkers:
         return replace(own, waiting=waiting)
 
     def _is_suspended(self, process: Process) -> bool:
-        """Return whether the kernel reports ``process`` as stopped by a signal."""
+        """Return whether the kernel reports `process` as stopped by a signal."""
         pid = self._workers.pid_of(process.attempt_id)
         if pid is None:
             return False
@@ -142,14 +100,7 @@ class UnresponsiveWorkers:
         return stat.rpartition(")")[2].split()[:1] == ["T"]
 
     def write_stacks(self, process: Process) -> None:
-        """Make an unresponsive worker write the stacks of its threads into its file of stacks.
-
-        First this process appends what the kernel reports of the worker's threads to the file, then
-        it sends the signal and does not wait until the worker has written. If no signal makes the
-        worker write stacks, the file has only the kernel's report. The next :meth:`look` records
-        the file in the event log. If the worker has ended, nothing is done; an error of the
-        operating system is only logged. ``process`` is the worker's process.
-        """
+        """Make an unresponsive worker write the stacks of its threads into its file of stacks."""
         path, pid = (
             self._workers.stacks_of(process.attempt_id),
             self._workers.pid_of(process.attempt_id),
@@ -170,14 +121,7 @@ class UnresponsiveWorkers:
 
 
 def _native(pid: int) -> list[str]:
-    """Return one line for each thread of process ``pid``: what the thread waits for in the kernel.
-
-    A line has the thread's id and name, its kernel function and its system call, from ``/proc``,
-    and ends with a newline. Values that this user may not read are left out.
-
-    Raises:
-        FileNotFoundError: there is no such process.
-    """
+    """Return one line for each thread of process `pid`: what the thread waits for in the kernel."""
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
         values = []

@@ -42,56 +42,33 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Display:
-    """The objects by which an agent shows its job to the user.
+    """The objects by which an agent shows its job to the user."""
 
-    Attributes:
-        output: shows the lines of the workers and of the agent itself; the agent enters it.
-        on_snapshot: called with the job's records each time the agent has read them; None to call
-            nothing.
-    """
-
-    output: Output
+    output: Output  # shows the lines of the workers and of the agent itself; the agent enters it
+    # called with the job's records each time the agent has read them; None to call nothing
     on_snapshot: Callable[[Snapshot], None] | None = None
 
 
 @dataclass(frozen=True)
 class Role:
-    """The part that a host takes in a job: it has created the job, or it has joined.
+    """The part that a host takes in a job: it has created the job, or it has joined."""
 
-    Attributes:
-        greeting: the line that the agent shows once the host is registered.
-        requested_np: the number of workers that the agent requests once the host is registered; 0
-            for none.
-        joined: whether the first signal makes the host leave the job instead of ending the job.
-        ends_job: whether a signal ends the job, even with ``joined``, if no worker is desired on
-            any other host. Without ``joined`` a signal ends the job in any case.
-        fresh: whether the job starts now: then the logs of an earlier job of its name are moved
-            into a subdirectory.
-        of_run: whether the host joins one run of the job and no other (`edl agent`).
-    """
-
-    greeting: str
+    greeting: str  # the line that the agent shows once the host is registered
+    # the number of workers that the agent requests once the host is registered; 0 for none
     requested_np: int = 0
+    # whether the first signal makes the host leave the job instead of ending the job
     joined: bool = False
+    # whether a signal ends the job, even with `joined`, if no worker is desired on any other host.
+    # Without `joined` a signal ends the job in any case.
     ends_job: bool = False
+    # whether the job starts now: then the logs of an earlier job of its name are moved into a
+    # subdirectory
     fresh: bool = False
-    of_run: bool = False
+    of_run: bool = False  # whether the host joins one run of the job and no other (`edl agent`)
 
 
 def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
-    """Return a new record of this host, with which the caller registers it with a job.
-
-    The record has the pid of this process. Nothing is written.
-
-    Args:
-        settings: has the name, the address and the network interface of the host.
-        slots: the number of workers that fit on the host.
-        zookeeper: the ZooKeeper servers, ``host:port,...``. If neither an address nor an interface
-            is configured, the record has the address from which this host reaches them.
-
-    Raises:
-        UsageError: the configured address or interface does not exist on this host.
-    """
+    """Return a new record of this host, with which the caller registers it with a job."""
     address = own_address(settings.address, settings.network_interface, zookeeper)
     return Host(settings.host, slots, address, os.getpid(), machine=machine_name())
 
@@ -105,23 +82,8 @@ def submitter_agent(
     or_join: bool = False,
     replaced_events: str = "",
 ) -> Agent:
-    """Build the agent of the host that has just created a job; ``run()`` starts it.
-
-    The logs of an earlier job of that name are put aside, and the job's secret is stored on this
-    host, before the call returns.
-
-    Args:
-        store: the records of the job; its session created the job.
-        job: the record of the job.
-        here: the record of this host, from :func:`this_host`.
-        settings: the settings of this process.
-        display: where the agent shows the job.
-        or_join: whether all hosts run `edl run --or-join`: then this host requests its workers like
-            a host that joins, and a signal makes it leave; the signal ends the job only if no
-            worker is desired on any other host. Otherwise the first signal ends the job.
-        replaced_events: the events of an earlier job of that name, one JSON object a line; they are
-            written beside its logs. Empty if there are none.
-    """
+    """Build the agent of the host that has just created a job; `run()` starts it."""
+    # Otherwise the first signal ends the job.
     _keep_events(replaced_events, config.state_dir(), job.name)
     greeting = f"job {job.name} starts with {workers(job.spec.np)}"
     role = Role(
@@ -142,27 +104,9 @@ def joining_agent(
     np: int | None,
     ends_job: bool = False,
 ) -> Agent:
-    """Build the agent of a host that joins a job that is not over; ``run()`` starts it.
-
-    The job's record is read from ZooKeeper, and its secret is stored on this host.
-
-    Args:
-        store: the records of the job; its session has proved the job's secret.
-        settings: the settings of this process.
-        display: where the agent shows the job.
-        slots: the number of workers that fit on this host, at least 1; None for the job's maximum
-            or, if it has none, the number of workers with which it was started.
-        np: the number of workers that the agent requests once the host is registered, from 1 to
-            ``slots``; None to start none until somebody scales the job.
-        ends_job: whether a signal ends the job if no worker is desired on any other host; otherwise
-            a signal only makes this host leave.
-
-    Raises:
-        UsageError: the job is over or was started by horovodrun, ``slots`` or ``np`` is out of
-            range, or the job's command cannot run on this host.
-        UnknownJob: there is no such job.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Build the agent of a host that joins a job that is not over; `run()` starts it."""
+    # `ends_job`: whether a signal ends the job if no worker is desired on any other host; otherwise
+    # a signal only makes this host leave.
     record = store.snapshot().job
     if record.state.over:
         raise UsageError(f"job {record.name} {record.state.phrase}; nothing can join it")
@@ -182,26 +126,7 @@ def joining_agent(
 def agent_of_run(
     store: JobStore, run: str, settings: Config, display: Display, slots: int | None
 ) -> Agent:
-    """Build the agent of a host that joins one run of a job and no other; ``run()`` starts it.
-
-    The agent requests no workers: it starts those that are assigned to its host. If the job is
-    started again in the meantime, the agent does not register with the new run, and ends. The
-    job's secret is stored on this host.
-
-    Args:
-        store: the records of the job; its session has proved the job's secret.
-        run: the token of the run; a run is one start of a job.
-        settings: the settings of this process.
-        display: where the agent shows the job.
-        slots: the number of workers that fit on this host, at least 1; None for the job's maximum
-            or, if it has none, the number of workers with which it was started.
-
-    Raises:
-        RunEnded: the run is over, or another one has taken its place.
-        UnknownJob: there is no such job.
-        UsageError: ``run`` cannot be a token, the job was started by horovodrun, or ``slots`` is
-            out of range.
-    """
+    """Build the agent of a host that joins one run of a job and no other; `run()` starts it."""
     check_run_token(run)
     current = current_run(store.session, store.paths)
     if current is None:
@@ -217,18 +142,7 @@ def agent_of_run(
 
 
 def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -> Host:
-    """Return the record of this host, which is to join a job, after a check that it can.
-
-    Args:
-        record: the record of the job.
-        settings: the settings of this process.
-        slots: the number of workers that fit on this host, at least 1; None for the job's maximum
-            or, if it has none, the number of workers with which it was started.
-        zookeeper: the ZooKeeper servers, ``host:port,...``.
-
-    Raises:
-        UsageError: the job was started by horovodrun, or ``slots`` is out of range.
-    """
+    """Return the record of this host, which is to join a job, after a check that it can."""
     if record.driver:
         raise UsageError(
             f"job {record.name} was started by horovodrun, which places its workers; let its "
@@ -242,31 +156,13 @@ def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -
 
 
 def _offer(here: Host, record: Job) -> str:
-    """Return the clause that says how many slots this host, ``here``, offers to a job.
-
-    ``record`` is the record of the job.
-    """
     return f"host {here.name} offers {counted(here.slots, 'slot')} to job {record.name}"
 
 
 def worker_environment(
     job: Job, hosts: str, here: Host, secret: str, interface: str, run: str = ""
 ) -> dict[str, str]:
-    """Return the environment of all workers on a host: this process's variables, and edl's.
-
-    edl's variables name the job, its run and secret, the ZooKeeper servers and session time-out,
-    the host and its address. They replace variables of the same name; PYTHONUNBUFFERED is set to 1,
-    and so is SPT_NOENV unless the user has set that.
-
-    Args:
-        job: the record of the workers' job.
-        hosts: the ZooKeeper servers, ``host:port,...``.
-        here: the record of this host.
-        secret: the secret of the job.
-        interface: the network interface that the user has chosen, passed on to NCCL as
-            NCCL_SOCKET_IFNAME unless the user has set that; empty if none was chosen.
-        run: the token of the run of the job to which the workers belong; empty: the present one.
-    """
+    """Return the environment of all workers on a host: this process's variables, and edl's."""
     return {
         **({"NCCL_SOCKET_IFNAME": interface} if interface else {}),
         # So setproctitle writes no title over what /proc/PID/environ shows: by that the next agent,
@@ -288,18 +184,7 @@ def worker_environment(
 def _agent(
     store: JobStore, job: Job, here: Host, settings: Config, display: Display, role: Role
 ) -> Agent:
-    """Build an agent, store the job's secret on this host, and create the directory of the logs.
-
-    The agent is not started; while it runs, it removes old ended jobs from ZooKeeper.
-
-    Args:
-        store: the records of the job; its session has the job's secret.
-        job: the record of the job.
-        here: the record of this host.
-        settings: the settings of this process.
-        display: where the agent shows the job.
-        role: the part that this host takes in the job; with ``fresh`` earlier logs are put aside.
-    """
+    """Build an agent, store the job's secret on this host, and create the directory of the logs."""
     session = store.session
     assert session.access is not None
     secret = session.access.secret
@@ -351,22 +236,12 @@ def _agent(
 
 @contextmanager
 def _beside(collector: JobGarbageCollector, metrics: JobMetrics) -> Iterator[int]:
-    """Remove old jobs and serve metrics during the ``with`` block; give the port of the metrics."""
     with collector, metrics as port:
         yield port
 
 
 def _keep_events(events: str, state: Path, job: str) -> None:
-    """Write the events of an earlier job of the same name into ``events.jsonl`` beside its logs.
-
-    A failure to write is only logged. When the log directory of the new job is made, the logs and
-    that file are moved into a subdirectory ``runN``.
-
-    Args:
-        events: the events as text, one JSON object a line; empty to write no file.
-        state: the directory of edl's state.
-        job: the name of the job.
-    """
+    """Write the events of an earlier job of the same name into `events.jsonl` beside its logs."""
     if not events:
         return
     try:

@@ -29,22 +29,9 @@ END_S = 2.0  # and so long is waited for it
 
 
 class JobGarbageCollector:
-    """A context manager that removes old ended jobs from ZooKeeper while its ``with`` block runs.
+    """A context manager that removes old ended jobs from ZooKeeper while its `with` block runs."""
 
-    Entering starts a daemon thread that does the work, and returns at once. The thread looks at
-    entry and then every hour. At entry it removes jobs only if this user has more jobs in
-    ZooKeeper, ended or not, than ``retention.jobs``; each hour it removes all ended jobs that are
-    beyond ``retention``. If it fails, as when ZooKeeper does not answer, it logs a warning and
-    tries again an hour later. Leaving the block stops the thread, and waits up to 2 s for its end.
-    An object can be entered only once.
-
-    Args:
-        store: the records of the agent's own job, which is never removed. Its session is used to
-            list the names of the jobs.
-        state: the directory of edl's state on this host, which has the secrets of this user's jobs;
-            only jobs whose secrets are there are removed.
-        retention: how many ended jobs are kept, and for how many seconds after their end.
-    """
+    # `store`: the records of the agent's own job, which is never removed.
 
     def __init__(self, store: JobStore, state: Path, retention: Retention) -> None:
         self._session = store.session
@@ -76,19 +63,10 @@ class JobGarbageCollector:
             hourly = True
 
     def _of_this_user(self) -> list[str]:
-        """Return the names of the jobs in ZooKeeper whose secrets this user's state directory has.
-
-        The names are sorted, and the agent's own job is among them. Only the names are read from
-        ZooKeeper, not the jobs' records.
-        """
         return sorted(stored(self._state, job_names(self._session)))
 
     def _remove(self) -> None:
-        """Remove the ended jobs that ``retention`` does not keep, through a new ZooKeeper session.
-
-        That session proves the secrets of all these jobs. When the agent ends, the removal goes on
-        for 1 s (``GRACE_S``) at most. A job that cannot be removed stays until the next call.
-        """
+        """Remove the ended jobs that `retention` does not keep, through a new ZooKeeper session."""
         near = self._session
         with Session(near.hosts, near.session_timeout_s, near.connect_timeout_s) as session:
             names = [name for name in self._of_this_user() if name != self._own]

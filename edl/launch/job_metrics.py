@@ -28,18 +28,7 @@ from edl.http.server import DaemonServer, HttpRequest
 
 
 class JobMetrics(AbstractContextManager[int]):
-    """The metrics of a job at a port of one agent, while its ``with`` block runs.
-
-    To enter returns the port; 0 if it cannot be opened: then the user is told, and training goes
-    on without these metrics. Without a port it does nothing.
-
-    Args:
-        address: the IP address or name to listen on.
-        port: the port to listen on; 0 lets the system choose one, None: no port is opened.
-        zookeeper: the ZooKeeper servers of the job, ``host:port,...``.
-        connected: returns whether the agent is connected to ZooKeeper.
-        say: shows a sentence to the user.
-    """
+    """The metrics of a job at a port of one agent, while its `with` block runs."""
 
     def __init__(
         self,
@@ -78,11 +67,11 @@ class JobMetrics(AbstractContextManager[int]):
             self._server.close()
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Serve ``snapshot``, the job's newest records, from now on."""
+        """Serve `snapshot`, the job's newest records, from now on."""
         self._snapshot = snapshot
 
     def on_event(self, event: Event) -> None:
-        """Count ``event``, the job's next event."""
+        """Count `event`, the job's next event."""
         self._counts.add(event)
 
     def _samples(self) -> Iterable[Sample]:
@@ -95,10 +84,7 @@ class JobMetrics(AbstractContextManager[int]):
             yield from job_samples(status, self._counts, self._connected())
 
     def _targets(self, _request: HttpRequest) -> tuple[int, bytes]:
-        """Answer where the metrics of the job are; 503 until the job's records are known.
-
-        Prometheus keeps its list then.
-        """
+        """Answer where the metrics of the job are; 503 until the job's records are known."""
         if self._snapshot is None:
             return 503, b"[]"
         return 200, json.dumps(scrape_targets(self._snapshot)).encode()

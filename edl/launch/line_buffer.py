@@ -6,13 +6,7 @@ import time
 
 
 class LineBuffer:
-    """A splitter of a log into lines, which keeps the last line until it is complete.
-
-    Of the states of a progress bar, which overwrites its line, only the newest one is kept.
-
-    Args:
-        most_bytes: the length from which on a line is passed on although it is not complete.
-    """
+    """A splitter of a log into lines, which keeps the last line until it is complete."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -20,7 +14,7 @@ class LineBuffer:
         self._bar_shown = ("", time.monotonic())
 
     def add(self, content: bytes) -> list[str]:
-        """Return the lines that ``content``, the next part of the log, completes, in order."""
+        """Return the lines that `content`, the next part of the log, completes, in order."""
         *complete, rest = (self._rest + content).split(b"\n")
         self._rest = _newest_state(rest)
         if len(self._rest) > self._most_bytes:
@@ -39,11 +33,9 @@ class LineBuffer:
         return as_shown(self._rest) if b"\r" in self._rest.rstrip(b"\r") else ""
 
     def due_bar(self, period_s: float) -> list[str]:
-        """Return a list with the newest state of the progress bar, if it is due; else empty.
-
-        It is due if it differs from the state that was returned last, and ``period_s`` seconds have
-        passed since then or, before that, since the beginning.
-        """
+        """Return a list with the newest state of the progress bar, if it is due; else empty."""
+        # It is due if it differs from the state that was returned last, and `period_s` seconds have
+        # passed since then or, before that, since the beginning.
         shown, at = self._bar_shown
         now, bar = time.monotonic(), self.bar
         if now - at < period_s or bar in ("", shown):
@@ -53,19 +45,10 @@ class LineBuffer:
 
 
 def as_shown(line: bytes) -> str:
-    """Return a line of a log as text, as a terminal would show it.
-
-    Only the last state of a progress bar is left. Bytes that are not UTF-8 become U+FFFD, and
-    colours are kept. ``line`` has the bytes of the line, without its newline.
-    """
+    """Return a line of a log as text, as a terminal would show it."""
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
 
 
 def _newest_state(line: bytes) -> bytes:
-    """Return ``line``, the last and incomplete line of a log, without old states of a progress bar.
-
-    A progress bar overwrites its line: carriage returns separate its states. The result begins with
-    a carriage return if states were left out; other lines are returned unchanged.
-    """
     before, _, newest = line.rstrip(b"\r").rpartition(b"\r")
     return b"\r" + newest + line[len(line.rstrip(b"\r")) :] if before else line

@@ -19,17 +19,7 @@ _END_S = 2.0  # at the end of the process, for a reader that reads nothing
 
 
 class LineOutput:
-    """The output of a process that must live, to a file that perhaps nobody reads.
-
-    A thread writes the lines, in the order of the calls. While the file is not read, the newest
-    1,000 lines wait; once it is read again, a line says how many others are missing. At the end of
-    the process, lines that wait have 2 s to be written. Any thread may write, and so may a signal's
-    handler. No call raises an error of the file; they are those of
-    :class:`~edl.launch.output_stream.OutputStream`.
-
-    Args:
-        file: standard output or error; None if this process has been started without it.
-    """
+    """The output of a process that must live, to a file that perhaps nobody reads."""
 
     def __init__(self, file: IO[str] | None) -> None:
         self._stream = OutputStream(file)
@@ -43,12 +33,7 @@ class LineOutput:
         atexit.register(self.end)
 
     def write(self, text: str) -> None:
-        """Write ``text``, one or several whole lines, after all that was written before.
-
-        The call waits until that is done, but at most 0.5 s, and not at all while earlier lines
-        wait. So lines come in order with those of other files while somebody reads them, and a
-        reader that pauses delays one caller, once.
-        """
+        """Write `text`, one or several whole lines, after all that was written before."""
         with self._changed:
             first = self._is_done()
             self._backlog.put(text)

@@ -14,14 +14,7 @@ from edl.launch.output import Output
 
 
 class LiveLine:
-    """The status line of a job: progress, time left, world size, samples/s, epoch, step.
-
-    Give the newest records to :meth:`update`, and show what :meth:`render` returns.
-
-    Args:
-        job: the name of the job.
-        width: returns the width of the terminal in columns, which may change; None for no limit.
-    """
+    """The status line of a job: progress, time left, world size, samples/s, epoch, step."""
 
     def __init__(self, job: str, width: Callable[[], int] | None = None) -> None:
         self._job = job
@@ -29,26 +22,17 @@ class LiveLine:
         self._snapshot: Snapshot | None = None
 
     def update(self, snapshot: Snapshot) -> None:
-        """Store ``snapshot``, the newest copy of the job's records, which :meth:`render` shows."""
+        """Store `snapshot`, the newest copy of the job's records, which `render` shows."""
         self._snapshot = snapshot
 
     def render(self) -> Text:
-        """Return the status line, without a line break, for the records of the last :meth:`update`.
-
-        Until the job has its first ring of workers, the line says how many workers are ready.
-        """
+        """Return the status line, without a line break, for the records of the last `update`."""
         width = None if self._width is None else self._width()
         parts = job_line(self._job, self._snapshot, width)
         return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
 def agent_display(job: str, screen: Console, quiet: bool = False) -> Display:
-    """Return the display with which an agent shows a job on standard output.
-
-    Args:
-        job: the name of the job.
-        screen: the console of standard output.
-        quiet: whether to show no output of workers.
-    """
+    """Return the display with which an agent shows a job on standard output."""
     line = LiveLine(job, lambda: screen.width)
     return Display(Output(screen, line.render, shows_workers=not quiet), line.update)

@@ -17,17 +17,7 @@ _MISSED = b"\nedl: what the worker has written here is gone: nobody read it in t
 
 
 class LogReader:
-    """A reader of the log at ``path`` that goes on in the new file when the worker begins one.
-
-    Args:
-        path: the path of the log, a file that exists.
-        from_now: if True, the content that the log has now is skipped. If False, reading begins
-            with the file that was the log before this one; without such a file, with the beginning
-            of this one.
-
-    Raises:
-        OSError: the log does not exist or cannot be read.
-    """
+    """A reader of the log at `path` that goes on in the new file when the worker begins one."""
 
     def __init__(self, path: Path, from_now: bool = False) -> None:
         self._path = path
@@ -36,15 +26,10 @@ class LogReader:
             self._file.seek(0, os.SEEK_END)
 
     def read(self, most_bytes: int) -> bytes:
-        """Return the next bytes of the log; empty if the worker has written no more yet.
-
-        At most ``most_bytes`` are read; the call does not wait. If the worker has begun two or more
-        new files since this reader opened its file, the files between are lost, and the first
-        result from the newest file begins with a line, beyond ``most_bytes``, that says so.
-
-        Raises:
-            OSError: the log cannot be read.
-        """
+        """Return the next bytes of the log; empty if the worker has written no more yet."""
+        # If the worker has begun two or more new files since this reader opened its file, the files
+        # between are lost, and the first result from the newest file begins with a line, beyond
+        # `most_bytes`, that says so.
         new = self._has_new_file()  # asked first: what comes later is in the new one
         if (found := self._file.read(most_bytes)) or not new:
             return found
@@ -55,7 +40,7 @@ class LogReader:
         return _MISSED + found if missed else found
 
     def close(self) -> None:
-        """Close the file that is being read; :meth:`read` must not be called afterwards."""
+        """Close the file that is being read; `read` must not be called afterwards."""
         self._file.close()
 
     def _oldest(self) -> BinaryIO:
@@ -68,7 +53,7 @@ class LogReader:
         return self._path.exists() and not self._is_file(self._path)
 
     def _is_file(self, path: Path) -> bool:
-        """Return whether ``path`` names the file that this reader has open; False if it is gone."""
+        """Return whether `path` names the file that this reader has open; False if it is gone."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
         except OSError:  # the file was removed
@@ -76,19 +61,12 @@ class LogReader:
 
 
 def former(path: Path) -> Path:
-    """Return the path to which a worker renames its log ``path`` when it begins a new one.
-
-    It is ``path`` with ".1" at the end; there need not be such a file.
-    """
+    """Return the path to which a worker renames its log `path` when it begins a new one."""
     return path.with_name(path.name + FORMER_LOG)
 
 
 def last_output(path: Path, most_bytes: int = TAIL_BYTES) -> str:
-    """Return the end of a worker's log as text: whole lines, at most ``most_bytes`` bytes of them.
-
-    If the last line alone is longer, its end is returned. The result is empty if the log cannot be
-    read. ``path`` is the path of the log.
-    """
+    """Return the end of a worker's log as text: whole lines, at most `most_bytes` bytes of them."""
     content = b""
     for file in (path, former(path)):
         lacking = most_bytes + 1 - len(content)
@@ -101,7 +79,7 @@ def last_output(path: Path, most_bytes: int = TAIL_BYTES) -> str:
 
 
 def _end_of(path: Path, most_bytes: int) -> bytes:
-    """Return the last ``most_bytes`` bytes of a file; nothing if it cannot be read."""
+    """Return the last `most_bytes` bytes of a file; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))

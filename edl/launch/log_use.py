@@ -19,18 +19,7 @@ MARK_EACH_S = 3600.0  # much less than the day for which unused logs are kept
 
 
 def last_use_s(logs: Path) -> float:
-    """Return when the logs of a job were last in use, in seconds since 1970.
-
-    They are used when the directory or a log in it is written, or the directory is marked. What
-    cannot be read, or was removed, does not count.
-
-    Args:
-        logs: the directory of the job's logs, in the directory of the job.
-
-    Returns:
-        Infinity if a launcher or worker of the job runs on this host, also if it has written
-        nothing for long; 0 if there is no such directory.
-    """
+    """Return when the logs of a job were last in use, in seconds since 1970."""
     with contextlib.suppress(OSError):
         if any(recorded_pid(record) is not None for record in logs.glob("*.process")):
             return math.inf
@@ -43,9 +32,6 @@ def last_use_s(logs: Path) -> float:
 
 
 def mark_as_used(logs: Path) -> None:
-    """Let :func:`last_use_s` return the present time on each host that shares a directory of logs.
-
-    Nothing happens if the directory was removed or cannot be changed.
-    """
+    """Let `last_use_s` return the present time on each host that shares a directory of logs."""
     with contextlib.suppress(OSError):
         os.utime(logs)

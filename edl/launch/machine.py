@@ -10,22 +10,12 @@ import psutil
 
 
 def machine_name() -> str:
-    """Return the host name with ids of this boot and of the pid namespace, as a text.
-
-    Two processes with the same name see the same process ids.
-    """
+    """Return the host name with ids of this boot and of the pid namespace, as a text."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
     return f"{socket.gethostname()} ({boot}, {namespace})"
 
 
 def is_known_dead(machine: str, pid: int) -> bool:
-    """Return whether a process was on this machine and has ended.
-
-    It is False if a process has its pid, and for another machine, of which nothing is known here.
-
-    Args:
-        machine: the :func:`machine_name` of that process; empty: it is not known.
-        pid: its process id there.
-    """
+    """Return whether a process was on this machine and has ended."""
     return machine == machine_name() and not psutil.pid_exists(pid)

@@ -7,13 +7,9 @@ from pathlib import Path
 
 
 def named_logs(directory: Path) -> dict[str, Path]:
-    """Return the paths of the worker logs in ``directory``, by the name of the worker, like "w3".
-
-    The log of a process that never registered as a worker, or of an earlier run of which another
-    worker has the name now, is named by the id of its start attempt. The names are sorted, short
-    ones first (w9 before w10). Former logs (".log.1") are not in the result; it is empty if there
-    is no log or no such directory.
-    """
+    """Return the paths of the worker logs in `directory`, by the name of the worker, like "w3"."""
+    # The log of a process that never registered as a worker, or of an earlier run of which another
+    # worker has the name now, is named by the id of its start attempt.
     links = {
         os.path.realpath(path): path.stem for path in directory.glob("*.log") if path.is_symlink()
     }

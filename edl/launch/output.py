@@ -43,31 +43,16 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright
 
 
 class _Note(NamedTuple):
-    """A line of the agent's own, with a shorter form in case a worker has printed the same before.
+    """A line of the agent's own, with a shorter form if a worker has printed the same before"""
 
-    Attributes:
-        text: the line, with "edl: " before it unless it is a log record.
-        sentence: a sentence that the line repeats, with "edl: " before it; empty if none.
-        shorter: the line to show in place of ``text`` if a worker has already printed ``sentence``.
-    """
-
-    text: str
-    sentence: str = ""
+    text: str  # the line, with "edl: " before it unless it is a log record
+    sentence: str = ""  # a sentence that the line repeats, with "edl: " before it; empty if none
+    # the line to show in place of `text` if a worker has already printed `sentence`
     shorter: str = ""
 
 
 class _Tail:
-    """A reader of one worker's log that knows the prefix of its lines and its progress bar.
-
-    Args:
-        path: the path of the log.
-        slot: the number of the worker's slot, which gives the lines their colour, and their prefix
-            until the worker has a name.
-        from_now: whether to skip the present content of the log.
-
-    Raises:
-        OSError: the log does not exist or cannot be read.
-    """
+    """A reader of one worker's log that knows the prefix of its lines and its progress bar."""
 
     def __init__(self, path: Path, slot: int, from_now: bool) -> None:
         self.path = path
@@ -78,16 +63,7 @@ class _Tail:
         self._reader = LogReader(path, from_now)
 
     def lines(self, finish: bool) -> Iterator[list[str]]:
-        """Yield the complete lines that a worker has added to its log since the last call.
-
-        Each list that it yields has the lines of one chunk of the log, in order and without their
-        newlines; it may be empty. A line of more than 64 KiB comes in pieces. If ``finish`` is
-        False, about 4 MiB (``_ROUND_BYTES``) are read at most, and the rest in the next call. If it
-        is True, everything is read, and the last line is included even if it is not complete.
-
-        Raises:
-            OSError: the log cannot be read.
-        """
+        """Yield the complete lines that a worker has added to its log since the last call."""
         left = _ROUND_BYTES
         while (finish or left > 0) and (chunk := self._reader.read(_CHUNK_BYTES)):
             left -= len(chunk)
@@ -96,26 +72,12 @@ class _Tail:
             yield self.buffer.finish()
 
     def close(self) -> None:
-        """Close the log file; :meth:`lines` must not be called afterwards."""
+        """Close the log file; `lines` must not be called afterwards."""
         self._reader.close()
 
 
 class Output:
-    """A context manager that writes an agent's standard output and error while it is entered.
-
-    A thread of its own writes; the methods only leave it work and return at once. Leaving waits
-    until everything is written, but at most 60 s while nobody reads the output. Lines of workers go
-    to standard output; the agent's own lines and log records go to standard error. On a terminal
-    both go through ``console``, in colour; with ``live``, above the progress bars and the text that
-    it returns, which are drawn again four times a second.
-
-    Args:
-        console: the console of standard output.
-        live: returns the text that stands below all lines on a terminal; None for no such text.
-        bar_s: the time in seconds after which the state of a worker's progress bar is printed as a
-            line, where standard output is not a terminal.
-        shows_workers: whether the lines of workers are shown.
-    """
+    """A context manager that writes an agent's standard output and error while it is entered."""
 
     def __init__(
         self,
@@ -173,44 +135,18 @@ class Output:
         self._console.file = self._file
 
     def follow(self, attempt_id: str, path: Path, slot: int, from_now: bool = False) -> None:
-        """Show the lines in the log of one start attempt of a worker, as the worker writes them.
-
-        Args:
-            attempt_id: the id of the start attempt.
-            path: the path of the log, a file that exists.
-            slot: the slot of the worker, which gives the lines their prefix ``[slot N]`` and
-                colour.
-            from_now: whether to leave out the lines that the log has already.
-
-        Raises:
-            OSError: the log does not exist or cannot be read.
-        """
+        """Show the lines in the log of one start attempt of a worker, as the worker writes them."""
         with self._lock:
             self._tails[attempt_id] = _Tail(path, slot, from_now)
 
     def name(self, attempt_id: str, name: str) -> None:
-        """Show ``[name]`` in place of ``[slot N]`` before each further line of a worker.
-
-        Nothing is done if the log of that start attempt is not followed (any more).
-
-        Args:
-            attempt_id: the id of the worker's start attempt.
-            name: the name of the worker, like "w3".
-        """
+        """Show `[name]` in place of `[slot N]` before each further line of a worker."""
         with self._lock:
             if attempt_id in self._tails:
                 self._tails[attempt_id].prefix = f"[{name}]"
 
     def finish(self, attempt_id: str) -> str:
-        """Let the rest of the log of a worker that has exited be shown, and stop following it.
-
-        The call reads the end of the log itself, and does not wait until the rest is shown.
-        ``attempt_id`` is the id of the worker's start attempt.
-
-        Returns:
-            The line of the log that best explains why the worker exited; empty if there is none or
-            the log of that start attempt is not followed (any more).
-        """
+        """Let the rest of the log of a worker that has exited be shown, and stop following it."""
         with self._lock:
             tail = self._tails.get(attempt_id)
             if tail is None:
@@ -219,18 +155,9 @@ class Output:
         return best(_last_lines(tail.path))
 
     def note(self, text: str, sentence: str = "", shorter: str = "") -> None:
-        """Show a line of the agent itself, after "edl: ", once the lines before it are shown.
-
-        If more than 1,000 such lines wait because nobody reads the output, the oldest are dropped
-        and a line says how many. Any thread may call this.
-
-        Args:
-            text: the line, without "edl: ".
-            sentence: the sentence that the line repeats, which a worker may have printed after
-                "edl: "; empty if none.
-            shorter: the line to show instead of ``text`` if a worker has printed ``sentence``; used
-                only if that is not empty.
-        """
+        """Show a line of the agent itself, after "edl: ", once the lines before it are shown."""
+        # If more than 1,000 such lines wait because nobody reads the output, the oldest are dropped
+        # and a line says how many.
         self._put(_Note(f"{_OF_EDL}{text}", f"{_OF_EDL}{sentence}", f"{_OF_EDL}{shorter}"))
 
     # --- the thread that writes
@@ -243,12 +170,7 @@ class Output:
         self._round(last=True)
 
     def _round(self, last: bool = False) -> None:
-        """Write the lines that are waiting: first the workers' lines, then the agent's own.
-
-        A worker's line that was printed before a line of the agent therefore stands before it,
-        except if a worker prints more than 4 MiB a round. The logs of workers that have exited are
-        read to their end and closed; if ``last`` is True, so are all logs.
-        """
+        """Write the lines that are waiting: first the workers' lines, then the agent's own."""
         left_out, notes = self._notes.take()
         with self._lock:
             tails = list(self._tails.items())
@@ -270,15 +192,7 @@ class Output:
             self._say(note.shorter if note.sentence in self._sentences else note.text)
 
     def _show_news(self, tail: _Tail, finish: bool) -> None:
-        """Show the lines that a worker has written since the last call, and then its progress bar.
-
-        The bar is shown only if it is not drawn on a terminal, has changed, and was last shown
-        ``bar_s`` seconds ago or longer.
-
-        Args:
-            tail: reads the worker's log.
-            finish: whether a last line is shown that is not complete.
-        """
+        """Show the lines that a worker has written since the last call, then its progress bar"""
         for lines in tail.lines(finish=finish):
             self._show(tail, lines)
         if not self._console.is_terminal:
@@ -289,11 +203,8 @@ class Output:
         self._wake.set()
 
     def _below(self) -> Text:
-        """Return the text that stands below all lines on a terminal.
-
-        It has a line for each worker that draws a progress bar, in the order in which their logs
-        were followed, and last the text that ``live`` returns. The object must have a ``live``.
-        """
+        """Return the text that stands below all lines on a terminal."""
+        # The object must have a `live`.
         assert self._render is not None
         bars = [
             Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(bar))
@@ -317,12 +228,7 @@ class Output:
         self._wrote_at = time.monotonic()
 
     def _is_news(self, line: str) -> bool:
-        """Return whether a worker's line is to be shown, because no worker has printed it before.
-
-        Only lines that begin with "edl: " are compared, with the last 100 such lines shown; any
-        other line is always shown. If edl refuses to start all workers for the same reason, each
-        prints the same sentence, and it is shown once. A new line is remembered by this call.
-        """
+        """Whether a worker's line is to be shown, because no worker has printed it before"""
         if not line.startswith(_OF_EDL):
             return True
         if line in self._sentences:
@@ -340,15 +246,7 @@ class Output:
 
 
 class _Logging(logging.Handler):
-    """A logging handler that passes each log record, as a formatted text, to ``put``.
-
-    After :meth:`take_over` it replaces the root logger's handlers that write to a stream;
-    :meth:`give_back` restores them.
-
-    Args:
-        put: called with the text of a log record, in the thread that logs; shows it as a line of
-            the agent.
-    """
+    """A logging handler that passes each log record, as a formatted text, to `put`."""
 
     def __init__(self, put: Callable[[str], None]) -> None:
         super().__init__()
@@ -356,10 +254,7 @@ class _Logging(logging.Handler):
         self._streams: list[logging.Handler] = []
 
     def take_over(self) -> None:
-        """Replace the stream handlers of the root logger by this handler; without any, do nothing.
-
-        This handler takes the format of the last one of them. Handlers of files stay.
-        """
+        """Replace the stream handlers of the root logger by this handler."""
         root = logging.getLogger()
         self._streams = [one for one in root.handlers if type(one) is logging.StreamHandler]
         for one in self._streams:
@@ -376,7 +271,7 @@ class _Logging(logging.Handler):
             root.addHandler(one)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass one log record, formatted, to ``put``, which shows it as a line of the agent."""
+        """Pass one log record, formatted, to `put`, which shows it as a line of the agent."""
         try:
             self._put(self.format(record))
         except (TypeError, ValueError, KeyError):  # its arguments do not fit its text
@@ -384,11 +279,7 @@ class _Logging(logging.Handler):
 
 
 def _last_lines(path: Path) -> list[str]:
-    """Return the last lines of the log ``path``, oldest first, as a terminal would show them.
-
-    These are at most 400 (``KEPT``) lines of the last 256 KiB (``_LAST_BYTES``), so the first one
-    may lack its beginning. The result is empty if the log cannot be read.
-    """
+    """Return the last lines of the log `path`, oldest first, as a terminal would show them."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LAST_BYTES))
@@ -402,15 +293,7 @@ def _colour(tail: _Tail) -> str:
 
 
 def wrapped(line: str, width: int, indent: int) -> str:
-    """Return ``line`` broken at words to ``width`` columns, with all lines but the first indented.
-
-    A word that is longer than a line is not broken.
-
-    Args:
-        line: the text.
-        width: the number of columns of a line; ``indent`` + 20 if it is less than that.
-        indent: the number of columns by which the second and each further line is indented.
-    """
+    """Return `line` broken at words to `width` columns, with all lines but the first indented."""
     return textwrap.fill(
         line,
         max(width, indent + 20),

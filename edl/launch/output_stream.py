@@ -16,20 +16,10 @@ _CLOSED = (errno.EPIPE, errno.EBADF)
 
 
 class OutputStream(io.TextIOBase):
-    """A file to write text to, standard output or standard error, that raises no error.
+    """A file to write text to, standard output or standard error, that raises no error."""
 
-    Once the pipe, the terminal or the file is closed, all further text is dropped. Another error,
-    such as that of a full disk, may pass: the text is left out, and the next text that is written
-    comes after a line that says how many lines are missing, and why.
-
-    The text goes directly to the file descriptor of ``file``, without its buffer, whose lock would
-    be held until the reader of a full pipe reads on. A ``file`` that belongs to a notebook or a
-    test, and not to Python itself, is written as usual: the descriptor of a notebook's is that of
-    the terminal of its server. Only one thread may write at a time.
-
-    Args:
-        file: the file; None if this process has been started without it.
-    """
+    # The text goes directly to the file descriptor of `file`, without its buffer, whose lock would
+    # be held until the reader of a full pipe reads on.
 
     def __init__(self, file: IO[str] | None) -> None:
         self._file = file
@@ -51,11 +41,7 @@ class OutputStream(io.TextIOBase):
         return self._is_terminal
 
     def fileno(self) -> int:
-        """Return the file descriptor.
-
-        Raises:
-            UnsupportedOperation: the file has none of its own.
-        """
+        """Return the file descriptor."""
         if self._descriptor is None:
             raise io.UnsupportedOperation("fileno")
         return self._descriptor
@@ -65,10 +51,7 @@ class OutputStream(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write ``text``, unless the file is closed or fails; return its number of characters.
-
-        The call waits until all is written, however long nobody reads a full pipe.
-        """
+        """Write `text`, unless the file is closed or fails; return its number of characters."""
         if self._is_gone:
             return len(text)
         try:
@@ -93,12 +76,7 @@ class OutputStream(io.TextIOBase):
                 self._is_gone = self._means_closed(error)
 
     def _put(self, text: str) -> None:
-        """Write all of ``text``.
-
-        Raises:
-            OSError: the file is closed or cannot be written now.
-            ValueError: the file object is closed.
-        """
+        """Write all of `text`."""
         data = text.encode(self._encoding, errors="replace")
         if self._descriptor is None:
             assert self._file is not None
@@ -115,7 +93,7 @@ class OutputStream(io.TextIOBase):
             left = left[written:]
 
     def _means_closed(self, error: OSError | ValueError) -> bool:
-        """Return whether ``error`` of a write says that no later one will succeed."""
+        """Return whether `error` of a write says that no later one will succeed."""
         if isinstance(error, OSError) and error.errno is not None:
             hung_up = error.errno == errno.EIO and self._is_terminal
             return hung_up or error.errno in _CLOSED
@@ -123,7 +101,7 @@ class OutputStream(io.TextIOBase):
 
 
 def _descriptor(file: IO[str] | None) -> int | None:
-    """Return the file descriptor of one of Python's own files; None if ``file`` has none."""
+    """Return the file descriptor of one of Python's own files; None if `file` has none."""
     if not isinstance(file, io.TextIOWrapper):
         return None
     try:
@@ -133,7 +111,7 @@ def _descriptor(file: IO[str] | None) -> int | None:
 
 
 def _wait_for_reader(descriptor: int) -> None:
-    """Wait until ``descriptor`` takes more bytes or its reader is gone, at most 1 s."""
+    """Wait until `descriptor` takes more bytes or its reader is gone, at most 1 s."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     poll.poll(_READABLE_S * 1000)

@@ -21,25 +21,14 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process with SIGKILL when its parent dies, for whatever reason.
-
-    It is called in a new child process before the child's program begins. If the parent has died
-    before the call, the process is not killed: the caller checks that afterwards.
-    """
+    """Let the kernel kill this process with SIGKILL when its parent dies, for whatever reason."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def behind_a_shell() -> None:
-    """Fork and return in the child, while the parent waits for the child as a shell would.
-
-    horovodrun starts a shell that starts this process. To end a slot, it signals the shell's
-    children, then freezes and kills the shell. But Bash as `/bin/sh` replaces itself by its last
-    command: then this process would be killed in the shell's place. So the parent stands in for the
-    shell: it passes SIGTERM, SIGINT and SIGHUP on to the child, and exits with the child's exit
-    code (128 + N if signal N killed the child). So the function never returns in the parent. The
-    child is killed when the parent dies. If this process is not a direct child of the leader of its
-    session, the function returns at once in this process, without a fork.
-    """
+    """Fork and return in the child, while the parent waits for the child as a shell would."""
+    # But Bash as `/bin/sh` replaces itself by its last command: then this process would be killed
+    # in the shell's place. So the function never returns in the parent.
     began = os.getpid()
     if os.getppid() != os.getsid(0):  # the leader of the session is horovodrun's
         return
@@ -59,11 +48,7 @@ def behind_a_shell() -> None:
 
 
 def is_unread(output: int) -> bool:
-    """Return whether the reading end of the pipe or socket ``output`` is closed.
-
-    ``output`` is a file descriptor. If the reading end is closed, nobody can read what is written.
-    For a file the answer is False. The call does not wait.
-    """
+    """Return whether the reading end of the pipe or socket `output` is closed."""
     look = select.poll()
     look.register(output, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))

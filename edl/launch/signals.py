@@ -21,17 +21,9 @@ Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 @contextmanager
 def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Return a context manager; while it is entered, the signals ``numbers`` call ``handler``.
-
-    On leaving, the former handlers are restored. SIGHUP stays ignored if it is ignored already, as
-    under `nohup`. If it is entered outside the main thread, nothing is changed and ``handler`` is
-    never called, because Python allows signal handlers only in the main thread.
-
-    Args:
-        numbers: the signals.
-        handler: called in the main thread, with the number of the signal and the interrupted frame;
-            its result is ignored. Or the system's own way to handle them.
-    """
+    """Return a context manager; while it is entered, the signals `numbers` call `handler`."""
+    # If it is entered outside the main thread, nothing is changed and `handler` is never called,
+    # because Python allows signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -46,12 +38,7 @@ def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[Non
 
 @contextmanager
 def child_ends_kept() -> Iterator[None]:
-    """Return a context manager; while it is entered, the system keeps the exit codes of children.
-
-    It does not keep them in a process that ignores SIGCHLD, as some programs and parent processes
-    make it. On leaving, SIGCHLD is ignored again. If it is entered outside the main thread, nothing
-    is changed.
-    """
+    """Return a context manager; while it is entered, the system keeps the exit codes of children"""
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
         yield
         return
@@ -60,5 +47,4 @@ def child_ends_kept() -> Iterator[None]:
 
 
 def _ignored_by_nohup(number: signal.Signals) -> bool:
-    """Return whether ``number`` is SIGHUP and this process ignores it, as it does under `nohup`."""
     return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

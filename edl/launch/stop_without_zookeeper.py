@@ -27,17 +27,7 @@ WAITS = (
 
 
 class StopWithoutZooKeeper:
-    """The part of an agent that ends the job after a signal while ZooKeeper is away.
-
-    The agent calls :meth:`begin` once it has got a signal. From then on it kills workers that run
-    when :meth:`is_late`, and ends when none of its workers runs and :meth:`is_done`.
-
-    Args:
-        store: gives the name and the secret of the job; ZooKeeper is not used.
-        host: the name of the agent's host.
-        limits: the agent's time limits, of which ``stop_limit_s()`` and ``away_s`` are used.
-        say_once: shows a sentence to the user, unless it was shown before.
-    """
+    """The part of an agent that ends the job after a signal while ZooKeeper is away."""
 
     def __init__(self, store: JobStore, host: str, limits: SupervisorLimits, say_once: Say) -> None:
         self._store = store
@@ -49,25 +39,14 @@ class StopWithoutZooKeeper:
 
     @property
     def begun(self) -> bool:
-        """Whether :meth:`begin` has told at least one worker that the job ends."""
+        """Whether `begin` has told at least one worker that the job ends."""
         return self._last is not None
 
     def begin(
         self, last: Snapshot | None, living: Sequence[Process], cause: str, now: float
     ) -> None:
-        """Tell the workers on this host that the job ends; they tell all other workers of the ring.
-
-        Only members of the newest generation in ``last`` are told. The call waits until each has
-        confirmed, 5 s at most. Nothing is done if :attr:`begun` is True already. If no worker
-        confirms it, the user is shown a sentence about that, :attr:`begun` stays False, and the
-        agent may call again.
-
-        Args:
-            last: the newest snapshot of the job's records; None if they were never read.
-            living: the worker processes that run on this host.
-            cause: the signal that ends the job, in words.
-            now: the agent's monotonic clock, in seconds.
-        """
+        """Tell the workers on this host that the job ends; they tell other workers of the ring"""
+        # `last`: the newest snapshot of the job's records; None if they were never read.
         if self.begun:
             return
         members = (
@@ -87,24 +66,15 @@ class StopWithoutZooKeeper:
         )
 
     def is_late(self, now: float) -> bool:
-        """Return whether the workers have had more time to end than the job's limit for a stop.
-
-        The limit is 30 s, and the time to save if the job has a checkpoint. The time is counted
-        from :meth:`begin` to ``now`` (monotonic clock, in seconds). Only valid once :attr:`begun`
-        is True.
-        """
+        """Return whether the workers have had more time to end than the job's limit for a stop."""
         assert self._last is not None
         return now - self._since >= self._limits.stop_limit_s(self._last.job)
 
     def is_done(self, now: float) -> bool:
-        """Return whether the agent can end; to be called once its workers have ended.
-
-        If agents of other hosts were registered, the answer is False until ``away_s`` (120) seconds
-        after :meth:`begin`, so that this agent can write the end of the job if ZooKeeper comes
-        back; without other agents it is True at once. A sentence tells the user whether the agent
-        waits or ends. Only valid once :attr:`begun` is True. ``now`` is the agent's monotonic
-        clock, in seconds.
-        """
+        """Return whether the agent can end; to be called once its workers have ended."""
+        # If agents of other hosts were registered, the answer is False until `away_s` (120) seconds
+        # after `begin`, so that this agent can write the end of the job if ZooKeeper comes back;
+        # without other agents it is True at once.
         assert self._last is not None
         others = self._last.present - {self._host}
         if others and now - self._since < self._limits.away_s:

@@ -18,15 +18,7 @@ _RECORD = "run.process"
 
 @contextlib.contextmanager
 def written_down(logs: Path, pid: int) -> Iterator[None]:
-    """Return a context manager; while it is entered, a file in ``logs`` names the job's agent.
-
-    The file is removed on leaving, unless it names another agent by then: that of a later run of
-    the job. If it cannot be written, for example on a full disk, there is no file and no error.
-
-    Args:
-        logs: the job's directory of logs, which exists.
-        pid: the pid of the agent, a process on this host.
-    """
+    """Return a context manager; while it is entered, a file in `logs` names the job's agent."""
     record, own = logs / _RECORD, identity(pid)
     with contextlib.suppress(OSError):  # a full disk: then it is not found
         record.write_text(own)
@@ -39,17 +31,7 @@ def written_down(logs: Path, pid: int) -> Iterator[None]:
 
 
 def submitters(state: Path, job: str | None) -> dict[str, int]:
-    """Return the agents of `edl run` that run on this host, as a dictionary from job name to pid.
-
-    A file whose process has ended is ignored.
-
-    Args:
-        state: the directory of edl's state.
-        job: the name of the only job to look for; None for all jobs.
-
-    Returns:
-        The pid of the agent by job name; a job without a running agent here is not in it.
-    """
+    """Return the agents of `edl run` that run on this host, as a dictionary from job name to pid"""
     found = {}
     for record in (state / "jobs").glob(f"{job or '*'}/logs/{_RECORD}"):
         if (pid := recorded_pid(record)) is not None:

@@ -58,24 +58,7 @@ ONE_SIGNAL_S = 0.5  # timeout(1) sends a signal to its command, and then to its 
 
 
 class Supervisor(ABC, Generic[State]):
-    """The base class of a launcher: it starts, watches and ends worker processes of one job.
-
-    ``run()``, called once in the main thread, does all the work. A subclass decides which workers
-    to start and end (:meth:`_decide`), shows how the job ends (:meth:`_finish`), shows lines to the
-    user (:meth:`_say`), and carries out requests of users or of a driver (:meth:`_follow`) and
-    signals (:meth:`_handle_signal`). ``run()`` calls these methods in its own thread. In all
-    methods ``snapshot`` is the newest copy of the job's records in ZooKeeper, and ``now`` is the
-    monotonic clock in seconds.
-
-    Args:
-        store: the records of the job; its session is open.
-        workers: starts and ends the worker processes.
-        own: the state of the launcher at its start, such as its host, its limits, and its token, a
-            random id that begins the ids of its start attempts.
-        command: the command that the worker processes run.
-        stack_signal: the number of the signal that makes a worker write the stacks of its threads;
-            0 if no signal does.
-    """
+    """The base class of a launcher: it starts, watches and ends worker processes of one job."""
 
     def __init__(
         self,
@@ -108,12 +91,7 @@ class Supervisor(ABC, Generic[State]):
         self._reported: set[str] = set()  # start attempts whose end was recorded
 
     def run(self) -> int:
-        """Run the loop until the job or this launcher is over; return the launcher's exit code.
-
-        A turn of the loop begins when something has changed, at the latest ``limits.poll_s`` (0.2)
-        seconds after the last one. At the end, also after an error, all workers that this launcher
-        still watches are killed, and its template process is ended.
-        """
+        """Run the loop until the job or this launcher is over; return the launcher's exit code."""
         self._own = replace(self._own, state_since=time.monotonic())
         self._store.session.add_listener(lambda state: self.on_change())
         self._workers.on_exit = self._wake.set
@@ -134,92 +112,44 @@ class Supervisor(ABC, Generic[State]):
         return next(iter(self._signals), None)
 
     def on_change(self) -> None:
-        """Let the next turn of the loop begin at once and read the job's records again.
-
-        Any thread may call this; the call does not wait for the turn.
-        """
+        """Let the next turn of the loop begin at once and read the job's records again."""
         self._changed.set()
         self._wake.set()
 
     # --- what a launcher adds
 
     def _around(self) -> AbstractContextManager[None]:
-        """Return a context manager that :meth:`run` enters before the loop and leaves after it.
-
-        This one does nothing; a subclass may return another.
-        """
         return contextlib.nullcontext()
 
     @abstractmethod
     def _register(self, now: float) -> None:
-        """Write the node of this launcher, which ends with its ZooKeeper session, into ZooKeeper.
-
-        It is called when the ZooKeeper session is new, or when the job's records were written again
-        after ZooKeeper had lost them. If it raises an error, the next turn calls it again.
-        ``now`` is the monotonic clock, in seconds.
-        """
+        """Write the node of this launcher, which ends with its ZooKeeper session, into ZooKeeper"""
 
     @abstractmethod
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out what the signals that this process got have asked for.
-
-        The loop calls it in every turn, also if no signal has come; ``_signals`` counts the
-        signals by number. ``snapshot`` has the job's records; it is None while ZooKeeper is away.
-        ``now`` is the monotonic clock, in seconds.
-        """
+        """Carry out what the signals that this process got have asked for."""
 
     @abstractmethod
     def _follow(self, snapshot: Snapshot, now: float) -> None:
-        """Carry out what users or other processes request of this launcher.
-
-        The loop calls it in each turn before :meth:`_decide`, except while ZooKeeper is away.
-        ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
-        """
+        """Carry out what users or other processes request of this launcher."""
 
     @abstractmethod
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        """Return which workers the launcher starts and ends in this turn of its loop, and why.
-
-        The decision may also say that the job ends, or that a slot is disabled. With an
-        ``exit_code`` the launcher ends. The loop carries the decision out. ``snapshot`` has the
-        job's records; ``now`` is the monotonic clock, in seconds.
-        """
+        """Return which workers the launcher starts and ends in this turn of its loop, and why."""
 
     @abstractmethod
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
-        """Show the user how the job or the launcher ends, and return the exit code of the launcher.
-
-        Args:
-            snapshot: the job's records.
-            code: the exit code that :meth:`_decide` has chosen.
-            now: the monotonic clock, in seconds.
-
-        Returns:
-            ``code`` or another exit code, with which the loop ends; None if the launcher has to run
-            on for now: then the method is called again in the next turn that decides to end.
-        """
+        """Show the user how the job or the launcher ends, return the exit code of the launcher"""
 
     @abstractmethod
     def _say(self, text: str, for_all: bool = False) -> None:
-        """Show the sentence ``text`` to the user, each time it is called.
-
-        If ``for_all`` is True, all launchers of the job have this sentence to show, and a subclass
-        may let only one of them do it; if False, only this launcher has it.
-        """
+        """Show the sentence `text` to the user, each time it is called."""
 
     @abstractmethod
     def _last_line(self, attempt_id: str) -> str:
-        """Return the line of a worker's output that best explains why its process has exited.
-
-        The result is empty if no line does. The loop calls it once for each start attempt, after
-        the process has exited. ``attempt_id`` is the id of the worker's start attempt.
-        """
+        """Return the line of a worker's output that best explains why its process has exited."""
 
     def _output_tail(self, attempt_id: str) -> str:
-        """Return the end of the output of a worker that has exited; empty if it has no log.
-
-        ``attempt_id`` is the id of the worker's start attempt.
-        """
         return ""
 
     # --- a turn
@@ -269,16 +199,9 @@ class Supervisor(ABC, Generic[State]):
                     self._store.members.remove(ended.worker, attempt_id)
 
     def _read(self, now: float) -> Snapshot | None:
-        """Return the records of the job, or None while this process has no ZooKeeper connection.
-
-        They are read again if they may have changed, and at least every ``read_s`` (1) second, and
-        then looked at (:meth:`_look`); otherwise the last copy is returned. If the session is new,
-        the launcher is registered before. ``now`` is the monotonic clock, in seconds.
-
-        Raises:
-            UnknownJob: ZooKeeper has no records of the job.
-            CoordinationError: ZooKeeper went away during the reading.
-        """
+        """Return the records of the job, or None while this process has no ZooKeeper connection."""
+        # They are read again if they may have changed, and at least every `read_s` (1) second, and
+        # then looked at (`_look`); otherwise the last copy is returned.
         session = self._store.session
         if not session.connected:
             return None
@@ -300,14 +223,7 @@ class Supervisor(ABC, Generic[State]):
         return self._snapshot
 
     def _is_lost(self, error: UnknownJob) -> bool:
-        """Return whether ZooKeeper has lost the job's records, so that they are to be read again.
-
-        If it is this launcher's turn among the launchers of the job, the records are written again
-        before the call returns. The answer is False, and the launcher is to end, if a user has
-        removed the job or started another one of that name, or if the records are still missing
-        after 60 s and no worker is known to train. ``error`` is the error of the reading that found
-        no records of the job.
-        """
+        """Whether ZooKeeper has lost the job's records, so that they are to be read again"""
         step = self._snapshot.status.step if self._snapshot is not None else 0
         if not self._lost_job.handle(error, f"host {self._own.host}", step):
             return False
@@ -315,12 +231,7 @@ class Supervisor(ABC, Generic[State]):
         return True
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
-        """Update this launcher's state from new records of the job; record how its workers ended.
-
-        Each end is recorded once, as an event in ZooKeeper. The method also asks workers that may
-        be frozen or dead, over HTTP, whether they run; that takes about 1 s at most. ``snapshot``
-        has the new records; ``now`` is the monotonic clock, in seconds.
-        """
+        """Update this launcher's state from new records of the job; record how its workers ended"""
         own = self._own
         self._own = own = replace(own, processes=observe(own.processes, snapshot, now))
         processes = self._frozen.look(own.processes, snapshot, now)
@@ -338,13 +249,8 @@ class Supervisor(ABC, Generic[State]):
         self._own = noted(replace(own, answering=living), snapshot, now)
 
     def _new_events(self) -> Iterator[Event]:
-        """Yield the events of the job that were recorded since the last one yielded, oldest first.
-
-        The first call begins with the oldest event that ZooKeeper has. If an event reports the end
-        of a worker, the id of the worker is added to ``ended`` of this launcher's state before the
-        event is yielded. Events that this edl cannot read, because a newer one has written them,
-        are left out.
-        """
+        """Yield the events of the job recorded since the last one yielded, oldest first"""
+        # Events that this edl cannot read, because a newer one has written them, are left out.
 
         def left_out(number: int, why: str) -> None:
             self._last_event = number
@@ -356,23 +262,13 @@ class Supervisor(ABC, Generic[State]):
             yield event
 
     def _end_without_job(self, why: str) -> int:
-        """Kill the workers of a job that was removed or replaced, and return 1, the exit code.
-
-        The call waits until they have ended, 10 s at most. ``why`` is the sentence, shown to the
-        user, that says what became of the job.
-        """
+        """Kill the workers of a job that was removed or replaced, and return 1, the exit code."""
         self._workers.kill_all(self._own.limits.killed_s)
         self._say(f"{why}; its workers on this host were ended")
         return 1
 
     def _alone(self, now: float) -> int | None:
-        """Do a turn of the loop while ZooKeeper is away: workers train on, and none is started.
-
-        The first such turn tells the user. ``now`` is the monotonic clock, in seconds.
-
-        Returns:
-            The exit code if the launcher has to end now; None to go on.
-        """
+        """Do a turn of the loop while ZooKeeper is away: workers train on, and none is started."""
         if self._away_since is None:
             self._away_since = now
             text = "ZooKeeper is away; training goes on, changes wait for its return"
@@ -380,12 +276,8 @@ class Supervisor(ABC, Generic[State]):
         return self._end_without_zookeeper(now - self._away_since)
 
     def _end_without_zookeeper(self, away_s: float) -> int | None:
-        """Return the exit code if the launcher must end because ZooKeeper is away; None to go on.
-
-        It ends with 1, and tells the user, when none of its workers is left and ZooKeeper has been
-        away for ``limits.away_s`` (120) seconds. ``away_s`` is the time since ZooKeeper went away,
-        in seconds.
-        """
+        """Return the exit code if the launcher must end because ZooKeeper is away; None to go on"""
+        # `away_s` is the time since ZooKeeper went away, in seconds.
         limit_s = self._own.limits.away_s
         if len(self._workers) == 0 and away_s >= limit_s:
             self._say(f"no worker is left and ZooKeeper is away for {limit_s:g} s; giving up")
@@ -439,15 +331,7 @@ class Supervisor(ABC, Generic[State]):
         self._workers.end(ending.attempt_id, ending.kill)
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Start no more workers in a slot, and record that as an event before the call returns.
-
-        The last process of the slot is marked as ``used_up`` in this launcher's state. A subclass
-        also writes it into the job's records.
-
-        Args:
-            given_up: the slot, the start attempt that failed last, and the reason.
-            snapshot: the job's records.
-        """
+        """Start no more workers in a slot, and record that as an event before the call returns."""
         process = self._own.process(given_up.attempt_id)
         self._own = self._own.having(replace(process, used_up=True))
         slot_disabled(self._store, self._own.host, given_up.slot, given_up.reason, snapshot)

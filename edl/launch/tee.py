@@ -18,16 +18,10 @@ _REST_S = 2.0  # for the last output of a child; a process that it started may h
 
 
 class Tee:
-    """A copier, with a thread of its own, that copies ``source`` to ``target`` and keeps lines.
+    """A copier, with a thread of its own, that copies `source` to `target` and keeps lines."""
 
-    It keeps the last 400 (``KEPT``) lines. The thread begins with :meth:`start`. It ends, and
-    closes ``source``, when all writers have closed the pipe. If ``target`` can no longer be written
-    to, it reads on, so that the child process that writes to ``source`` is not blocked.
-
-    Args:
-        source: the pipe from which a child's standard error can be read.
-        target: the file, open for writing, that gets the same bytes.
-    """
+    # If `target` can no longer be written to, it reads on, so that the child process that writes to
+    # `source` is not blocked.
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
         self._source, self._target = source, target
@@ -35,16 +29,13 @@ class Tee:
         self._thread = threading.Thread(target=self._copy, name="edl-stderr", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that copies ``source`` to ``target``; to be called once."""
+        """Start the thread that copies `source` to `target`; to be called once."""
         self._thread.start()
 
     def finish(self) -> str:
-        """Return the line of the child's output that best explains why the child has ended.
-
-        The result is empty if no line explains it. To be called once the child has ended. It waits
-        up to 2 s (``_REST_S``) for the rest of the output, because a process that the child started
-        may still hold the pipe open; the thread then copies on.
-        """
+        """Return the line of the child's output that best explains why the child has ended."""
+        # It waits up to 2 s (`_REST_S`) for the rest of the output, because a process that the
+        # child started may still hold the pipe open; the thread then copies on.
         self._thread.join(_REST_S)
         return best(as_shown(line) for line in [*self._newest])
 

@@ -45,45 +45,22 @@ NO_VARIABLES: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class End:
-    """The way in which a worker process has ended.
+    """The way in which a worker process has ended."""
 
-    Attributes:
-        code: the exit code; -N if signal N killed the process, ``UNKNOWN_EXIT`` (-1000) if an
-            earlier agent started it, or if the program that runs the agent has reaped it.
-        trained_s: the time from the end of the worker's first step to the moment when its end was
-            seen, in seconds; None if it trained no step.
-        said: what the process reported of the end of its script; None if it reported nothing, or an
-            earlier agent started it.
-        forked: whether the process was forked from the template.
-    """
-
+    # the exit code; -N if signal N killed the process, `UNKNOWN_EXIT` (-1000) if an earlier agent
+    # started it, or if the program that runs the agent has reaped it
     code: int
+    # the time from the end of the worker's first step to the moment when its end was seen, in
+    # seconds; None if it trained no step
     trained_s: float | None
+    # what the process reported of the end of its script; None if it reported nothing, or an earlier
+    # agent started it
     said: ScriptEnd | None = None
-    forked: bool = False
+    forked: bool = False  # whether the process was forked from the template
 
 
 class Workers:
-    """The worker processes that this launcher has started or taken over, until it has reaped them.
-
-    Each is known by the id of its start attempt, the launcher's one try to start it in a slot.
-    ``len()`` gives how many are watched: :meth:`start` and :meth:`watch` add workers, :meth:`reap`
-    removes those that have ended. One thread calls all methods.
-
-    Args:
-        command: the job's command, which every worker runs.
-        cwd: the working directory of the workers.
-        environment: all environment variables that the workers have in common; each worker gets
-            some of its own in addition.
-        logs: the directory for the workers' output.
-        template: the keeper of the template process from which workers are forked; None to start
-            all by ``exec``.
-
-    Attributes:
-        on_exit: a function without arguments that is called, in a thread of its own, when a worker
-            that this launcher has started has ended; at first one that does nothing. It is not
-            called for workers that were taken over.
-    """
+    """The worker processes that this launcher started or taken over, until it has reaped them"""
 
     def __init__(
         self,
@@ -100,6 +77,9 @@ class Workers:
         self._marked = -math.inf
         self.template = template
         self._running: dict[str, subprocess.Popen[bytes] | Child | RunningWorker] = {}
+        # a function without arguments that is called, in a thread of its own, when a worker that
+        # this launcher has started has ended; at first one that does nothing. It is not called for
+        # workers that were taken over.
         self.on_exit: Callable[[], None] = lambda: None
 
     def start(
@@ -109,23 +89,7 @@ class Workers:
         waits_s: float = 0.0,
         variables: Mapping[str, str] = NO_VARIABLES,
     ) -> None:
-        """Start the job's command as a worker in ``slot``, and watch it from now on.
-
-        The call returns when the process runs; its output goes to :meth:`log_of`. Whether another
-        worker runs in the slot is not checked.
-
-        Args:
-            attempt_id: the id of this attempt to start a worker, not used before; it is a part of
-                file names.
-            slot: the number of the slot on this host, from 0.
-            waits_s: the time in seconds from now before which the worker does not register with the
-                job; 0 for no such time.
-            variables: further environment variables of this worker, such as those of its device;
-                they replace common ones of the same name.
-
-        Raises:
-            OSError: the operating system cannot start the process, or has no room for the log.
-        """
+        """Start the job's command as a worker in `slot`, and watch it from now on."""
         own = {
             "EDL_SLOT": str(slot),
             "EDL_ATTEMPT_ID": attempt_id,
@@ -155,28 +119,13 @@ class Workers:
             self._record_of(attempt_id).write_text(f"{identity(pid)}\n")
 
     def _await(self, pid: int) -> None:
-        """Wait until the child process ``pid`` has ended, and call ``on_exit``.
-
-        The child is not reaped. If it was reaped before the call, ``on_exit`` is not called. A
-        thread of its own runs this for each child.
-        """
+        """Wait until the child process `pid` has ended, and call `on_exit`."""
         with contextlib.suppress(ChildProcessError):  # it was reaped before
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             self.on_exit()
 
     def _fork(self, attempt_id: str, environment: Mapping[str, str]) -> Child | None:
-        """Fork a worker from the template, and return its process.
-
-        The result is None if no template can fork now. The file with the worker's pid and start
-        time is written before the worker's script begins.
-
-        Args:
-            attempt_id: the id of the attempt to start the worker.
-            environment: all variables of the worker.
-
-        Raises:
-            OSError: no file descriptor is left, or the disk has no room for the log.
-        """
+        """Fork a worker from the template, and return its process."""
         if self.template is None:
             return None
         return self.template.fork(
@@ -184,17 +133,7 @@ class Workers:
         )
 
     def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the command as a new process in a session of its own, and return the process.
-
-        It appends its output to the log of this attempt; its standard input is empty.
-
-        Args:
-            attempt_id: the id of the attempt to start the worker.
-            environment: all variables of the worker.
-
-        Raises:
-            OSError: the process cannot be started, or the log cannot be opened.
-        """
+        """Start the command as a new process in a session of its own, and return the process."""
         with self.log_of(attempt_id).open("ab") as log:
             try:
                 return subprocess.Popen(
@@ -222,12 +161,7 @@ class Workers:
             self.template.remove_imports()
 
     def orphans(self) -> tuple[RunningWorker, ...]:
-        """Find the workers that an earlier agent of this job and host left running.
-
-        Workers that are watched already are left out, and the found ones are not watched yet. They
-        are ordered by slot, then by id of the start attempt. Each has its worker's number if that
-        agent called :meth:`name`: a frozen worker may have no record in ZooKeeper any more.
-        """
+        """Find the workers that an earlier agent of this job and host left running."""
         numbers = {
             log.stem: int(name.removeprefix("w"))
             for name, log in named_logs(self._logs).items()
@@ -240,19 +174,13 @@ class Workers:
         )
 
     def take_over(self) -> tuple[RunningWorker, ...]:
-        """Watch the workers that an earlier agent of this job and host left, and return them.
-
-        They are those that :meth:`orphans` finds, in its order. ``on_exit`` is not called for them.
-        """
+        """Watch the workers that an earlier agent of this job and host left, and return them."""
         orphans = self.orphans()
         self.watch(orphans)
         return orphans
 
     def watch(self, orphans: Iterable[RunningWorker]) -> None:
-        """Watch the workers ``orphans``, which an earlier agent left, in addition from now on.
-
-        They are not children of this process: ``on_exit`` is not called for them.
-        """
+        """Watch the workers `orphans`, which an earlier agent left, in addition from now on."""
         self._running |= {one.attempt_id: one for one in orphans}
 
     def release(self) -> None:
@@ -260,29 +188,17 @@ class Workers:
         self._running.clear()
 
     def keep_logs(self, now: float) -> None:
-        """Mark the directory of the logs as used, so that no launcher of another job removes it.
-
-        This is done at the first call, and then at most once an hour. ``now`` is the monotonic
-        clock, in seconds.
-        """
+        """Mark the directory of the logs as used, so that no launcher of another job removes it."""
         if now - self._marked >= MARK_EACH_S:
             self._marked = now
             mark_as_used(self._logs)
 
     def log_of(self, attempt_id: str) -> Path:
-        """Return the path of the log of a worker; the file need not exist.
-
-        ``attempt_id`` is the id of the worker's start attempt, which names its log.
-        """
+        """Return the path of the log of a worker; the file need not exist."""
         return self._logs / f"{attempt_id}.log"
 
     def name(self, attempt_id: str, name: str) -> None:
-        """Make ``NAME.log`` a link to the log of a worker, in place of one of an earlier run.
-
-        Args:
-            attempt_id: the id of the worker's start attempt, which names its log.
-            name: the name of the worker, like "w3".
-        """
+        """Make `NAME.log` a link to the log of a worker, in place of one of an earlier run."""
         link, target = self._logs / f"{name}.log", self.log_of(attempt_id).name
         with contextlib.suppress(OSError):  # the directory was removed
             if link.is_symlink() and os.readlink(link) == target:
@@ -291,44 +207,22 @@ class Workers:
             link.symlink_to(target)
 
     def stacks_of(self, attempt_id: str) -> Path:
-        """Return the path of the file into which a worker writes the stacks of its threads.
-
-        The file exists once the worker can write them at a signal. ``attempt_id`` is the id of the
-        worker's start attempt.
-        """
+        """Return the path of the file into which a worker writes the stacks of its threads."""
         return self._logs / f"{attempt_id}.stacks"
 
     def _record_of(self, attempt_id: str) -> Path:
-        """Return the path of the file with the pid and start time of a start attempt's process.
-
-        ``attempt_id`` is the id of the attempt. An agent that takes over the worker reads the file.
-        """
         return self._logs / f"{attempt_id}.process"
 
     def _trained_of(self, attempt_id: str) -> Path:
-        """Return the path of the file that a worker creates when it has trained its first step.
-
-        It has the monotonic time of that, in seconds, and is not written again. ``attempt_id`` is
-        the id of the worker's start attempt.
-        """
         return self._logs / f"{attempt_id}.trained"
 
     def pid_of(self, attempt_id: str) -> int | None:
-        """Return the pid of a worker; None if the worker is not watched (any more).
-
-        A worker that has ended has its pid until :meth:`reap` has reported the end. ``attempt_id``
-        is the id of the worker's start attempt.
-        """
+        """Return the pid of a worker; None if the worker is not watched (any more)."""
         process = self._running.get(attempt_id)
         return process.pid if process is not None else None
 
     def reap(self) -> dict[str, End]:
-        """Return how workers have ended since the last call, by the id of their start attempt.
-
-        Each end is returned once; the result is empty if no worker has ended. The ended workers are
-        watched no more, and the rest of the process group of each is killed. The files that only a
-        running worker needs are removed; its log is kept.
-        """
+        """Return how workers have ended since the last call, by the id of their start attempt."""
         ends = {}
         for attempt_id, process in list(self._running.items()):
             if (end := self._end_of(attempt_id, process)) is not None:
@@ -343,15 +237,7 @@ class Workers:
     def _end_of(
         self, attempt_id: str, process: subprocess.Popen[bytes] | Child | RunningWorker
     ) -> End | None:
-        """Return how a worker has ended; None while it runs.
-
-        The rest of the process group of a worker that has ended is killed. Then a child is reaped,
-        so the operating system may use its pid again.
-
-        Args:
-            attempt_id: the id of the worker's start attempt.
-            process: the worker's process: started, forked, or taken over.
-        """
+        """Return how a worker has ended; None while it runs."""
         said = None
         if isinstance(process, RunningWorker):
             if (code := process.poll()) is not None:
@@ -370,39 +256,23 @@ class Workers:
         return End(code, _age_s(self._trained_of(attempt_id)), said, isinstance(process, Child))
 
     def disable_template(self) -> None:
-        """End the template for good, because a worker forked from it failed before its first step.
-
-        The cause may be a difference between a forked process and a process started by ``exec``.
-        All later workers are started by ``exec``. Without a template nothing is done.
-        """
+        """End the template for good: a worker forked from it failed before its first step."""
         if self.template is not None and not self.template.why_none:
             self.template.disable("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
-        """Return how the scripts of the watched workers have ended, while their processes run on.
-
-        The result has an entry, by id of the start attempt, for each script that has ended. Each
-        call returns it again until :meth:`reap` has reported the end of the process.
-        """
+        """Return how the scripts of the watched workers have ended, while their processes run on"""
         ends = {attempt_id: script_end(one.pid) for attempt_id, one in self._running.items()}
         return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
 
     def end(self, attempt_id: str, kill: bool) -> None:
-        """Send a signal to the whole process group of a worker: SIGKILL if ``kill``, else SIGTERM.
-
-        The call does not wait for the end. Nothing is sent if the worker is not watched, or was
-        taken over and has ended. ``attempt_id`` is the id of the worker's start attempt.
-        """
+        """Send a signal to the whole process group of a worker: SIGKILL if `kill`, else SIGTERM."""
         process = self._running.get(attempt_id)
         if process is not None and (not isinstance(process, RunningWorker) or _lives(process)):
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
-        """Kill all watched workers and their process groups, and wait until they have ended.
-
-        The wait is ``timeout_s`` seconds at most. The ended ones are reaped, and their ends are not
-        returned by a later :meth:`reap`.
-        """
+        """Kill all watched workers and their process groups, and wait until they have ended."""
         for attempt_id in self._running:
             self.end(attempt_id, kill=True)
         deadline = time.monotonic() + timeout_s
@@ -416,21 +286,7 @@ class Workers:
 def log_directory(
     state: Path, job: str, fresh: bool, kept_jobs: int = 20, kept_s: float = 86400.0
 ) -> Path:
-    """Return the directory for the logs of a job on this host; it is created if it does not exist.
-
-    If ``fresh`` is True, three things are done before. The logs of the job's previous run are moved
-    into a subdirectory ``runN``, with N one above the largest so far. Of these subdirectories only
-    the newest 5 (``KEPT_RUNS``) are kept. And the logs of old jobs are deleted, whole, with their
-    ``runN``.
-
-    Args:
-        state: the directory of edl's state.
-        job: the name of the job.
-        fresh: whether a new run of the job starts; if False, nothing is moved or deleted.
-        kept_jobs: how many jobs keep their logs, whatever their age: those whose logs were used
-            last (:func:`edl.launch.log_use.last_use_s`).
-        kept_s: how long each other job keeps its logs after they were last used, in seconds.
-    """
+    """The directory for the logs of a job on this host; it is created if it does not exist"""
     jobs = state / "jobs"
     logs = jobs / job / "logs"
     if fresh:
@@ -441,11 +297,7 @@ def log_directory(
 
 
 def earlier_runs(logs: Path) -> list[Path]:
-    """Return the directories with the logs of earlier runs of a job, the newest last.
-
-    There are at most 5 of them, ``run1`` and so on, in ``logs``, the directory for the logs of the
-    job's newest run. The list is empty if there are none.
-    """
+    """Return the directories with the logs of earlier runs of a job, the newest last."""
     return [run for _, run in sorted(_numbered(logs).items())]
 
 
@@ -455,12 +307,7 @@ def _numbered(logs: Path) -> dict[int, Path]:
 
 
 def _put_aside(logs: Path) -> None:
-    """Move the logs of the previous run into a directory ``runN``, and remove the oldest such runs.
-
-    ``logs`` is the job's directory of logs; if it has no files of a run, no directory is made. The
-    previous run may have crashed, so its files are moved when the next run starts. N is 1 more than
-    the largest so far. The newest 5 (``KEPT_RUNS``) directories are kept.
-    """
+    """Move the logs of the previous run into a directory `runN`, and remove the oldest such runs"""
     if left := [path for kind in KINDS for path in logs.glob(kind)]:
         run = logs / f"run{max(_numbered(logs), default=0) + 1}"
         run.mkdir()
@@ -472,11 +319,8 @@ def _put_aside(logs: Path) -> None:
 
 
 def _age_s(path: Path) -> float | None:
-    """Return the time since the monotonic time in the file ``path``, in seconds, at least 0.
-
-    The file's own time would be of another clock if a file server keeps it. The result is None if
-    the file does not exist or cannot be read, and 0 if it has no time.
-    """
+    """Return the time since the monotonic time in the file `path`, in seconds, at least 0."""
+    # The file's own time would be of another clock if a file server keeps it.
     try:
         text = path.read_text()
     except OSError:
@@ -494,15 +338,7 @@ def _remove_if_empty(path: Path) -> None:
 
 
 def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
-    """Delete the logs of old jobs, whole, with those of their earlier runs.
-
-    Those of a job with a running process stay (:mod:`edl.launch.log_use`).
-
-    Args:
-        jobs: the directory with one directory for each job.
-        kept_jobs: how many jobs keep their logs, whatever their age: those used last.
-        kept_s: how long each other job keeps its logs after they were last used, in seconds.
-    """
+    """Delete the logs of old jobs, whole, with those of their earlier runs."""
     logs = [path / "logs" for path in jobs.glob("*") if path.is_dir()]
     aged = sorted(((last_use_s(path), path) for path in logs), reverse=True)
     for used, path in aged[kept_jobs:]:
@@ -511,33 +347,18 @@ def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
 
 
 def has_ended(child: int) -> bool:
-    """Return whether the child process with the pid ``child`` has ended.
-
-    It is not reaped, so its pid stays taken. The call does not wait.
-
-    Raises:
-        ChildProcessError: this process has no such child, or has reaped it.
-    """
+    """Return whether the child process with the pid `child` has ended."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def exit_code(child: subprocess.Popen[bytes] | Child) -> int:
-    """Reap a child that has ended, and return its exit code (-N if signal N killed it).
-
-    The rest of the process group that the child leads is killed before. A child that still runs is
-    killed, too.
-    """
+    """Reap a child that has ended, and return its exit code (-N if signal N killed it)."""
     signal_group(child.pid, signal.SIGKILL)
     return child.wait()
 
 
 def script_end(pid: int) -> ScriptEnd | None:
-    """Return how the script of process ``pid`` has ended; None while the script runs.
-
-    The process reports the end of its script by changing its own name
-    (:func:`edl.framework.ending.say_ended`). The result is also None if it has reported nothing, or
-    if there is no such process (any more).
-    """
+    """Return how the script of process `pid` has ended; None while the script runs."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
@@ -546,20 +367,12 @@ def script_end(pid: int) -> ScriptEnd | None:
 
 
 def _lives(orphan: RunningWorker) -> bool:
-    """Return whether a worker that was taken over still runs, so that it can be signalled.
-
-    ``orphan`` is the worker. Once it has ended, its pid may belong to another process.
-    """
+    """Return whether a worker that was taken over still runs, so that it can be signalled."""
     return orphan.poll() is None
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to all processes of a group; nothing happens if the group has ended.
-
-    Args:
-        pid: the pid of the process that leads the group; the process itself may have ended.
-        number: the signal.
-    """
+    """Send a signal to all processes of a group; nothing happens if the group has ended."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:

@@ -33,49 +33,21 @@ KEPT = 20  # files of earlier drivers
 
 @dataclass(frozen=True)
 class DiscoveryState:
-    """The contents of the file that `edl-discover` keeps between its calls by one horovodrun.
+    """The contents of the file that `edl-discover` keeps between its calls by one horovodrun."""
 
-    Attributes:
-        desired: the number of workers desired on each host, by host, as it was printed last.
-        np: the number of workers with which horovodrun was started (its -np).
-        min_np: the smallest number of workers that horovodrun allows; ``np`` if it was given none.
-        max_np: the largest number of workers that horovodrun was given; None if there is no limit.
-        job: the name of the job; empty until it is known.
-        secret: the secret of the job; empty until it is known.
-        zookeeper: the ZooKeeper servers; empty until they are known.
-    """
-
+    # the number of workers desired on each host, by host, as it was printed last
     desired: Mapping[str, int]
     np: int  # as horovodrun was started, as the next two
-    min_np: int
+    min_np: int  # the smallest number of workers that horovodrun allows; `np` if it was given none
+    # the largest number of workers that horovodrun was given; None if there is no limit
     max_np: int | None
-    job: str = ""
-    secret: str = ""
-    zookeeper: str = ""
+    job: str = ""  # the name of the job; empty until it is known
+    secret: str = ""  # the secret of the job; empty until it is known
+    zookeeper: str = ""  # the ZooKeeper servers; empty until they are known
 
 
 def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[str, int]:
-    """Return the number of workers that are desired on each host, by host.
-
-    The numbers are those of the job's records in ZooKeeper. Before there is a job they follow
-    horovodrun's option -np; if ZooKeeper does not answer, they are those of the last call. If no
-    horovodrun is an ancestor of this process, the result is a copy of ``offered``, and nothing else
-    is done.
-
-    The call stores its answer in ``state`` for the next call. Once the job is known, the call also
-    stores the job's secret there, and writes the offered slots into the job's records.
-
-    Args:
-        offered: the number of slots by host that the user offers; if empty, localhost offers as
-            many slots as horovodrun may start workers.
-        settings: the settings of this process: the time-outs for ZooKeeper.
-        state: the directory of edl's state, where the last answer is kept.
-
-    Raises:
-        UsageError: no host is offered and this process was not started by horovodrun, or the
-            options of horovodrun cannot be read.
-        OSError: the answer cannot be stored.
-    """
+    """Return the number of workers that are desired on each host, by host."""
     launcher = find_launcher()
     if launcher is None:
         if not offered:
@@ -97,10 +69,7 @@ def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> 
 
 
 def is_local(host: str) -> bool:
-    """Return whether a host name resolves to an IPv4 address of this machine.
-
-    The answer is False for a name that cannot be resolved.
-    """
+    """Return whether a host name resolves to an IPv4 address of this machine."""
     try:
         address = socket.gethostbyname(host)
     except (OSError, UnicodeError):  # an empty label, or one of more than 63 characters
@@ -110,14 +79,7 @@ def is_local(host: str) -> bool:
 
 
 def read_hosts(path: Path) -> list[str]:
-    """Return the entries of a hosts file, like "node1:4", in order, without the comments after #.
-
-    ``path`` is the file. Its entries are separated by spaces or newlines; an entry is the name of a
-    host and its number of slots, and is not checked here.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
+    """Return the entries of a hosts file, like "node1:4", in order, without the comments after #"""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -126,18 +88,7 @@ def read_hosts(path: Path) -> list[str]:
 
 
 def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
-    """Return the state for the first call of `edl-discover` under a horovodrun.
-
-    The desired workers are as many as horovodrun's option -np says, on the offered slots. The job
-    is not known yet. Nothing is stored.
-
-    Args:
-        offered: the number of slots by host that the user offers; if empty, localhost is used.
-        launcher: the process of horovodrun.
-
-    Raises:
-        UsageError: the options of horovodrun cannot be read.
-    """
+    """Return the state for the first call of `edl-discover` under a horovodrun."""
     limits = launcher.limits()
     if limits is None:
         raise UsageError(f"the options of {' '.join(launcher.command)} cannot be read")
@@ -148,23 +99,11 @@ def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
 
 
 def _discovered(offered: Mapping[str, int], slots: int) -> dict[str, int]:
-    """Return a copy of ``offered`` (slots by host); if it is empty, localhost with ``slots``."""
     return dict(offered) or {"localhost": slots}
 
 
 def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -> DiscoveryState:
-    """Return ``memory`` with the workers that are desired by the job's records in ZooKeeper.
-
-    If the records say of no host how many workers are desired, the workers of ``memory`` are
-    written there, and the limits of horovodrun, too (:func:`_sizes`). If ZooKeeper does not answer
-    within 2 s (``CONNECT_S``), or has no such job, ``memory`` is returned unchanged.
-
-    Args:
-        memory: the state of the last call of `edl-discover`, with name and secret of the job.
-        offered: the number of slots by host that the user offers; they are written into the job's
-            records. If empty, localhost is used.
-        settings: the settings of this process.
-    """
+    """Return `memory` with the workers that are desired by the job's records in ZooKeeper."""
     from edl.coordination.access import Access
     from edl.coordination.job_store import JobStore
     from edl.coordination.session import Session
@@ -185,33 +124,18 @@ def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -
 
 
 def _sizes(memory: DiscoveryState) -> Sizes:
-    """Return the limits of horovodrun, unless EDL_MIN_NP, EDL_MAX_NP or edl.toml say others.
-
-    Raises:
-        ConfigError: these contradict each other, or cannot be used.
-    """
     return config.load(defaults={"min_np": memory.min_np, "max_np": memory.max_np}).sizes
 
 
 def _file(state: Path, launcher: Launcher) -> Path:
-    """Return the path of the file with the last answer of `edl-discover` under one horovodrun.
-
-    Its directory is created if it does not exist; the file is not.
-
-    Args:
-        state: the directory of edl's state.
-        launcher: the process of horovodrun.
-    """
+    """Return the path of the file with the last answer of `edl-discover` under one horovodrun."""
     directory = state / "horovodrun"
     directory.mkdir(parents=True, exist_ok=True)
     return directory / f"{launcher.pid}-{launcher.started}.json"
 
 
 def _read(file: Path) -> DiscoveryState | None:
-    """Return the state that the last call of `edl-discover` stored in ``file``.
-
-    The result is None if there is no such file, or it cannot be read or has no valid content.
-    """
+    """Return the state that the last call of `edl-discover` stored in `file`."""
     try:
         return DiscoveryState(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
@@ -219,15 +143,7 @@ def _read(file: Path) -> DiscoveryState | None:
 
 
 def _write(file: Path, memory: DiscoveryState) -> None:
-    """Store ``memory``, the state for the next call, in ``file``: atomically, with mode 0600.
-
-    Nothing is written if the file has this state already. Before it is written, all but the 20
-    (``KEPT``) newest such files in its directory are removed, with the files of
-    :mod:`~edl.launch.horovodrun.last_answer` beside them.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Store `memory`, the state for the next call, in `file`: atomically, with mode 0600."""
     if _read(file) == memory:
         return
     for old in sorted(file.parent.glob("*.json"), key=_age)[KEPT:]:
@@ -240,11 +156,8 @@ def _write(file: Path, memory: DiscoveryState) -> None:
 
 
 def _age(path: Path) -> float:
-    """Return minus the modification time of a file, by which the newest file sorts first.
-
-    The time is in seconds since 1970. The result is 0, which sorts last, if the file ``path`` does
-    not exist.
-    """
+    """Return minus the modification time of a file, by which the newest file sorts first."""
+    # The time is in seconds since 1970.
     try:
         return -path.stat().st_mtime
     except OSError:

@@ -38,21 +38,9 @@ IDENTITY = "/edl/job"
 
 @dataclass(frozen=True)
 class DriverLimits:
-    """The limits for how often a slot asks the driver, and how long an answer may take.
+    """The limits for how often a slot asks the driver, and how long an answer may take."""
 
-    All are in seconds, except ``polls_per_s``.
-
-    Attributes:
-        poll_s: the least time between two looks of one slot into the driver's store.
-        polls_per_s: how often all slots together may look into the store in a second; with many
-            slots each waits longer than ``poll_s``.
-        gone_s: for how long the driver must refuse connections to count as ended.
-        refuse_s: how long :meth:`Driver.refuse` tries to reach the driver.
-        answer_s: how long the driver may take to answer a request for a rank: a day, because it
-            answers only when all slots have asked.
-    """
-
-    poll_s: float = 0.25
+    poll_s: float = 0.25  # the least time between two looks of one slot into the driver's store
     polls_per_s: float = 50.0  # by all slots together: the driver serves each with a thread
     gone_s: float = 3.0  # refused connections to the driver for so long: it has ended
     refuse_s: float = 5.0  # for a driver that is busy to take note of a refusal
@@ -61,41 +49,18 @@ class DriverLimits:
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """The driver's answer to a slot that asked for its rank: its place among the slots in use.
+    """The driver's answer to a slot that asked for its rank: its place among the slots in use."""
 
-    Attributes:
-        rank: the rank of this slot; negative if the driver does not use it.
-        local_size: the number of slots of this host that the driver uses; None if it does not use
-            this slot.
-        size: the number of slots that the driver uses on all hosts; not to be relied on if it does
-            not use this slot.
-    """
-
-    rank: int
+    rank: int  # the rank of this slot; negative if the driver does not use it
+    # the number of slots of this host that the driver uses; None if it does not use this slot
     local_size: int | None
+    # the number of slots that the driver uses on all hosts; not to be relied on if it does not use
+    # this slot
     size: int
 
 
 class Driver:
-    """The client of horovodrun's driver for one slot, with a thread that looks for its requests.
-
-    A round is one exchange in which the driver assigns all slots again: each slot asks for its
-    rank, and the driver answers when all have asked. After :meth:`start`, the thread asks in each
-    round, once :meth:`allow` has allowed it. Any thread may call the methods.
-
-    Args:
-        slot: the slot, and the address of the driver.
-        limits: how often the driver is asked, and how long its answers may take; None for the
-            defaults.
-
-    Attributes:
-        newest: the newest answer of the driver; before the first, the rank and sizes with which the
-            driver has started this process.
-        asking: whether a request of this slot waits for its answer. Meanwhile this process must not
-            end, because the driver would not notice that.
-        answers: True until the driver has once left a request of this slot without an answer; from
-            then on False, and the thread asks no more.
-    """
+    """The client of horovodrun's driver for one slot, with a thread that looks for its requests."""
 
     def __init__(self, slot: HorovodSlot, limits: DriverLimits | None = None) -> None:
         self._slot = slot
@@ -112,20 +77,13 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="edl-driver", daemon=True)
         self._refused_since: float | None = None
         self.answers = True  # the driver has answered each request of this slot
+        # the newest answer of the driver; before the first, the rank and sizes with which the
+        # driver has started this process
         self.newest = RankAssignment(slot.rank, slot.local_size, slot.size)
         self.asking = False  # waits for an answer; until then the driver counts on us
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Register this process with the driver, and then start the thread; to be called once.
-
-        The driver then notifies this process of changed hosts, if it has rank 0
-        (:meth:`on_hosts_updated`).
-
-        ``wake`` is called without arguments, in that thread, after each answer of the driver.
-
-        Raises:
-            EdlError: the driver does not accept the address of this process; no thread is started.
-        """
+        """Register this process with the driver, and then start the thread; to be called once."""
         from horovod.runner.elastic.worker import WorkerNotificationManager  # a slow import
 
         self._wake = wake
@@ -139,96 +97,49 @@ class Driver:
         self._thread.start()
 
     def close(self) -> None:
-        """Let the thread end after its present request; the call does not wait for it.
-
-        The thread sends no further request for a rank.
-        """
+        """Let the thread end after its present request; the call does not wait for it."""
         self._stop.set()
 
     def on_hosts_updated(self, timestamp: int, result: Any) -> None:
-        """Begin a round, as :meth:`ask` does; Horovod calls this when the hosts have changed.
-
-        It calls it in a thread of its own, in the process with rank 0, and it does not wait.
-
-        The arguments are Horovod's and are not used: ``timestamp`` (when hosts changed) has whole
-        seconds, which are too coarse to compare; ``result`` says whether hosts were added or
-        removed.
-        """
+        """Begin a round, as `ask` does; Horovod calls this when the hosts have changed."""
         self.ask()
 
     def ask(self) -> None:
-        """Begin a round: all slots ask the driver for their ranks, and it assigns the slots again.
-
-        The call does not wait; the thread of this object notifies the slots, this one included, and
-        tries again until the driver takes the notice. Calls before that begin only one round. After
-        :meth:`begin_no_round` nothing happens.
-        """
+        """Begin a round: all slots ask the driver for their ranks, and it assigns slots again"""
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
-        """Forbid this process to begin another round, in which all slots ask for their ranks.
-
-        It cannot be allowed again. A round that has begun goes on, and rounds that other processes
-        begin are answered.
-        """
+        """Forbid this process to begin another round, in which all slots ask for their ranks."""
         self._begins.clear()
 
     def allow(self, allowed: bool, answer: RankAssignment) -> None:
-        """Allow or forbid this slot to ask the driver for its rank when a round begins.
-
-        At first, and again after each answer, it is forbidden. The caller allows it only after it
-        has carried out what the last answer says. A request that was sent is not taken back.
-
-        Args:
-            allowed: whether the slot may ask.
-            answer: the answer for which ``allowed`` was decided. If the driver has given a newer
-                one, the slot may not ask.
-        """
+        """Allow or forbid this slot to ask the driver for its rank when a round begins."""
         with self._answering:
             allowed = allowed and answer is self.newest
             (self._may_ask.set if allowed else self._may_ask.clear)()
 
     @property
     def gone(self) -> bool:
-        """Whether the driver has ended: its port has refused connections for ``gone_s`` seconds.
-
-        All requests of that time were refused. It is False while the driver is only busy or out of
-        reach, and before :meth:`start`.
-        """
+        """Whether the driver has ended: its port has refused connections for `gone_s` seconds."""
         since = self._refused_since
         return since is not None and time.monotonic() - since >= self._limits.gone_s
 
     def asked(self) -> bool:
-        """Return whether a round is open: the slot has to ask for its rank or awaits the answer.
-
-        The call asks the driver, and may take 2 s. The answer is False if the driver does not
-        answer.
-        """
+        """Return whether a round is open: the slot has to ask for its rank or awaits the answer."""
         return self.asking or self._get(ASKED) is not None
 
     # --- which job this driver's is
 
     def identify(self, identity: Mapping[str, str]) -> None:
-        """Publish the job's identity in the driver's store, for all other processes of this driver.
-
-        The call tries it once, for 2 s at most, and raises no error. The thread repeats it until it
-        succeeds, and after each assignment of ranks, since the driver then empties its store.
-
-        Args:
-            identity: the name, the secret and the ZooKeeper servers of the job, under the keys
-                ``job``, ``secret`` and ``zookeeper``.
-        """
+        """Publish the job's identity in the driver's store, for other processes of this driver"""
+        # The thread repeats it until it succeeds, and after each assignment of ranks, since the
+        # driver then empties its store.
         self._identity = dict(identity)
         self._identity_due.set()
         self._publish_identity()
 
     def refuse(self, reason: str) -> None:
-        """Publish in the driver's store that there will be no job, so that no process waits.
-
-        The call tries for ``refuse_s`` (5) seconds to reach the driver, and raises no error.
-        Nothing is done if :meth:`identify` was called on this object before. ``reason`` is a
-        sentence, which the other processes show (:meth:`identity` raises it there).
-        """
+        """Publish in the driver's store that there will be no job, so that no process waits."""
         if self._identity is not None:
             return
         body = json.dumps({"refused": reason}).encode()
@@ -237,17 +148,7 @@ class Driver:
             time.sleep(self._limits.poll_s)
 
     def identity(self, timeout_s: float) -> dict[str, str] | None:
-        """Wait until another process has published the job's identity by :meth:`identify`.
-
-        ``timeout_s`` is the longest time to wait, in seconds; with 0 the driver is asked once.
-
-        Returns:
-            The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
-            ``secret`` and ``zookeeper``; None if nothing was published in that time.
-
-        Raises:
-            EdlError: another process has called :meth:`refuse`.
-        """
+        """Wait until another process has published the job's identity by `identify`."""
         deadline = time.monotonic() + timeout_s
         while True:
             identity = _fetched(self._slot.address, self._slot.port)
@@ -273,28 +174,14 @@ class Driver:
                 self.answers = self._ask()  # to ask again would count twice
 
     def _publish_identity(self) -> bool:
-        """Put the job's identity into the driver's store, unless this object has put it there.
-
-        After an assignment of ranks it is put there again, because the driver empties its store.
-
-        Returns:
-            True if it is there or there is none to publish; False if the driver did not take it, so
-            that it must be tried again.
-        """
+        """Put the job's identity into the driver's store, unless this object has put it there."""
+        # After an assignment of ranks it is put there again, because the driver empties its store.
         if self._identity_due.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
             self._identity_due.clear()
         return not self._identity_due.is_set()
 
     def _ask(self) -> bool:
-        """Request this slot's rank from the driver, and store its answer in ``newest``.
-
-        The call waits until all slots have asked, ``answer_s`` (a day) at most. After an answer the
-        slot is forbidden to ask again, the identity is published again, and ``wake`` is called.
-
-        Returns:
-            True if the driver has answered; False if it has not, or with an error: then ``newest``
-            stays as it is.
-        """
+        """Request this slot's rank from the driver, and store its answer in `newest`."""
         slot = self._slot
         path = f"/rank_and_size/{slot.host}:{slot.slot}"
         self.asking = True
@@ -323,19 +210,8 @@ class Driver:
         return self._request(http_put, path, body) is not None
 
     def _request(self, method: Callable[..., tuple[int, bytes]], *words: Any) -> bytes | None:
-        """Send a request to the driver, and return the body of its answer.
-
-        The time-out is 2 s (``REQUEST_S``). A refused connection is noted, because it may mean that
-        the driver has ended (:attr:`gone`).
-
-        Args:
-            method: sends the request, a GET or a PUT: called with the driver's address and port,
-                the ``words`` and a time-out in seconds, it returns a pair, status and body.
-            words: the path, and for a PUT the body to send.
-
-        Returns:
-            The body if the status is 200; None for another status or without an answer.
-        """
+        """Send a request to the driver, and return the body of its answer."""
+        # A refused connection is noted, because it may mean that the driver has ended (`gone`).
         try:
             status, body = method(self._slot.address, self._slot.port, *words, REQUEST_S)
         except ConnectionRefusedError:
@@ -350,17 +226,7 @@ class Driver:
 
 
 def read_identity(address: str, port: int) -> dict[str, str] | None:
-    """Ask a driver of horovodrun which job it runs, and return the job's identity.
-
-    Args:
-        address: the IP address of the driver.
-        port: the port of the driver.
-
-    Returns:
-        The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
-        ``secret`` and ``zookeeper``; None if the driver has no job (yet), or no driver answers at
-        that port within 2 s.
-    """
+    """Ask a driver of horovodrun which job it runs, and return the job's identity."""
     identity = _fetched(address, port)
     return identity if _is_identity(identity) else None
 
@@ -370,15 +236,7 @@ def _is_identity(identity: Mapping[str, str]) -> bool:
 
 
 def _fetched(address: str, port: int) -> dict[str, str]:
-    """Return the dictionary that a driver's store has under the key ``IDENTITY``.
-
-    It has the keys ``job``, ``secret`` and ``zookeeper``, or only ``refused``, the reason why there
-    is no job. It is empty if there is no such key or the driver does not answer within 2 s.
-
-    Args:
-        address: the IP address of the driver.
-        port: the port of the driver.
-    """
+    """Return the dictionary that a driver's store has under the key `IDENTITY`."""
     try:
         status, body = fetch(address, port, IDENTITY, REQUEST_S)
         identity = json.loads(body) if status == 200 else None

@@ -26,13 +26,7 @@ TOUCH_S = 0.5
 
 
 class DesiredFile:
-    """The file in which an `edl-worker` keeps the desired workers of its job for `edl-discover`.
-
-    All `edl-worker` of a job on the machine of its horovodrun have one file together.
-
-    Args:
-        path: the path of the file; empty: no horovodrun runs on this machine, and nothing is kept.
-    """
+    """The file in which an `edl-worker` keeps the desired workers of its job for `edl-discover`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -45,15 +39,8 @@ class DesiredFile:
         return cls(_path(found, ".desired") if (found := find_horovodrun()) else "")
 
     def put(self, desired: Mapping[str, int], now: float) -> None:
-        """Keep the desired workers; if they are kept already, touch the file twice a second.
-
-        It must be called at least every 3 s (``FRESH_S``), and only while ZooKeeper answers. A file
-        that cannot be written is tried again in the next call.
-
-        Args:
-            desired: the number of workers that are desired on each host, by host.
-            now: the monotonic clock, in seconds.
-        """
+        """Keep the desired workers; if they are kept already, touch the file twice a second."""
+        # It must be called at least every 3 s (`FRESH_S`), and only while ZooKeeper answers.
         text = _text(desired)
         if not self._path or (text == self._text and now - self._touched_s < TOUCH_S):
             return
@@ -68,11 +55,7 @@ class DesiredFile:
 
 
 def last_answer(words: Sequence[str]) -> str | None:
-    """Return what `edl-discover` printed last, if it need not ask ZooKeeper; None: it has to ask.
-
-    Args:
-        words: the words of its command line after its name.
-    """
+    """Return what `edl-discover` printed last, if it need not ask ZooKeeper; None: it has to ask"""
     if (found := find_horovodrun()) is None:
         return None
     try:
@@ -86,16 +69,7 @@ def last_answer(words: Sequence[str]) -> str | None:
 
 
 def keep_answer(words: Sequence[str], desired: Mapping[str, int], text: str) -> None:
-    """Keep what `edl-discover` prints, for :func:`last_answer`; outside of horovodrun do nothing.
-
-    Args:
-        words: the words of its command line after its name.
-        desired: the desired workers by host, which ZooKeeper has answered.
-        text: what is printed.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Keep what `edl-discover` prints, for `last_answer`; outside of horovodrun do nothing."""
     if (found := find_horovodrun()) is not None and (path := _path(found, ".said")):
         said = "\0".join((_question(words), _text(desired), text))
         if not os.path.exists(path) or _read(path) != said:
@@ -103,13 +77,7 @@ def keep_answer(words: Sequence[str], desired: Mapping[str, int], text: str) -> 
 
 
 def find_horovodrun() -> tuple[int, str, tuple[str, ...]] | None:
-    """Find the horovodrun process that is the nearest such ancestor of this process.
-
-    Returns:
-        Its process id; an id of its start, which no other process with that process id has, also on
-        another machine; and the words of its command line. None if no ancestor on this machine is a
-        horovodrun: it was not used, or runs on another machine.
-    """
+    """Find the horovodrun process that is the nearest such ancestor of this process."""
     pid = os.getppid()
     while pid > 0:
         try:
@@ -127,17 +95,12 @@ def find_horovodrun() -> tuple[int, str, tuple[str, ...]] | None:
 
 
 def is_horovodrun(word: str) -> bool:
-    """Return whether ``word``, one word of a command line, is horovodrun or a path that ends so."""
+    """Return whether `word`, one word of a command line, is horovodrun or a path that ends so."""
     return word.rstrip("/").rpartition("/")[2] == "horovodrun"
 
 
 def _path(horovodrun: tuple[int, str, Sequence[str]], suffix: str) -> str:
-    """Return the path of a file about a horovodrun in edl's state directory; empty: no home.
-
-    Args:
-        horovodrun: the process, as :func:`find_horovodrun` returns it.
-        suffix: the end of the file's name.
-    """
+    """Return the path of a file about a horovodrun in edl's state directory; empty: no home."""
     home = os.environ.get("HOME")
     state = os.environ.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
     pid, started, _ = horovodrun
@@ -145,11 +108,7 @@ def _path(horovodrun: tuple[int, str, Sequence[str]], suffix: str) -> str:
 
 
 def _question(words: Sequence[str]) -> str:
-    """Return all on which the answer depends beside the desired workers, as one line of text.
-
-    It consists of the words of the command line, EDL_HOSTS, and when each settings file was written
-    and how long it is.
-    """
+    """Return all on which the answer depends beside the desired workers, as one line of text."""
     environ = os.environ
     config = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME')}/.config"
     stamps = [_stamp("edl.toml"), _stamp(f"{config}/edl/edl.toml")]
@@ -166,7 +125,6 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 
 def _text(desired: Mapping[str, int]) -> str:
-    """Return workers by host as lines "host:workers", sorted by host."""
     return "\n".join(f"{host}:{workers}" for host, workers in sorted(desired.items()))
 
 

@@ -20,18 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class LateStart:
-    """A check, made once, whether horovodrun's driver must be asked to assign its slots again.
+    """A check, made once, whether horovodrun's driver must be asked to assign its slots again."""
 
-    The driver must be asked if hosts changed before its rank 0 had registered, because it notifies
-    no process of such a change. Only the process that was started as rank 0 makes the check; in all
-    others the answer is always False. The caller calls :meth:`has_missed_hosts` in each turn, as
-    long as `edl-discover` has not said how many workers are desired.
-
-    Args:
-        driver: the client of the driver that started this process, before its first answer.
-        discover_s: the time in seconds, from the first call of :meth:`has_missed_hosts`, in which
-            the answer is False, so that `edl-discover` can say how many workers are desired.
-    """
+    # The driver must be asked if hosts changed before its rank 0 had registered, because it
+    # notifies no process of such a change.
 
     def __init__(self, driver: Driver, discover_s: float) -> None:
         self._driver = driver
@@ -40,17 +32,7 @@ class LateStart:
         self._since: float | None = None
 
     def has_missed_hosts(self, snapshot: Snapshot, now: float) -> bool:
-        """Return whether to ask the driver to assign its slots again, for hosts that it missed.
-
-        The answer is True at most once; the caller then asks the driver. It is False for
-        ``discover_s`` seconds after the first call, and as long as fewer workers are assigned in
-        the job's records than the driver's first assignment has slots. If the driver has made
-        another assignment before that, it knew the newest hosts, and the answer stays False.
-
-        Args:
-            snapshot: the job's records.
-            now: the monotonic clock, in seconds.
-        """
+        """Return whether to ask the driver to assign its slots again, for hosts that it missed."""
         self._since = now if self._since is None else self._since
         if self._first is None or now - self._since < self._discover_s:
             return False
@@ -65,13 +47,10 @@ class LateStart:
 
 
 def _may_be_placed_otherwise(snapshot: Snapshot) -> bool:
-    """Return whether the driver, asked to assign its slots again, may place workers differently.
-
-    If horovodrun has no `--reset-limit`, or runs on another machine, the answer is True. Otherwise
-    each assignment counts towards that limit: then this function runs the host discovery script,
-    and returns whether its hosts lead to other workers by host than those assigned in ``snapshot``
-    (the job's records). If the script fails, the answer is False.
-    """
+    """Return whether the driver, asked to assign its slots again, may place workers differently."""
+    # Otherwise each assignment counts towards that limit: then this function runs the host
+    # discovery script, and returns whether its hosts lead to other workers by host than those
+    # assigned in `snapshot` (the job's records).
     launcher = find_launcher()
     limits = launcher.limits() if launcher and launcher.may_limit_resets() else None
     if limits is None or limits.reset_limit is None:

@@ -21,20 +21,12 @@ DISCOVERY_S = 30.0  # for a host discovery script
 
 @dataclass(frozen=True)
 class ElasticLimits:
-    """The options of horovodrun that limit the number of workers and say which hosts there are.
+    """The options of horovodrun that limit the number of workers and say which hosts there are."""
 
-    Attributes:
-        np: the number of workers to start with.
-        min_np: the least number of workers; ``np`` if horovodrun was given none.
-        max_np: the largest number of workers; None for as many as there are slots.
-        reset_limit: how often the driver may assign the slots again; None for no limit.
-        discovery: the command line of the host discovery script; empty if there is none.
-        slots: the number of slots of a host for which the script prints no number.
-    """
-
-    np: int
-    min_np: int
-    max_np: int | None
+    np: int  # the number of workers to start with
+    min_np: int  # the least number of workers; `np` if horovodrun was given none
+    max_np: int | None  # the largest number of workers; None for as many as there are slots
+    # how often the driver may assign the slots again; None for no limit
     reset_limit: int | None = None
     discovery: str = ""  # the command line of the host discovery script
     slots: int = 1  # of a host for which the script names no number
@@ -42,25 +34,14 @@ class ElasticLimits:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A process of horovodrun that is an ancestor of this process, as :func:`find_launcher` saw it.
+    """A process of horovodrun that is an ancestor of this process, as `find_launcher` saw it."""
 
-    Attributes:
-        pid: the process id.
-        started: an id of its start, which differs from that of any other process with that pid,
-            also on another machine.
-        command: the words of its command line.
-    """
-
-    pid: int
+    pid: int  # the process id
     started: str  # tells it from another process of that number, here or on another machine
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # the words of its command line
 
     def limits(self) -> ElasticLimits | None:
-        """Return the options of horovodrun, parsed from its command line by Horovod's own parser.
-
-        Nothing is asked of the process itself. The result is None if the command line cannot be
-        parsed or has no number of workers (-np).
-        """
+        """Return the options of horovodrun, parsed from its command line by Horovod's own parser"""
         from horovod.runner.launch import parse_args  # a slow import
 
         words = next(i for i, word in enumerate(self.command) if is_horovodrun(word)) + 1
@@ -81,23 +62,11 @@ class Launcher:
         )
 
     def may_limit_resets(self) -> bool:
-        """Return whether horovodrun may have been given --reset-limit, also shortened to --res.
-
-        That option limits how often the driver assigns its slots again. Any word of the command
-        line that begins with --res makes the answer True, also one of the training script.
-        """
+        """Return whether horovodrun may have been given --reset-limit, also shortened to --res."""
         return any(word.startswith("--res") for word in self.command)
 
     def identity(self) -> dict[str, str] | None:
-        """Ask this horovodrun's driver which job it runs, and return the job's identity.
-
-        The driver is looked for at all TCP ports at which the process listens; each may take 2 s.
-
-        Returns:
-            The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
-            ``secret`` and ``zookeeper``; None if there is no driver yet, or the driver has no job
-            yet.
-        """
+        """Ask this horovodrun's driver which job it runs, and return the job's identity."""
         try:
             connections = psutil.Process(self.pid).net_connections("tcp4")
         except psutil.Error:
@@ -108,12 +77,7 @@ class Launcher:
 
 
 def discovered(limits: ElasticLimits) -> dict[str, int] | None:
-    """Run the host discovery script once, as the driver does once a second; return slots by host.
-
-    ``limits`` has the script's command line, and the slots of a host for which it prints no number.
-    The result is None if the script fails, prints something else than hosts, or takes longer than
-    30 s (``DISCOVERY_S``).
-    """
+    """Run the host discovery script once, as the driver does once a second; return slots by host"""
     try:
         done = subprocess.run(
             limits.discovery,
@@ -133,20 +97,13 @@ def discovered(limits: ElasticLimits) -> dict[str, int] | None:
 
 
 def find_launcher() -> Launcher | None:
-    """Return the horovodrun process that is the nearest such ancestor of this process.
-
-    The result is None if no ancestor on this machine is one: horovodrun was not used, or runs on
-    another machine.
-    """
+    """Return the horovodrun process that is the nearest such ancestor of this process."""
     return Launcher(*found) if (found := find_horovodrun()) is not None else None
 
 
 @contextmanager
 def _arguments(words: tuple[str, ...]) -> Iterator[None]:
-    """Return a context manager; while it is entered, ``sys.argv`` of this process is ``words``.
-
-    The first word is the name of the program. On leaving, the former list is restored.
-    """
+    """Return a context manager; while it is entered, `sys.argv` of this process is `words`."""
     before = sys.argv
     sys.argv = list(words)
     try:

@@ -56,24 +56,7 @@ STDOUT = 1
 
 
 class SlotSupervisor(Supervisor[SlotState]):
-    """The launcher of the worker in one slot of horovodrun, the main object of an `edl-worker`.
-
-    ``run()``, called once in the main thread, does all the work and returns the exit code that the
-    driver gets. In all methods ``snapshot`` is the newest copy of the job's records in ZooKeeper,
-    and ``now`` is the monotonic clock in seconds.
-
-    Args:
-        store: the records of the job; its session is open.
-        driver: the client of horovodrun's driver, which was started. Its newest answer must have
-            been written to the job's records as assigned workers.
-        host: the name of this host, as horovodrun has it.
-        slot: the number of the slot on this host, from 0.
-        command: the command of the training process.
-        workers: starts the training process.
-        limits: the time limits of this launcher, such as for an answer of the driver.
-        stack_signal: the number of the signal that makes a worker write the stacks of its threads;
-            0 if no signal does.
-    """
+    """The launcher of the worker in one slot of horovodrun, the main object of an `edl-worker`."""
 
     _workers: SlotWorkers
 
@@ -115,11 +98,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._waits_said = False
 
     def run(self) -> int:
-        """Run until the job is over, the driver has taken the slot back, or a signal ends it.
-
-        At the end the worker is killed if it still runs. The result is the exit code of this
-        process, which the driver gets.
-        """
+        """Run until the job is over, the driver has taken the slot back, or a signal ends it."""
         self._word_since = time.monotonic()
         self._desired_file = DesiredFile.of_this_job()
         return super().run()
@@ -139,7 +118,6 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     @property
     def _record(self) -> SlotRecord:
-        """The record of this process as it should stand in ZooKeeper now."""
         ends = self._own.ends_with_job(self._lost_slots.barred)
         return SlotRecord(self._host, self._slot, os.getpid(), self._slot_given_up, ends)
 
@@ -170,14 +148,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the driver
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Carry out the driver's newest answer; in later turns, allow the next request for a rank.
-
-        To carry out an answer is to write the number of workers that it assigns to this host into
-        the job's records. The request is allowed once no slot that the driver took back has been
-        in use for ``freed_s`` (1) second, and while the driver needs this process; once the job is
-        over, this process begins no round. ``snapshot`` has the job's records; ``now`` is the
-        monotonic clock, in seconds.
-        """
+        """Carry out the driver's newest answer."""
         said = self._driver.newest
         if said is not self._word:
             if self._moves(said, snapshot, now):
@@ -205,17 +176,9 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._remind_driver(snapshot, now)
 
     def _moves(self, said: RankAssignment, snapshot: Snapshot, now: float) -> bool:
-        """Return whether to carry out the driver's answer later, since workers move to other hosts.
-
-        They move if the answer takes workers from this host, and fewer workers would then be
-        assigned in the job than are desired. Then the answer waits until other hosts have got
-        workers, but at most ``move_s`` (10) seconds after this method first saw it.
-
-        Args:
-            said: the newest answer of the driver.
-            snapshot: the job's records.
-            now: the monotonic clock, in seconds.
-        """
+        """Whether to carry out the driver's answer later, since workers move to other hosts"""
+        # They move if the answer takes workers from this host, and fewer workers would then be
+        # assigned in the job than are desired.
         if said is not self._said:
             self._said, self._said_since = said, now
         assigned = snapshot.assigned
@@ -224,27 +187,14 @@ class SlotSupervisor(Supervisor[SlotState]):
         return waits and now - self._said_since < self._own.limits.move_s
 
     def _outlive_driver(self, snapshot: Snapshot) -> None:
-        """Set the job to STOPPING if the driver of horovodrun has ended and the job is RUNNING.
-
-        The driver has ended if its port has refused connections for 3 s. When horovodrun ends, its
-        processes on other hosts run on, although their ssh has ended; they see the job's state and
-        stop. ``snapshot`` has the job's records.
-        """
+        """Set the job to STOPPING if the driver of horovodrun has ended and the job is RUNNING."""
         if self._driver.gone and snapshot.job.state is JobState.RUNNING:
             reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
             self._store.set_job_state(JobState.STOPPING, reason, only_from=(JobState.RUNNING,))
             self._changed.set()
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Ask the driver to assign the slots again if it has missed a change of hosts.
-
-        The driver misses a change that comes while its rank 0 starts. With `edl-discover`, the
-        job's records have the desired workers: the driver is asked, once for each change of them,
-        if it has not assigned them ``follow_s`` (15) seconds later; only one `edl-worker` of the
-        job asks. With another discovery script, the driver is asked at most once, after the start
-        (:class:`~edl.launch.horovodrun.late_start.LateStart`). ``snapshot`` has the job's records;
-        ``now`` is the monotonic clock, in seconds.
-        """
+        """Ask the driver to assign the slots again if it has missed a change of hosts."""
         if not snapshot.desired.hosts:
             if self._late_start.has_missed_hosts(snapshot, now):
                 self._driver.ask()
@@ -261,15 +211,7 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._driver.ask()
 
     def _see_lost_slots(self, snapshot: Snapshot, now: float) -> None:
-        """Find edl-workers that have died, and correct the assignment of slots.
-
-        The driver, which then uses no host with a dead edl-worker, is asked to assign the slots
-        again if the workers on the other hosts suffice to train, or if too few workers are left
-        anyway. The assigned number of workers becomes 0 on a host if all its edl-workers have died
-        and the driver no longer uses it. The user is told once what is done. Nothing is done if the
-        job is over or the driver does not need this process. ``snapshot`` has the job's records;
-        ``now`` is the monotonic clock, in seconds.
-        """
+        """Find edl-workers that have died, and correct the assignment of slots."""
         lost_slots, size = self._lost_slots, self._word.size
         if snapshot.job.state.over or not self._counts:
             return
@@ -286,18 +228,10 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- signals
 
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """End the worker after a signal, and later lower the host's desired number of workers by 1.
-
-        It is called in every turn; without a signal it ends nothing. The worker gets SIGTERM in the
-        same turn. The number is lowered only if this process still runs after ``shutdown_s`` (6)
-        seconds, because a horovodrun that ends sends signals to all slots, and none of them is to
-        be removed. It is not lowered for a signal within 2 s after an answer of the driver, which
-        counts as the driver's own.
-
-        Args:
-            snapshot: the job's records; None while ZooKeeper is away.
-            now: the monotonic clock, in seconds.
-        """
+        """End the worker after a signal."""
+        # The number is lowered only if this process still runs after `shutdown_s` (6) seconds,
+        # because a horovodrun that ends sends signals to all slots, and none of them is to be
+        # removed.
         own, limits = self._own, self._own.limits
         if self._signals and (own.ending_since is None or self._placed_anew):
             self._release = SlotRelease(self._host)  # this signal's own, also after another one
@@ -318,22 +252,15 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._release = None
 
     def _look_who_reads(self, now: float) -> None:
-        """Forbid this slot to ask the driver for its rank once the ssh that started it has ended.
-
-        That ssh reads this process's standard output: if its pipe has no reader, the ssh has ended.
-        The driver takes the end of the ssh for the end of this process, and would count a request
-        of this slot as another slot's. ``now`` is the monotonic clock, in seconds.
-        """
+        """Forbid this slot to ask the driver for its rank once the ssh that started it has ended"""
+        # The driver takes the end of the ssh for the end of this process, and would count a request
+        # of this slot as another slot's.
         if self._unread_since is None and is_unread(STDOUT):
             self._unread_since = now
             self._driver.allow(False, self._driver.newest)
 
     @property
     def _counts(self) -> bool:
-        """Whether the driver needs this process: it uses this slot, and the slot's ssh runs.
-
-        It uses the slot if the newest answer that was carried out says so.
-        """
         return self._word.local_size is not None and self._unread_since is None
 
     def _alone(self, now: float) -> int | None:
@@ -359,19 +286,9 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the end
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
-        """Show how the job has ended, and return the exit code for the driver.
-
-        Args:
-            snapshot: the job's records.
-            code: the exit code that was decided.
-            now: the monotonic clock, in seconds.
-
-        Returns:
-            ``code``; 1 if the driver has given up the job. While the driver still waits for slots
-            to ask it, None, so that this process runs on: the driver would not notice its exit. But
-            if the driver has once left a request of this slot without an answer, and still waits
-            for slots 60 s later, 1.
-        """
+        """Show how the job has ended, and return the exit code for the driver."""
+        # While the driver still waits for slots to ask it, None, so that this process runs on: the
+        # driver would not notice its exit.
         if not (snapshot.job.state.over and self._counts and self._asked()):
             return self._say_end(snapshot, code)
         before = self._waits_since
@@ -386,27 +303,18 @@ class SlotSupervisor(Supervisor[SlotState]):
         return decision.exit_code
 
     def _asked(self) -> bool:
-        """Return whether a round of ranks is open for this slot, so this process must not end.
-
-        A round is open while the driver waits for this slot to ask for its rank, or has not
-        answered its request. If none is open, the slot is forbidden to ask, so that it joins no
-        round between this check and the end of the process; then the driver is looked at again, and
-        the result is what that second look shows. If it is True, the process runs on, and its next
-        turn may allow the slot to ask again (:meth:`_follow_driver`). False also if the driver does
-        not answer. Each look may take 2 s.
-        """
+        """Return whether a round of ranks is open for this slot, so this process must not end."""
+        # If none is open, the slot is forbidden to ask, so that it joins no round between this
+        # check and the end of the process; then the driver is looked at again, and the result is
+        # what that second look shows.
         if self._driver.asked():
             return True
         self._driver.allow(False, self._driver.newest)
         return self._driver.asked()
 
     def _say_end(self, snapshot: Snapshot, code: int) -> int:
-        """Show how the job has ended, and return the exit code for the driver.
-
-        The user is told if the job has failed, if horovodrun will end with an error although the
-        job has finished, or if the driver has given up the job. In the last case the result is 1,
-        otherwise ``code``. ``snapshot`` has the job's records.
-        """
+        """Show how the job has ended, and return the exit code for the driver."""
+        # In the last case the result is 1, otherwise `code`.
         job, lost_slots = snapshot.job, self._lost_slots
         if job.state is JobState.FAILED:
             self._say(f"job {job.name} has failed: {job.reason}")

@@ -19,18 +19,9 @@ from edl.launch.workers import Workers
 
 
 class SlotWorkers(Workers):
-    """The worker process of one slot of horovodrun; the caller starts at most one at a time.
+    """The worker process of one slot of horovodrun; the caller starts at most one at a time."""
 
-    The worker is always started by ``exec``, never forked from a template. It is a child of this
-    process: the kernel kills it when this process dies.
-
-    Args:
-        command: the command of the training process.
-        cwd: its working directory.
-        environment: all its environment variables; each start attempt gets some in addition.
-        logs: the directory for the files into which workers write the stacks of their threads; it
-            is made if it does not exist.
-    """
+    # The worker is always started by `exec`, never forked from a template.
 
     def __init__(
         self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path
@@ -54,10 +45,5 @@ class SlotWorkers(Workers):
         return process
 
     def termination_message(self, attempt_id: str) -> str:
-        """Return the line of a worker's standard error that best explains why the worker exited.
-
-        To be called once for each start attempt, after the worker has ended. It waits up to 2 s for
-        the rest of the output. The result is empty if no line explains it. ``attempt_id`` is the id
-        of the start attempt.
-        """
+        """Return the line of a worker's standard error that best explains why the worker exited."""
         return self._tees.pop(attempt_id).finish()

@@ -42,33 +42,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class TemplateError(Exception):
-    """The error that one template process can fork no more workers; another one may be started.
-
-    :meth:`Template.look` and :meth:`Template.fork` raise it; the text is the reason, a clause.
-    """
+    """The error that one template process can fork no more workers; another one may be started."""
 
 
 class TemplateRefused(TemplateError):
-    """The error that workers with the imports of a job cannot be forked from any template.
-
-    :meth:`Template.look` raises it; the text is the reason, a clause.
-    """
+    """The error that workers with the imports of a job cannot be forked from any template."""
 
 
 def why_none(command: Sequence[str], search_path: str | None) -> str:
-    """Return why the workers of ``command`` cannot be forked from a template; empty if they can.
-
-    They can if ``command`` runs a script, a module or code with the Python interpreter of this very
-    process. A template is a Python process that has imported what the workers import.
-
-    Args:
-        command: the program and its arguments; not empty.
-        search_path: the PATH with which the interpreter in ``command`` is looked up; None for the
-            PATH of this process.
-
-    Returns:
-        The reason, a clause for the user, or an empty string.
-    """
+    """Return why the workers of `command` cannot be forked from a template; empty if they can."""
     python = parse_command(command)
     if python is None:
         return f"{command[0]} is not Python"
@@ -83,44 +65,25 @@ def why_none(command: Sequence[str], search_path: str | None) -> str:
 
 
 class Child:
-    """A child process of this process that :mod:`subprocess` has not started, known by its ``pid``.
-
-    Its methods do what the methods of :class:`subprocess.Popen` do. Any thread may call them.
-    Creating the object starts nothing: :meth:`Template.fork` has started the process.
-
-    Args:
-        pid: the pid of the child process.
-
-    Attributes:
-        pid: the pid of the child process, as it was given.
-        returncode: the exit code, -N if signal N killed the process; None until :meth:`poll` or
-            :meth:`wait` has seen the end.
-    """
+    """A child process of this process that `subprocess` has not started, known by its `pid`."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
+        self.pid = pid  # the pid of the child process, as it was given
         self._reaping = threading.Lock()
         self.returncode: int | None = None  # -9: SIGKILL; None: its end was not seen
 
     def poll(self) -> int | None:
-        """Return the exit code of the process (-N if signal N killed it); None while it runs.
-
-        It does not wait: the result is also None while another thread waits for the end. A process
-        that has ended is reaped.
-        """
+        """Return the exit code of the process (-N if signal N killed it); None while it runs."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait until the process has ended, and return its exit code (-N if signal N killed it).
-
-        There is no time limit. The process is reaped.
-        """
+        """Wait until the process has ended, and return its exit code (-N if signal N killed it)."""
         code = self._reap(0)
         assert code is not None
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send the signal ``number`` to the process, unless the process has ended."""
+        """Send the signal `number` to the process, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # another thread has seen its end
                 os.kill(self.pid, number)
@@ -143,25 +106,7 @@ class Child:
 
 
 class Template:
-    """A template process, which has imported what workers import, as its launcher sees it.
-
-    Creating the object starts the process and does not wait until it can fork. Call :meth:`look`
-    again and again until ``ready`` is True; from then on :meth:`fork` starts workers. After a
-    TemplateError call :meth:`close`. One thread calls all methods.
-
-    Args:
-        command: the command of the job; :func:`why_none` must return an empty string for it.
-        cwd: the working directory of the job.
-        environment: all environment variables of the process, those that all workers have.
-        imports: the file into which a worker has written which modules it had imported; it exists.
-        log: the file to which the output of the imports is appended.
-
-    Attributes:
-        ready: whether the process can fork workers, as far as :meth:`look` has read.
-
-    Raises:
-        OSError: the operating system cannot start the process.
-    """
+    """A template process, which has imported what workers import, as its launcher sees it."""
 
     def __init__(
         self,
@@ -175,7 +120,7 @@ class Template:
         self._process: subprocess.Popen[bytes] | Child
         self._orphans: set[int] = set()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.ready = False
+        self.ready = False  # whether the process can fork workers, as far as `look` has read
         python = _parsed(command)
         words = [python.program, *python.options, str(_MAIN), str(theirs.fileno()), str(imports)]
         with theirs, log.open("ab") as output:
@@ -196,17 +141,7 @@ class Template:
 
     @classmethod
     def inherited(cls, command: Sequence[str], cwd: Path, descriptor: int, pid: int) -> Self:
-        """Return an object for the template that this process got when it was itself forked.
-
-        It is ready; no process is started. Only tests, whose launchers are forked from a template,
-        use it.
-
-        Args:
-            command: the command of the job.
-            cwd: the working directory of the job.
-            descriptor: the file descriptor of a socket to the template, which the object owns.
-            pid: the pid of the template process, a child of this process.
-        """
+        """Return an object for the template that this process got when it was itself forked."""
         self = cls.__new__(cls)
         self._command, self._cwd = tuple(command), cwd
         self._process, self._control = Child(pid), socket.socket(fileno=descriptor)
@@ -220,16 +155,7 @@ class Template:
         return self._process.pid
 
     def look(self) -> None:
-        """Read one message of the template process, if one has come; it does not wait for one.
-
-        The message that workers can be forked sets ``ready`` to True. It also reaps processes that
-        an earlier :meth:`fork` has left as children of this process.
-
-        Raises:
-            TemplateError: the connection to the process is broken, or the process has closed it;
-                then the process is killed before, which takes up to 5 s.
-            TemplateRefused: no worker can be forked after these imports; the text has the reason.
-        """
+        """Read one message of the template process, if one has come; it does not wait for one."""
         self._reap_orphans()
         try:
             said = self._control.recv(_PACKET, socket.MSG_DONTWAIT)
@@ -253,25 +179,8 @@ class Template:
         cwd: Path | None = None,
         gives_template: bool = False,
     ) -> Child:
-        """Start a worker by a fork of the template process, and return the worker's process.
-
-        The call takes some 20 ms, and 5 s (``FORK_S``) at most. ``ready`` must be True. The worker
-        is a child of this process, not of the template process.
-
-        Args:
-            environment: all environment variables of the worker.
-            log: the file to which the output of the worker is appended.
-            started: a function that is called in this process, by this call, with the pid of the
-                worker; the worker's script begins only after it has returned.
-            command: a command to run instead of the job's; empty for the job's.
-            cwd: a working directory instead of the job's; None for the job's.
-            gives_template: whether the new process gets a template of its own, with the same
-                imports.
-
-        Raises:
-            TemplateError: the template has not forked a worker; none was started.
-            OSError: this process has no file descriptor left, or the disk has no room for the log.
-        """
+        """Start a worker by a fork of the template process, and return the worker's process."""
+        # `ready` must be True.
         python = _parsed(command or self._command)
         order = {
             "command": command or self._command,
@@ -304,19 +213,13 @@ class Template:
         return child
 
     def close(self) -> None:
-        """Kill the template process; the workers that were forked from it go on.
-
-        The call waits up to 5 s for its end. The object can then only be dropped.
-        """
+        """Kill the template process; the workers that were forked from it go on."""
         self._control.close()
         self._end()
 
     def _reap_orphans(self) -> None:
-        """Reap ended processes that became children of this process during :meth:`fork`.
-
-        They were started by workers that died during that call, and would stay zombies otherwise.
-        Those that still run are left for the next call; it does not wait.
-        """
+        """Reap ended processes that became children of this process during `fork`."""
+        # They were started by workers that died during that call, and would stay zombies otherwise.
         for pid in list(self._orphans):
             try:
                 ended, _ = os.waitpid(pid, os.WNOHANG)
@@ -326,11 +229,7 @@ class Template:
                 self._orphans.discard(pid)
 
     def _end(self) -> int | None:
-        """Kill the template process unless it has ended, and return its exit code.
-
-        The call waits for the end. The result is None if the process has not ended within 5 s
-        (``END_S``).
-        """
+        """Kill the template process unless it has ended, and return its exit code."""
         deadline = time.monotonic() + END_S
         while (code := self._process.poll()) is None and time.monotonic() < deadline:
             self._process.kill()
@@ -339,7 +238,7 @@ class Template:
 
 
 def _parsed(command: Sequence[str]) -> PythonCommand:
-    """Return ``command`` parsed as a command of Python, which it must be (it is only asserted)."""
+    """Return `command` parsed as a command of Python, which it must be (it is only asserted)."""
     python = parse_command(command)
     assert python is not None
     return python
@@ -347,10 +246,7 @@ def _parsed(command: Sequence[str]) -> PythonCommand:
 
 @contextmanager
 def _in_memory(text: str) -> Iterator[int]:
-    """Return a context manager that gives the descriptor of a file in memory with ``text``.
-
-    The file is in UTF-8 and has its position at the end. On leaving, the descriptor is closed.
-    """
+    """Return a context manager that gives the descriptor of a file in memory with `text`."""
     descriptor = os.memfd_create("edl-order", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
@@ -361,10 +257,7 @@ def _in_memory(text: str) -> Iterator[int]:
 
 
 def _children() -> set[int]:
-    """Return the pids of this process's children; ended ones that were not reaped are included.
-
-    The result is empty if the kernel does not list the children of a process.
-    """
+    """Return the pids of this process's children; ended ones that were not reaped are included."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended, or an old kernel has no list
@@ -374,14 +267,7 @@ def _children() -> set[int]:
 
 @contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """Return a context manager; while it is entered, this process adopts orphaned descendants.
-
-    It becomes the parent of each descendant whose own parent ends, and keeps those children after
-    leaving.
-
-    Raises:
-        OSError: the operating system does not support that.
-    """
+    """Return a context manager; while it is entered, this process adopts orphaned descendants."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "this system lets no process adopt orphans")

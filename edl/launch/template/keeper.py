@@ -24,21 +24,7 @@ DEATHS = 3  # after so many in a row, without a worker forked between, no other 
 
 
 class TemplateKeeper:
-    """The owner of one launcher's template process, which forks workers; it starts and replaces it.
-
-    The launcher calls :meth:`look` in each turn of its loop, and :meth:`fork` when it starts a
-    worker. Creating the object starts no process.
-
-    Args:
-        command: the command of the job.
-        cwd: the working directory of the job.
-        environment: all environment variables that the workers have in common.
-        logs: the directory for the list of imports and for what the imports print.
-        wanted: whether the user wants a template; if not, there will be none.
-
-    Attributes:
-        why_none: why this launcher has no template and will not get one; empty if it may have one.
-    """
+    """The owner of one launcher's template process."""
 
     def __init__(
         self,
@@ -54,6 +40,7 @@ class TemplateKeeper:
         self._imports, self._output = logs / f"template-{digest}.imports", logs / "template.output"
         self._template: Template | None = None
         self._deaths = 0
+        # why this launcher has no template and will not get one; empty if it may have one
         self.why_none = why_none(command, environment.get("PATH")) if wanted else NOT_WANTED
         given = config.take_inherited_template()
         if given is not None:
@@ -63,11 +50,7 @@ class TemplateKeeper:
 
     @property
     def imports(self) -> Path | None:
-        """The file into which a worker is to write the names of the modules that it has imported.
-
-        It is None if the list is not needed: it exists, the template runs, or there will be no
-        template.
-        """
+        """The file into which a worker is to write the names of the modules that it has imported"""
         known = self.why_none or self._template or self._imports.exists()
         return None if known else self._imports
 
@@ -78,17 +61,11 @@ class TemplateKeeper:
 
     @property
     def ready(self) -> bool:
-        """Whether the next worker can be forked from the template, as :meth:`look` saw it last."""
+        """Whether the next worker can be forked from the template, as `look` saw it last."""
         return self._template is not None and self._template.ready
 
     def look(self) -> None:
-        """Start the template process if there is none, else read a message of it; raise no error.
-
-        The process starts once a worker has written its list of imports. If the process has died or
-        refuses, the call ends it, which takes up to 5 s, and the next call may start another one.
-        After three deaths (``DEATHS``) in a row, without a worker forked between, or after a
-        refusal, there is none any more, and ``why_none`` has the reason.
-        """
+        """Start the template process if there is none, else read a message of it; raise no error"""
         if self.why_none:
             return
         try:
@@ -102,25 +79,7 @@ class TemplateKeeper:
     def fork(
         self, environment: Mapping[str, str], log: Path, started: Callable[[int], None]
     ) -> Child | None:
-        """Start a worker by a fork of the template process.
-
-        The call takes 5 s at most for the fork, and as long again to end a template that does not
-        answer.
-
-        Args:
-            environment: all environment variables of the worker.
-            log: the file to which the output of the worker is appended.
-            started: called in this process with the pid of the worker, before its script begins.
-
-        Returns:
-            The worker's process; None if the template cannot fork now (none is ready, or it does
-            not answer and was ended): then no worker was started, and the caller is to use
-            ``exec``.
-
-        Raises:
-            OSError: the worker cannot be started in any way now: this process has no file
-                descriptor left, or the disk has no room for the log.
-        """
+        """Start a worker by a fork of the template process."""
         if self._template is None or not self._template.ready:
             return None
         try:
@@ -132,28 +91,18 @@ class TemplateKeeper:
         return child
 
     def disable(self, why: str) -> None:
-        """End the template process for good; every later worker is started by ``exec``.
-
-        ``why`` is the reason, a clause for the user, which ``why_none`` has from then on. Workers
-        that were forked before go on.
-        """
+        """End the template process for good; every later worker is started by `exec`."""
         self.close()
         self.why_none = why
 
     def close(self) -> None:
-        """End the template process, if one runs; the workers that were forked from it go on.
-
-        The call waits up to 5 s for its end. A later :meth:`look` may start another one.
-        """
+        """End the template process, if one runs; the workers that were forked from it go on."""
         if self._template is not None:
             self._template.close()
             self._template = None
 
     def remove_imports(self) -> None:
-        """Remove the file with the list of imports: it has environment variables of the script.
-
-        Nothing is done if there is no such file, or if it cannot be removed.
-        """
+        """Remove the file with the list of imports: it has environment variables of the script."""
         with contextlib.suppress(OSError):
             self._imports.unlink()
 

@@ -53,21 +53,9 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 1, 15, 35, 14
 
 
 def serve(descriptor: int, imports: str) -> dict[str, Any]:
-    """Import the modules of a worker, report to the launcher, and fork a worker at each order.
-
-    An order is the launcher's message that describes one worker. The template process never returns
-    from this function: it exits when the launcher closes the socket, or after the report if no
-    worker can be forked after these imports. The kernel kills it when the launcher dies.
-
-    Args:
-        descriptor: the file descriptor of the socket to the launcher.
-        imports: the path of the file that a worker has written, JSON: ``modules`` (the names, in
-            the order of import), ``environment`` and ``own`` (the script's modules with paths).
-
-    Returns:
-        The order, a dictionary with the keys named in this module's docstring. The function returns
-        only in a new worker.
-    """
+    """Import the modules of a worker, report to the launcher, and fork a worker at each order."""
+    # The template process never returns from this function: it exits when the launcher closes the
+    # socket, or after the report if no worker can be forked after these imports.
     launcher = os.getppid()
     control = socket.socket(fileno=descriptor)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -90,18 +78,7 @@ def serve(descriptor: int, imports: str) -> dict[str, Any]:
 
 
 def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
-    """Fork a worker at each order of the launcher; return the order in the new worker.
-
-    An order is the launcher's message that describes one worker. The template process itself does
-    not return: it exits once the socket is closed, or at a message without three descriptors.
-
-    Args:
-        control: the socket to the launcher.
-        launcher: the pid of the launcher.
-
-    Returns:
-        The order, in the new worker, which has closed ``control``.
-    """
+    """Fork a worker at each order of the launcher; return the order in the new worker."""
     while True:
         message, ancillary, _, _ = socket.recv_fds(control, _PACKET, 3)
         if not message or len(ancillary) != 3:
@@ -115,13 +92,9 @@ def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
 
 
 def _yield_to_others(nice: int) -> None:
-    """Lower the priority of this process to the lowest for at most 20 s (``YIELDS_S``).
-
-    The call returns at once. A SIGALRM restores the priority after that time; the caller does so
-    earlier if it needs it no longer. Nothing is done if the priority could not be restored, as for
-    an ordinary user. The time is limited because imports at the lowest priority, beside workers
-    that use all processors, would take minutes. ``nice`` is the priority (nice value) to restore.
-    """
+    """Lower the priority of this process to the lowest for at most 20 s (`YIELDS_S`)."""
+    # The time is limited because imports at the lowest priority, beside workers that use all
+    # processors, would take minutes.
     if (trial := os.fork()) == 0:
         try:
             os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
@@ -136,20 +109,7 @@ def _yield_to_others(nice: int) -> None:
 
 
 def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
-    """Import ``modules`` in order, with the environment variables that a worker's script had set.
-
-    A module that is imported already is skipped, and one that cannot be imported is skipped with a
-    message on the standard output. This process's own environment is restored at the end.
-
-    Args:
-        modules: the names of the modules.
-        environment: the values of the variables; None for one that the script has removed. The
-            other variables of this process stay.
-
-    Returns:
-        The name of the first module whose import has started a thread; "site, at the start of
-        Python" if there was one before; empty if there is none.
-    """
+    """Import `modules` in order, with the environment variables that a worker's script had set."""
     before = dict(os.environ)
     _set_environment({**before, **environment})
     culprit = "site, at the start of Python" if _threads() > 1 else ""
@@ -170,30 +130,21 @@ def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:
-    """Make ``values`` the whole environment of this process; a name with value None is left out."""
+    """Make `values` the whole environment of this process; a name with value None is left out."""
     for name in os.environ.keys() - {name for name, value in values.items() if value is not None}:
         del os.environ[name]
     os.environ.update({name: value for name, value in values.items() if value is not None})
 
 
 def _threads() -> int:
-    """Return the number of threads of this process, with the main thread and those of C code."""
     return len(os.listdir("/proc/self/task"))
 
 
 def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> str:
-    """Return why no worker can be forked from this process; empty if workers can be forked.
-
-    The reason is a clause for the user, such as a thread, a GPU, socket, pipe or memory that all
-    workers would share. Threads that a library ends before each fork, as OpenBLAS does, are no
-    obstacle: a process is forked on trial first.
-
-    Args:
-        culprit: the module that has started a thread, as :func:`_import_all` returns it.
-        own: the absolute path of each module of the script, by name. A worker must not find modules
-            of these names that were imported from other files.
-        control: the socket to the launcher, the only socket that may be open.
-    """
+    """Return why no worker can be forked from this process; empty if workers can be forked."""
+    # The reason is a clause for the user, such as a thread, a GPU, socket, pipe or memory that all
+    # workers would share.
+    # A worker must not find modules of these names that were imported from other files.
     if shadowed := next((name for name, path in own.items() if _is_other(name, path)), ""):
         return f"the script has a module {shadowed}, and an import has imported another one"
     code = _tried()
@@ -212,10 +163,7 @@ def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> s
 
 
 def _is_other(name: str, path: str) -> bool:
-    """Return whether the module ``name`` has been imported, and from another file than ``path``.
-
-    ``path`` is absolute. A module that has no file counts as another one.
-    """
+    """Return whether the module `name` has been imported, and from another file than `path`."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     origin = getattr(spec, "origin", None)
     return name in sys.modules and (origin is None or os.path.abspath(origin) != path)
@@ -228,13 +176,7 @@ _OF_A_TRIAL = {
 
 
 def _tried() -> int:
-    """Fork a process on trial, wait for its end, and return its exit code.
-
-    The code is 0 if forked processes can use CUDA and show their own environment in ``/proc``,
-    ``_BAD_CUDA`` if PyTorch uses CUDA already, ``_NAMELESS`` if the kernel does not let a forked
-    process show its own environment. Any other code (-N: killed by signal N) means that the trial
-    failed.
-    """
+    """Fork a process on trial, wait for its end, and return its exit code."""
     if (trial := os.fork()) == 0:
         code = 2
         try:
@@ -251,11 +193,7 @@ def _tried() -> int:
 
 
 def _shared_descriptors(control: socket.socket) -> Iterator[str]:
-    """Yield the names of open GPU devices, sockets and pipes that forked workers must not share.
-
-    A name is the target of a link in ``/proc/self/fd``, like "socket:[4711]". The socket
-    ``control`` to the launcher is left out; ordinary files are, too.
-    """
+    """Yield the names of open GPU devices, sockets and pipes that forked workers must not share."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) == control.fileno():
             continue
@@ -268,12 +206,8 @@ def _shared_descriptors(control: socket.socket) -> Iterator[str]:
 
 
 def _fork(launcher: int) -> bool:
-    """Fork a child of the launcher; return True in the child, False in the template process.
-
-    ``launcher`` is the pid of the launcher, which must adopt orphans meanwhile. The function
-    returns in the child once the launcher is its parent; if that takes longer than 10 s
-    (``DEADLINE_S``), the child exits. The child leads a session of its own.
-    """
+    """Fork a child of the launcher; return True in the child, False in the template process."""
+    # `launcher` is the pid of the launcher, which must adopt orphans meanwhile.
     sys.stdout.flush()
     sys.stderr.flush()
     between = os.fork()
@@ -292,25 +226,7 @@ def _fork(launcher: int) -> bool:
 
 
 def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
-    """Make this process, just forked from the template, like one that the launcher started by exec.
-
-    A template is a process of edl that has imported the framework, and forks workers. This process
-    tells the launcher its pid, and exits with 1 if the launcher does not confirm that within 10 s
-    (``DEADLINE_S``). Then it takes an empty standard input, ``log`` as its output and error output,
-    the working directory, environment and command line of the order, and new seeds for its random
-    numbers.
-
-    Args:
-        order_file: the file descriptor of the file with the order, in JSON: the launcher's message
-            with the command, the environment and the working directory of the worker.
-        log: the file descriptor of the log; it is closed.
-        answer: the file descriptor of the socket to the launcher; it is closed.
-
-    Returns:
-        The order. If its ``template`` is True (in tests only), this process forks a second template
-        first; the function then also returns in each worker forked from that, with that worker's
-        order.
-    """
+    """Make this process, just forked from the template."""
     with socket.socket(fileno=answer) as launcher:
         launcher.settimeout(DEADLINE_S)
         try:
@@ -341,13 +257,7 @@ def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
 
 
 def _give_template(order: dict[str, Any]) -> dict[str, Any]:
-    """Fork a second template for this process, which still has a single thread; return its order.
-
-    This is for tests, whose launchers are themselves forked from a template (``tests/forked.py``).
-    This process gets the socket to that template and its pid in the variable ``INHERITED``. In a
-    worker that is forked later from the second template, the function returns the order of that
-    worker. ``order`` is the launcher's message that describes this process.
-    """
+    """Fork a second template for this process, which still has a single thread; return its order"""
     launcher, (ours, theirs) = os.getpid(), socket.socketpair(type=socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -362,11 +272,7 @@ def _give_template(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draw_anew() -> None:
-    """Give this process its own seed for NumPy and its own key for :mod:`multiprocessing`.
-
-    Nothing is done for one of these modules that is not imported. Python's own generator gets a new
-    seed after each fork by itself.
-    """
+    """Give this process its own seed for NumPy and its own key for `multiprocessing`."""
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
     if processes := sys.modules.get("multiprocessing.process"):
@@ -378,29 +284,14 @@ def _draw_anew() -> None:
 
 
 def _prctl(*arguments: Any) -> int:
-    """Call the system call ``prctl``, which changes a property of this process.
-
-    ``arguments`` are up to five integers, or ctypes arrays, of which the address is passed; missing
-    ones are 0. The result is that of the call, -1 for an error; no error is raised.
-    """
+    """Call the system call `prctl`, which changes a property of this process."""
     values = [one if isinstance(one, ctypes.Array) else ctypes.c_ulong(one) for one in arguments]
     values += [ctypes.c_ulong(0)] * (5 - len(values))
     return int(ctypes.CDLL(None, use_errno=True).prctl(*values))
 
 
 def _show_as(command: list[str], environment: dict[str, str]) -> None:
-    """Make ``ps`` and the files in ``/proc`` show ``command`` and ``environment`` for this process.
-
-    Linux reads both from the memory of the process (``/proc/PID/cmdline``, ``/proc/PID/environ``),
-    at addresses that a process may move. If the kernel does not allow that, the process keeps the
-    arguments and environment of its template there, and no error is raised. The real environment
-    and ``sys.argv`` do not change.
-
-    Args:
-        command: the words of the command line; not empty. The process gets the name of the program
-            in the first one, up to 15 bytes.
-        environment: the variables by name.
-    """
+    """Make `ps` and the files in `/proc` show `command` and `environment` for this process."""
     global _shown
     words = [os.fsencode(word) for word in command]
     pairs = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
@@ -427,18 +318,7 @@ _shown: Any = None  # holds the memory that the system reads
 
 
 def run_as_main(kind: str, target: str, arguments: list[str]) -> None:
-    """Run a script, a module or code as ``__main__``, as the interpreter does.
-
-    The function returns when it has run to its end. An error of the script goes on to the caller.
-
-    Args:
-        kind: "script", "module" or "code".
-        target: the path of the script, the name of the module or the text of the code.
-        arguments: its arguments, which are ``sys.argv`` without the first item.
-
-    Raises:
-        SystemExit: the script ends the process, or (with code 2) its file cannot be read.
-    """
+    """Run a script, a module or code as `__main__`, as the interpreter does."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"])
     sys.modules["__main__"] = module
@@ -473,10 +353,7 @@ def run_as_main(kind: str, target: str, arguments: list[str]) -> None:
 
 
 def _is_importable(path: str) -> bool:
-    """Return whether ``path`` can be on Python's module search path: a directory or a zip archive.
-
-    Of such a path Python runs the module ``__main__``; whether it has one is not checked.
-    """
+    """Return whether `path` can be on Python's module search path: a directory or a zip archive."""
     for hook in sys.path_hooks:
         try:
             hook(path)
@@ -487,27 +364,12 @@ def _is_importable(path: str) -> bool:
 
 
 def _set_path(first: str, always: bool = False) -> None:
-    """Put the directory ``first`` at the head of Python's module search path.
-
-    Nothing is done if Python's options forbid that (``-I``, ``-P``), unless ``always`` is True.
-    """
     if always or (not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated):
         sys.path.insert(0, first)
 
 
 def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> None:
-    """Run the module ``name`` as ``__main__``, as ``python -m`` does.
-
-    Args:
-        name: the name of the module, or of a package with a ``__main__``.
-        arguments: the arguments of the module.
-        alter_argv: whether to set ``sys.argv`` to the module's path and ``arguments``, and to put
-            the working directory at the head of the module search path. If False, the caller has
-            set both.
-
-    Raises:
-        SystemExit: the module ends the process, or cannot be found.
-    """
+    """Run the module `name` as `__main__`, as `python -m` does."""
     import runpy
 
     if alter_argv:
@@ -517,20 +379,11 @@ def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> Non
 
 
 def _exec(text: str | bytes, path: str, module: types.ModuleType) -> None:
-    """Compile the source ``text``, and run it with the names of ``module`` as its globals.
-
-    ``path`` is the path of its file, for tracebacks; the file is not read. An error of the source
-    goes on to the caller.
-    """
     _showing(lambda: exec(compile(text, path, "exec", dont_inherit=True), module.__dict__))
 
 
 def _showing(run: Callable[[], object]) -> None:
-    """Call ``run``; if it raises an error, let Python print it without edl's frames around it.
-
-    These are the frames of this file and of its callers. The error goes on to the caller, and
-    ``sys.excepthook`` is replaced for that.
-    """
+    """Call `run`; if it raises an error, let Python print it without edl's frames around it."""
     try:
         run()
     except SystemExit:
