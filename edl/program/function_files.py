@@ -44,24 +44,15 @@ Cells = dict[str, tuple[int, None, list[str], str]]
 
 @dataclass(frozen=True)
 class Failure:
-    """The exception with which the function has ended on one worker.
+    """The exception with which the function has ended on one worker."""
 
-    Attributes:
-        worker: the name of the worker, like "w3".
-        after_training: whether the worker had trained to the end before.
-        text: the traceback.
-    """
-
-    worker: str
-    after_training: bool
-    text: str
+    worker: str  # the name of the worker, like "w3"
+    after_training: bool  # whether the worker had trained to the end before
+    text: str  # the traceback
 
 
 class FunctionFiles:
-    """The files of one function in ``directory``, which exists.
-
-    Methods that read or write may raise an OSError.
-    """
+    """The files of one function in `directory`, which exists."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -69,11 +60,7 @@ class FunctionFiles:
     def write_function(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Path:
-        """Write the function with its arguments, and the script of the workers; return its path.
-
-        Raises:
-            UsageError: cloudpickle cannot pickle the function or an argument.
-        """
+        """Write the function with its arguments, and the script of the workers; return its path."""
         name = name_of(function)
         try:
             call = _pickled((function, tuple(args), dict(kwargs)), f"the function {name}")
@@ -92,11 +79,9 @@ class FunctionFiles:
         return self.directory / script
 
     def read_function(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """Return the function, its positional and its keyword arguments.
-
-        Before, ``sys.path`` becomes that of the program, so that its modules are found, and
-        :mod:`linecache` learns the notebook's cells.
-        """
+        """Return the function, its positional and its keyword arguments."""
+        # Before, `sys.path` becomes that of the program, so that its modules are found, and
+        # `linecache` learns the notebook's cells.
         path, cells, call = pickle.loads((self.directory / _FUNCTION).read_bytes())
         sys.path[:] = path
         linecache.cache.update(cells)
@@ -104,19 +89,11 @@ class FunctionFiles:
         return function, args, kwargs
 
     def write_result(self, worker: str, rank: int, result: Any) -> None:
-        """Write what the function has returned on ``worker``, which has ``rank``.
-
-        Raises:
-            UsageError: cloudpickle cannot pickle the result.
-        """
         pickled = _pickled(result, f"the result of {worker}, of type {type(result).__name__},")
         self._write(f"{_RESULT}{worker}", pickle.dumps((rank, pickled)))
 
     def results(self) -> dict[str, tuple[int, Any]]:
-        """Return the rank and the result of each worker that has written one, by worker.
-
-        The ranks are in order.
-        """
+        """Return the rank and the result of each worker that has written one, by worker."""
         found = {}
         for path in self.directory.glob(f"{_RESULT}*"):
             rank, pickled = pickle.loads(path.read_bytes())
@@ -124,7 +101,7 @@ class FunctionFiles:
         return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
 
     def has_result(self, worker: str) -> bool:
-        """Return whether ``worker`` has written its result."""
+        """Return whether `worker` has written its result."""
         return (self.directory / f"{_RESULT}{worker}").exists()
 
     def write_failure(self, failure: Failure) -> None:
@@ -153,13 +130,12 @@ class FunctionFiles:
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # it is Any to mypy
-    """cloudpickle's pickler, which also keeps in which file, or notebook cell, code stands.
+    """cloudpickle's pickler, which also keeps in which file, or notebook cell, code stands."""
 
-    cloudpickle leaves it out, so that tracebacks show no source and AutoGraph finds none.
-    """
+    # cloudpickle leaves it out, so that tracebacks show no source and AutoGraph finds none.
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how to pickle ``obj``: code with its file name, all else as cloudpickle does."""
+        """Return how to pickle `obj`: code with its file name, all else as cloudpickle does."""
         if not isinstance(obj, types.CodeType):
             return super().reducer_override(obj)
         _, arguments = self.dispatch_table[types.CodeType](obj)
@@ -167,16 +143,11 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # it is Any to 
 
 
 def _code_in_file(arguments: tuple[Any, ...], file: str) -> types.CodeType:
-    """Return the code object that ``arguments`` describe, as code of ``file``."""
     return types.CodeType(*arguments).replace(co_filename=file)
 
 
 def _pickled(value: Any, what: str) -> bytes:
-    """Return ``value`` pickled, its parts of ``__main__`` by value.
-
-    Raises:
-        UsageError: that is impossible; ``what`` is the subject of the sentence.
-    """
+    """Return `value` pickled, its parts of `__main__` by value."""
     try:
         with io.BytesIO() as file:
             _Pickler(file).dump(value)
@@ -194,7 +165,7 @@ def name_of(func: Callable[..., Any]) -> str:
 
 
 def _cached_lines() -> dict[str, list[str]]:
-    """Return the lines of each source that :mod:`linecache` has read, by its file name."""
+    """Return the lines of each source that `linecache` has read, by its file name."""
     found = {}
     for file, entry in list(linecache.cache.items()):
         if len(entry) == 4:  # not one that is only known by its loader

@@ -13,21 +13,9 @@ from edl.program.function_files import Failure, FunctionFiles
 
 
 def call_function(script: str) -> None:
-    """Read the function from the file beside ``script``, call it, and write its result beside it.
-
-    The worker is this process. An exception of the function ends it, as it ends a script; its
-    traceback is written, so that the program can show it. So is that of ``sys.exit()`` with a code
-    other than 0 after the training. A worker that leaves the job has no result.
-
-    Args:
-        script: the path of the script of this worker, as :class:`FunctionFiles` has written it.
-
-    Raises:
-        UsageError: the result cannot be sent to the program.
-        OSError: the file of the function cannot be read, or the result cannot be written.
-        Exception: what the function raises.
-        SystemExit: the function, or edl, ends the process.
-    """
+    """Read the function from the file beside `script`, call it, and write its result beside it."""
+    # An exception of the function ends it, as it ends a script; its traceback is written, so that
+    # the program can show it.
     files = FunctionFiles(Path(script).absolute().parent)
     function, args, kwargs = files.read_function()
     try:
@@ -46,7 +34,7 @@ def call_function(script: str) -> None:
 
 
 def _failure(error: BaseException) -> Failure:
-    """Return how the function has failed with ``error``, without the lines of this module."""
+    """Return how the function has failed with `error`, without the lines of this module."""
     begun = process.is_initialized()
     worker = f"w{process.current_worker().id}" if begun else "a worker"
     trace = error.__traceback__ and error.__traceback__.tb_next

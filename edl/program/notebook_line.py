@@ -14,13 +14,9 @@ _REDRAW_S = 0.5
 
 
 class NotebookLine:
-    """The status line of a job in a notebook, which is drawn anew as the job trains.
+    """The status line of a job in a notebook, which is drawn anew as the job trains."""
 
-    Args:
-        line: makes the text of the line.
-        display: IPython's function of that name.
-        now_s: returns the time in seconds, by a clock that never goes back.
-    """
+    # `now_s`: returns the time in seconds, by a clock that never goes back.
 
     def __init__(
         self,
@@ -33,7 +29,7 @@ class NotebookLine:
         self._shown, self._at_s = "", -_REDRAW_S
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show the line for the records in ``snapshot``, at most twice a second."""
+        """Show the line for the records in `snapshot`, at most twice a second."""
         self._line.update(snapshot)
         now_s = self._now_s()
         job = snapshot.job
@@ -53,10 +49,7 @@ class NotebookLine:
 
 
 def notebook_display() -> Callable[..., Any] | None:
-    """Return IPython's ``display`` if this process is the kernel of a notebook; else None.
-
-    IPython is not imported: in a kernel it is there.
-    """
+    """Return IPython's `display` if this process is the kernel of a notebook; else None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if ipython is None or getattr(shell, "kernel", None) is None:

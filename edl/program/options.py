@@ -68,11 +68,7 @@ _KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
 
 @dataclass(frozen=True)
 class Options:
-    """The options of ``edl.run`` that are no settings of a job; ``edl.run`` describes them.
-
-    Raises:
-        UsageError: a value has another type.
-    """
+    """The options of `edl.run` that are no settings of a job; `edl.run` describes them."""
 
     name: str | None = None
     slots: int | None = None
@@ -90,15 +86,7 @@ class Options:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
-    """Return the options of ``edl.run`` and the settings of a job and of this process.
-
-    ``resume`` may be a bool, as the option of `edl run` is one.
-
-    Raises:
-        ConfigError: there is no such option or setting, or a value is out of range.
-        UsageError: an option has a value of another type, or the directory of ``resume`` has no
-            checkpoint.
-    """
+    """Return the options of `edl.run` and the settings of a job and of this process."""
     own = {name: options[name] for name in Options.__dataclass_fields__ if name in options}
     others = {name: options[name] for name in options.keys() - own.keys()}
     for name in sorted(others):
@@ -112,7 +100,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
 
 
 def _check_resumable(resume: str) -> None:
-    """Raise a UsageError if ``resume`` is a directory without a checkpoint to continue from."""
+    """Raise a UsageError if `resume` is a directory without a checkpoint to continue from."""
     directory = resume_directory(resume)
     if directory is None:
         return
@@ -126,12 +114,7 @@ def _check_resumable(resume: str) -> None:
 
 
 def check_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise an error if ``func`` cannot be called with ``args`` and ``kwargs``.
-
-    Raises:
-        UsageError: ``func`` is no function, or the arguments are no sequence, no mapping by names,
-            or not those of the function.
-    """
+    """Raise an error if `func` cannot be called with `args` and `kwargs`."""
     if not callable(func):
         raise UsageError(
             f"edl.run takes a function, not {reprlib.repr(func)}; write edl.run(train, np=2)"
@@ -159,7 +142,7 @@ def check_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def _advice(name: str) -> str:
-    """Return the end of the sentence that ``edl.run`` has no option ``name``: what to write."""
+    """Return the end of the sentence that `edl.run` has no option `name`: what to write."""
     if name in INSTEAD:
         return f": {INSTEAD[name]}"
     known = [*Options.__dataclass_fields__, *config.SETTINGS]

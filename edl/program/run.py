@@ -53,10 +53,7 @@ def run(
     np: int,
     options: Mapping[str, Any],
 ) -> list[Any]:
-    """Do what ``edl.run`` describes; the arguments, the result and the errors are the same.
-
-    ``options`` has the options and settings by name.
-    """
+    """Do what `edl.run` describes; the arguments, the result and the errors are the same."""
     chosen, settings = split_options(options)
     _check_place(settings)
     kwargs = {} if kwargs is None else kwargs
@@ -90,16 +87,7 @@ def run(
 
 
 def _policy(given: str | Path | None, spec: JobSpec) -> JobPolicy:
-    """Return the policy of the job from its file or text ``given``; None: the job has none.
-
-    Args:
-        given: the path of the file, or its text with a newline.
-        spec: the sizes and the working directory of the job. A custom rule is looked up there and
-            in ``sys.path``, which the workers share.
-
-    Raises:
-        UsageError: the policy cannot be read, or the job cannot follow it.
-    """
+    """Return the policy of the job from its file or text `given`; None: the job has none."""
     if given is None:
         return NO_POLICY
     text, source = read_policy(given, "edl.run")
@@ -120,7 +108,7 @@ def _check_place(settings: config.Config) -> None:
 
 
 def _new_directory(shared: str | Path | None) -> Path:
-    """Make a directory for one function in ``shared``; None: in this user's state directory."""
+    """Make a directory for one function in `shared`; None: in this user's state directory."""
     parent = config.state_dir() / "functions" if shared is None else Path(shared).absolute()
     directory = parent / uuid.uuid4().hex[:12]
     try:
@@ -140,19 +128,14 @@ def _display(job: str, shows_workers: bool) -> Display:
 
 
 class FunctionJob:
-    """The job that this process has started, as seen from its end.
-
-    Args:
-        store: the records of the job; its session is open.
-        files: the function and its results.
-    """
+    """The job that this process has started, as seen from its end."""
 
     def __init__(self, store: JobStore, files: FunctionFiles) -> None:
         self._store, self._files = store, files
         self._ring: tuple[str, ...] = ()  # the workers that train, or have trained to the end
 
     def seen_by(self, display: Display) -> Display:
-        """Return a display that shows what ``display`` shows, and lets this object see the ring."""
+        """Return a display that shows what `display` shows, and lets this object see the ring."""
 
         def on_snapshot(snapshot: Snapshot) -> None:
             if snapshot.generation is not None and snapshot.generation.members:
@@ -163,14 +146,7 @@ class FunctionJob:
         return Display(display.output, on_snapshot)
 
     def results(self, number: signal.Signals | None, ended: AgentResult) -> list[Any]:
-        """Return the results by rank, or raise the error that says how the job has ended.
-
-        If a worker that has trained to the end has no result, a RuntimeWarning names it.
-
-        Args:
-            number: the signal that has asked the agent of this host to end; None: none has.
-            ended: how the agent has ended.
-        """
+        """Return the results by rank, or raise the error that says how the job has ended."""
         if number is signal.SIGINT:
             raise KeyboardInterrupt(f"job {ended.job} was stopped by Ctrl-C at step {ended.step}")
         if number is not None:
@@ -215,11 +191,7 @@ class FunctionJob:
         return JobFailed("\n\n".join([why, *(one.text for one in failures[-1:])]))
 
     def _wait_for_other_hosts(self) -> None:
-        """Wait until each worker of the last ring has written its result, or is gone.
-
-        The processes of this host have ended by now. The wait ends after 600 s, or if ZooKeeper
-        goes away.
-        """
+        """Wait until each worker of the last ring has written its result, or is gone."""
         deadline = time.monotonic() + _OTHERS_S
         while missing := {one for one in self._ring if not self._files.has_result(one)}:
             try:
@@ -232,14 +204,7 @@ class FunctionJob:
 
 
 def _ring_at_end(newest: Generation, finished_in: int) -> tuple[str, ...]:
-    """Return the names of the workers that have trained to the end of the job, or train now.
-
-    Args:
-        newest: the newest generation of the job.
-        finished_in: the number of the generation whose ring has trained to the end; 0: none has, or
-            it is not known. If ``newest`` was made after that one, its newcomers have trained
-            nothing.
-    """
+    """Return the names of the workers that have trained to the end of the job, or train now."""
     ids = newest.worker_ids
     if 0 < finished_in < newest.number:
         before = {member.id for member in newest.previous}
