@@ -47,11 +47,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return :class:`Cluster`, imported at its first use; Python calls this for a missing name.
-
-    The import takes 50 ms, which programs that use no cluster save. Any other ``name`` raises an
-    AttributeError.
-    """
     if name == "Cluster":
         from edl.client.cluster.client import Cluster
 

@@ -47,21 +47,7 @@ class Reclaimed:
 
 
 def borrow(store: JobStore, slots: int, host: str | None, limits: ClientLimits = USUAL) -> Resize:
-    """Let a job borrow up to ``slots`` idle slots; return the desired workers before and after.
-
-    It returns as soon as the request is written.
-
-    Args:
-        store: the records of the job.
-        slots: the greatest number of slots, at least 1.
-        host: the host of the slots; None for any of the job's hosts.
-        limits: the time limits of the request.
-
-    Raises:
-        UsageError: the job does not run, ``host`` is none of its hosts, no slot is free, or the job
-            may not have one more worker.
-        CoordinationError: ZooKeeper is away; the request may have been written.
-    """
+    """Let a job borrow up to `slots` idle slots; return the desired workers before and after."""
     now = resizable(store, f"borrow slots for job {store.name}", limits)
     choice = partial(borrowing.borrow, now, slots, host)
     changed = store.set_desired(choice, RequestedBy.PERSON, "edl borrow", LeaseTerms(borrows=True))
@@ -76,26 +62,9 @@ def reclaim(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Reclaimed:
-    """Take borrowed slots back from a job, and wait until they are free.
-
-    The result has the slots and the time that this took. A KeyboardInterrupt during the wait gets a
-    note that the request stays in force.
-
-    Args:
-        store: the records of the job.
-        slots: the number of slots; None for all that are borrowed.
-        host: the host of the slots; None for any host, the last by name first.
-        deadline_s: the time in seconds, more than 0, in which the slots have to be free.
-        on_message: called with sentences about the progress.
-        limits: the time limits of the request.
-
-    Raises:
-        UsageError: ``deadline_s`` is not above 0, the job does not run, not that many slots are
-            borrowed, or too few workers would be left.
-        Superseded: more workers were requested on these hosts during the wait.
-        TimedOut: the slots were not seen to be free 10 s after the deadline; the request goes on.
-        JobEnded: the job ended before the slots were free.
-    """
+    """Take borrowed slots back from a job, and wait until they are free."""
+    # UsageError: `deadline_s` is not above 0, the job does not run, not that many slots are
+    # borrowed, or too few workers would be left.
     if not deadline_s > 0:
         raise UsageError(f"the deadline is {deadline_s:g} s; give more than 0")
     now = resizable(store, f"take slots back from job {store.name}", limits)

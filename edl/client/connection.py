@@ -23,30 +23,16 @@ from edl.errors import AccessDenied, UnknownJob, UsageError, ZooKeeperUnreachabl
 
 
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
-    """Return a ZooKeeper session with the time limits of ``settings``; ``with`` starts and ends it.
-
-    Args:
-        hosts: the ZooKeeper servers, ``host:port,...``.
-        settings: the settings of this process.
-        access: the name and the secret of the job; None if they are not known yet.
-    """
+    """Return a ZooKeeper session with the time limits of `settings`; `with` starts and ends it."""
     timeout_s = settings.job_settings.session_timeout_s
     return Session(hosts, timeout_s, settings.connect_timeout_s, access)
 
 
 @contextmanager
 def in_session_of_job(store: JobStore) -> Iterator[JobStore]:
-    """Yield the records of the same job, in a session with the session time-out of the job.
-
-    The session of ``store`` was opened before the job could be read. If it has that time-out
-    already, ``store`` itself is yielded; otherwise another session is opened until the end of the
-    block.
-
-    Raises:
-        UnknownJob: the job does not exist.
-        AccessDenied: the session of ``store`` has not proved the job's secret.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Yield the records of the same job, in a session with the session time-out of the job."""
+    # If it has that time-out already, `store` itself is yielded; otherwise another session is
+    # opened until the end of the block.
     asked, wanted_s = store.session, store.snapshot().job.spec.settings.session_timeout_s
     if asked.session_timeout_s == wanted_s:
         yield store
@@ -57,15 +43,7 @@ def in_session_of_job(store: JobStore) -> Iterator[JobStore]:
 
 @contextmanager
 def connected(zookeeper: str | None) -> Iterator[Session]:
-    """While entered, provide a ZooKeeper session, which has not proved any job's secret yet.
-
-    ``zookeeper`` has the servers, ``host:port,...``. If it is None, they are those of EDL_ZOOKEEPER
-    or edl.toml, or else the local server of this user.
-
-    Raises:
-        UsageError: no ZooKeeper is configured, and none was started on this machine.
-        ZooKeeperUnreachable: ZooKeeper does not answer, or the local one has ended.
-    """
+    """While entered, provide a ZooKeeper session, which has not proved any job's secret yet."""
     settings = config.load(zookeeper=zookeeper)
     hosts = settings.zookeeper or find_local()
     if hosts is None:
@@ -82,24 +60,7 @@ def connected(zookeeper: str | None) -> Iterator[Session]:
 def choose_job(
     session: Session, name: str | None, ended: bool = False, secret: str | None = None
 ) -> JobStore:
-    """Return the records of the job ``name``, or of the only running job if ``name`` is None.
-
-    The session then belongs to that job: it has proved the job's secret.
-
-    Args:
-        session: a session that is connected.
-        name: the name of the job; None for the only job that runs.
-        ended: whether, without a name and without a running job, the only job that has ended is
-            chosen.
-        secret: the secret of the job; None for EDL_SECRET or the secret that this user has stored,
-            or else that of the run of a job of the cluster that is known here.
-
-    Raises:
-        AccessDenied: the job exists and its secret is not known here.
-        UnknownJob: ``ended``, and the job is one of the cluster known here that has no run yet.
-        UsageError: without a name: no job, or more than one, could be chosen. A name that does not
-            exist raises no error here; the first read of the records raises UnknownJob.
-    """
+    """Return the records of the job `name`, or of the only running job if `name` is None."""
     names = job_names(session)
     given = secret or config.load().secret
     if name is not None and (word := parsed_word(given or "")):
@@ -131,22 +92,11 @@ def choose_job(
 
 
 def _known(job: str, secret: str | None) -> list[Access]:
-    """Return all secrets that may open a job, each together with the job's name.
-
-    The likeliest comes first. They are ``secret`` and those in the user's state directory.
-
-    Args:
-        job: the name of the job.
-        secret: the secret that the user gave; None if there is none.
-    """
     return [Access(job, one) for one in candidates(config.state_dir(), job, secret)]
 
 
 def _of_cluster(session: Session, job: str) -> list[str]:
-    """Return a list with the secret of ``job`` if it is one of the cluster known here; else [].
-
-    `edl status` and others then show the run of a job that `edl submit` has submitted.
-    """
+    """Return a list with the secret of `job` if it is one of the cluster known here; else []."""
     from edl.client.cluster.access import knows_clusters, store_of_job  # takes 20 ms
 
     if not knows_clusters():
@@ -157,7 +107,7 @@ def _of_cluster(session: Session, job: str) -> list[str]:
 
 
 def _check_has_run(session: Session, job: str) -> None:
-    """Raise an UnknownJob that says why ``job`` waits, if it is one of the cluster known here."""
+    """Raise an UnknownJob that says why `job` waits, if it is one of the cluster known here."""
     from edl.client.cluster.access import knows_clusters, store_of_job
 
     store = store_of_job(session, job, None) if knows_clusters() else None
@@ -171,17 +121,7 @@ def _check_has_run(session: Session, job: str) -> None:
 
 
 def _only(jobs: Sequence[Job], unreadable: Mapping[str, str], others: bool, ended: bool) -> str:
-    """Return the name of the only running job in ``jobs``.
-
-    Args:
-        jobs: the jobs whose secrets are known here and whose records can be read.
-        unreadable: job -> why its record cannot be read, for the error message.
-        others: whether there are jobs whose secrets are not known here, for the error message.
-        ended: whether to return the only job, even if it has ended, when none is running.
-
-    Raises:
-        UsageError: no job, or more than one, could be chosen.
-    """
+    """Return the name of the only running job in `jobs`."""
     running = [job for job in jobs if not job.state.over]
     choice = running or (jobs if ended else ())
     if len(choice) == 1:
@@ -203,12 +143,7 @@ def _only(jobs: Sequence[Job], unreadable: Mapping[str, str], others: bool, ende
 
 
 def _locked(job: str, tried: bool) -> str:
-    """Return the error message for a job that cannot be opened.
-
-    Args:
-        job: the name of the job.
-        tried: True if the secrets that are known here are wrong; False if none is known.
-    """
+    """Return the error message for a job that cannot be opened."""
     what = "is another than those known here" if tried else "is not known here"
     return (
         f"the secret of job {job} {what}; give EDL_SECRET, or `edl join --secret-file FILE`: on "

@@ -16,25 +16,7 @@ from edl.errors import CoordinationError, TimedOut, UsageError
 def drain_worker(
     store: JobStore, worker: int, timeout_s: float, limits: ClientLimits = USUAL
 ) -> str:
-    """Ask the leader to let one worker leave the job, and return the leader's answer.
-
-    The answer is a sentence that the worker leaves with the next switch; that switch is not waited
-    for. After ``timeout_s``, or an error such as KeyboardInterrupt, the request is taken back, and
-    the error says, in its message or a note, whether that succeeded. An answer that has come in the
-    meantime counts.
-
-    Args:
-        store: the records of the job.
-        worker: the number of the worker: 3 is w3.
-        timeout_s: the time to wait for the answer, in seconds.
-        limits: the time limits of the request.
-
-    Raises:
-        UsageError: the job does not run, or the leader refuses.
-        TimedOut: no leader answered in time. The message says whether the request was taken back.
-        JobEnded: the job ended before the leader answered.
-        CoordinationError: ZooKeeper is away; the message says whether the request may be written.
-    """
+    """Ask the leader to let one worker leave the job, and return the leader's answer."""
     running(store, f"drain w{worker} of job {store.name}", limits)
     try:
         number = store.requests.add(Request(RequestKind.DRAIN, worker))
@@ -59,21 +41,7 @@ def drain_worker(
 def _answer(
     store: JobStore, number: int, worker: int, timeout_s: float, limits: ClientLimits
 ) -> Request:
-    """Wait for the leader to answer a request to drain a worker, and return the answered request.
-
-    Its ``accepted`` is False if the leader refused it; ``outcome`` is the answer.
-
-    Args:
-        store: the records of the job.
-        number: the number of the request.
-        worker: the number of the worker.
-        timeout_s: the time to wait, in seconds.
-        limits: the time limits of the request.
-
-    Raises:
-        TimedOut: no leader answered within ``timeout_s`` seconds.
-        JobEnded: the job ended before the leader answered.
-    """
+    """Wait for the leader to answer a request to drain a worker, and return the answered request"""
     messages = Messages()
     messages(f"no leader of job {store.name} has answered")
     for _ in looks(store, timeout_s, f"draining w{worker}", messages, limits=limits):
@@ -85,17 +53,7 @@ def _answer(
 
 
 def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, str]:
-    """Take back a request to drain a worker.
-
-    Args:
-        store: the records of the job.
-        number: the number of the request.
-        worker: the number of the worker, for the returned sentence.
-
-    Returns:
-        The request if the leader has answered it already, else None; and a sentence for the user:
-        that answer, or whether the request was taken back.
-    """
+    """Take back a request to drain a worker."""
     see = f"see `edl status {store.name}`"
     try:
         request = store.requests.cancel(number)
@@ -105,23 +63,9 @@ def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, 
 
 
 def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimits = USUAL) -> str:
-    """Let a host leave the job, wait until it has left, and return a sentence that says so.
-
-    The agent of the host ends when its workers have left. If the host has no agent, its workers
-    leave all the same. After the time-out the host goes on leaving.
-
-    Args:
-        store: the records of the job.
-        name: the name of the host.
-        timeout_s: the time to wait, in seconds.
-        limits: the time limits of the request.
-
-    Raises:
-        UsageError: the job does not run or has no such host, horovodrun places its workers, or too
-            few workers would be left.
-        TimedOut: the host has not left within ``timeout_s`` seconds.
-        JobEnded: the job ended before the host had left.
-    """
+    """Let a host leave the job, wait until it has left, and return a sentence that says so."""
+    # UsageError: the job does not run or has no such host, horovodrun places its workers, or too
+    # few workers would be left.
     what = f"drain host {name} of job {store.name}"
     _check_host(running(store, what, limits), name)
     late = f"it was asked to, and may still do that (see `edl status {store.name}`)"
@@ -142,14 +86,7 @@ def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimit
 
 
 def _check_host(now: Snapshot, name: str) -> None:
-    """Raise a UsageError if the host cannot be drained.
-
-    A host that is not in the job cannot, nor can a host of a job whose workers horovodrun places.
-
-    Args:
-        now: the newest snapshot of the job's records.
-        name: the name of the host.
-    """
+    """Raise a UsageError if the host cannot be drained."""
     job = now.job
     if now.assigned.by_slot:
         raise UsageError(

@@ -13,11 +13,7 @@ from edl.core.events import Event
 
 
 def flat(event: Event) -> dict[str, Any]:
-    """Return an event of a job as one flat dictionary that can be written as JSON.
-
-    It has ``time`` (ISO 8601, UTC), ``kind``, ``generation``, ``step``, ``reason``, and the details
-    of that kind of event as further keys (docs/reference/status-and-events.md).
-    """
+    """Return an event of a job as one flat dictionary that can be written as JSON."""
     return {
         "time": datetime.fromtimestamp(event.time, UTC).isoformat(),
         "kind": str(event.kind),
@@ -29,11 +25,7 @@ def flat(event: Event) -> dict[str, Any]:
 
 
 def flat_of_cluster(number: int, event: ClusterEvent) -> dict[str, Any]:
-    """Return an event of a cluster as a dictionary that can be written as JSON.
-
-    It has ``number``, ``time`` (ISO 8601, UTC), ``kind``, ``job``, ``host``, ``reason`` and ``by``,
-    and what an event of its kind has of ``state``, ``result`` and ``slots``.
-    """
+    """Return an event of a cluster as a dictionary that can be written as JSON."""
     values = event.to_json()
     return {
         "number": number,

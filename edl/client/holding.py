@@ -22,30 +22,10 @@ from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, 
 
 
 class HeldSize:
-    """A context manager that holds a job's desired number of workers while one profile changes it.
-
-    ``with`` remembers the desired workers, :meth:`take` changes their number, and the end of the
-    block restores them (:meth:`give_back`). A profile measures the job's throughput with
-    several numbers of workers. While it holds the number, the job has the node ``profile/hold`` in
-    ZooKeeper, and no second profile can begin. If a user scales or migrates the job meanwhile, that
-    request is noted in the node and stays in force: nothing is restored. If hosts or workers join
-    or leave meanwhile, these changes are kept, and all other hosts get back the workers that they
-    had.
-
-    Args:
-        store: the records of the job.
-        now: the newest snapshot of the job's records.
-        limits: the time limits of the requests.
-
-    Attributes:
-        outcome: a sentence about the number of workers after the profile; empty until it has been
-            restored.
-
-    Raises:
-        UsageError: (on entering) another profile of the job is under way.
-    """
+    """A context manager that holds a job's desired count of workers while one profile changes it"""
 
     def __init__(self, store: JobStore, now: Snapshot, limits: ClientLimits = USUAL) -> None:
+        # a sentence about the number of workers after the profile; empty until it has been restored
         self.outcome = ""
         self._limits = limits
         self._fate = HoldState.OURS
@@ -71,10 +51,7 @@ class HeldSize:
         self.give_back()
 
     def _set(self, now: Snapshot) -> None:
-        """Remember the desired workers in ``now``, the job's records, to restore them later.
-
-        What was remembered before is forgotten.
-        """
+        """Remember the desired workers in `now`, the job's records, to restore them later."""
         before: Placement = dict(now.desired.hosts)
         self._now = now
         self._slots = {**before, **_slots_of(now)}
@@ -88,11 +65,7 @@ class HeldSize:
 
     @property
     def kept(self) -> bool:
-        """Whether something else has changed the desired workers, whose change stays.
-
-        It may be a request, or hosts or workers that joined or left. False before the end of the
-        block.
-        """
+        """Whether something else has changed the desired workers, whose change stays."""
         return self._fate is not HoldState.OURS
 
     def _taken(self) -> str:
@@ -107,15 +80,7 @@ class HeldSize:
     # --- while it is held
 
     def take(self, np: int) -> None:
-        """Make ``np`` the desired number of workers of the job; return when that is written.
-
-        The number lasts until the next call of this method, or until :meth:`give_back`.
-
-        Raises:
-            UsageError: the hosts have fewer than ``np`` slots.
-            Superseded: a user has requested another size, or hosts or workers came or left.
-            CoordinationError: ZooKeeper is away; the change may have been written.
-        """
+        """Make `np` the desired number of workers of the job; return when that is written."""
 
         def change(desired: Placement) -> Placement:
             self._check(desired)
@@ -134,35 +99,18 @@ class HeldSize:
         self._held = replace(self._held, last=stands)
 
     def check(self, now: Snapshot) -> None:
-        """Raise an error if another request has changed the desired workers.
-
-        ``now`` is the newest snapshot of the job's records.
-
-        Raises:
-            Superseded: the desired workers in ``now`` are neither those from before the profile nor
-                any that it has written.
-        """
+        """Raise an error if another request has changed the desired workers."""
         self._slots |= _slots_of(now)
         self._check(now.desired.hosts)
 
     def _check(self, desired: Placement) -> None:
-        """Raise Superseded unless this profile has written the desired workers ``desired``.
-
-        No error is raised either if they are those from before the profile.
-        """
+        """Raise Superseded unless this profile has written the desired workers `desired`."""
         if desired not in self._held.ours:
             raise Superseded(self._job.name, "other workers were asked for while it was profiled")
         self._held = replace(self._held, last=desired)
 
     def _keep(self) -> None:
-        """Check that this profile still holds the job's number of workers.
-
-        A node in ZooKeeper marks the job as held. If it was lost with an expired session, this
-        profile writes it again.
-
-        Raises:
-            Superseded: a user has requested another size, or another profile holds the job.
-        """
+        """Check that this profile still holds the job's number of workers."""
         hold = self._store.profile.held()
         if hold is None:  # gone with a lost session
             overruled = not self._store.profile.hold(self._mine)
@@ -177,14 +125,7 @@ class HeldSize:
     # --- and then
 
     def give_back(self) -> None:
-        """Restore the desired workers from before the profile, unless a user has requested others.
-
-        While ZooKeeper is away it tries again, for up to ``restore_s`` seconds.
-
-        Raises:
-            RequestError: the size is not restored, because ZooKeeper is away; the message says how
-                to do it by hand. A KeyboardInterrupt gets a note that says the same.
-        """
+        """Restore the desired workers from before the profile."""
         deadline = time.monotonic() + self._limits.restore_s
         lost = f"job {self._job.name} does not have its size back; {self._way_back()}"
         try:
@@ -197,17 +138,7 @@ class HeldSize:
             self._release()
 
     def _is_given_back(self, deadline: float, lost: str) -> bool:
-        """Try once to restore the desired workers; return whether there is nothing left to restore.
-
-        False: ZooKeeper is away, so try again. True also if the job is gone.
-
-        Args:
-            deadline: the time by the monotonic clock, in seconds, after which an error is raised.
-            lost: the beginning of the error's message.
-
-        Raises:
-            RequestError: ZooKeeper is away and ``deadline`` has passed.
-        """
+        """Try once to restore the desired workers; whether there is nothing left to restore"""
         try:
             stands = self._set_desired(self._restored, "edl profile gives the size back")
         except UnknownJob:
@@ -220,12 +151,8 @@ class HeldSize:
         return True
 
     def _restored(self, desired: Placement) -> Placement:
-        """Return the desired workers by host that restore the size of the job.
-
-        Workers of hosts that joined or left since the profile began keep their change. If a user
-        has requested a size meanwhile, ``desired`` (the present desired workers) is returned
-        unchanged.
-        """
+        """Return the desired workers by host that restore the size of the job."""
+        # Workers of hosts that joined or left since the profile began keep their change.
         if desired in self._given:  # it was written, and the answer was lost
             return desired
         self._fate = self._held.fate_of(desired, self._store.profile.held())
@@ -238,10 +165,7 @@ class HeldSize:
         return new
 
     def _standing(self, stands: Placement) -> str:
-        """Return a sentence for the user about the number of workers after the profile.
-
-        ``stands`` has the workers by host that are desired after the profile.
-        """
+        """Return a sentence for the user about the number of workers after the profile."""
         now, before, name = sum(stands.values()), sum(self.before.values()), self._job.name
         if self._fate is HoldState.ASKED:
             text = (
@@ -256,18 +180,12 @@ class HeldSize:
         return text + back
 
     def _way_back(self) -> str:
-        """Return the `edl scale` command, in backquotes, that restores the size from before."""
         return f"`edl scale {self._job.name} --np {sum(self.before.values())}`"
 
     def _release(self) -> None:
-        """Remove the node that marks the job as held by this profile.
-
-        If ZooKeeper is away, the node is removed when this process's session ends.
-        """
         with suppress(CoordinationError, UnknownJob):  # then it goes with our session
             self._store.profile.release(self._mine.token)
 
 
 def _slots_of(now: Snapshot) -> dict[str, int]:
-    """Return the number of slots of each available host, by host, in the job's records ``now``."""
     return {host.name: host.slots for host in now.available}

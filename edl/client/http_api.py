@@ -134,13 +134,8 @@ class ApiClient:
     def _send(
         self, method: str, target: str, body: bytes, kind: str
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send a request once and return its answer, and the body of that.
-
-        A connection that was idle for too long is replaced first, because the API closes it.
-
-        Raises:
-            CoordinationError: no answer came, or not all of it.
-        """
+        """Send a request once and return its answer, and the body of that."""
+        # A connection that was idle for too long is replaced first, because the API closes it.
         if time.monotonic() - self._used_s > IDLE_S:
             self.close()
         headers = {"Content-Type": kind} if body else {}
@@ -165,11 +160,7 @@ class ApiClient:
 
 
 def _word(text: str, what: str) -> str:
-    """Return ``text`` without the white space at its ends; ``what`` names it in the error.
-
-    Raises:
-        UsageError: it is empty, or not one word. The error does not quote it.
-    """
+    """Return `text` without the white space at its ends; `what` names it in the error."""
     words = text.split()
     if len(words) != 1 or not words[0].isprintable():
         raise UsageError(f"{what} is not one word, as edl has made it")
@@ -177,7 +168,7 @@ def _word(text: str, what: str) -> str:
 
 
 def _parts(url: str) -> SplitResult:
-    """Return the parts of the URL of an HTTP API; raise a UsageError if ``url`` is none."""
+    """Return the parts of the URL of an HTTP API; raise a UsageError if `url` is none."""
     with suppress(ValueError):  # of a port that is no number or is too large, or of no name
         parts = urlsplit(url)
         (parts.hostname or "").encode("idna")

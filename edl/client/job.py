@@ -462,21 +462,12 @@ class Job(SessionClient[JobStore]):
 
     @contextmanager
     def _store(self, ended: bool = False) -> Iterator[JobStore]:
-        """While entered, provide the job's records in the session that is kept open, or a new one.
-
-        If this object has no job name and no job runs, ``ended`` allows the only job that has ended
-        to be chosen.
-        """
         with self._kept_or(self._connect(ended)) as store:
             yield store
 
     @contextmanager
     def _connect(self, ended: bool = True) -> Iterator[JobStore]:
-        """While entered, provide the records of the job in a new ZooKeeper session.
-
-        If this object has no job name and no job runs, ``ended`` allows the only job that has ended
-        to be chosen.
-        """
+        """While entered, provide the records of the job in a new ZooKeeper session."""
         secret = self._given_secret()
         with connected(self._zookeeper) as session:
             yield choose_job(session, self._name, ended, secret)

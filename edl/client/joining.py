@@ -25,20 +25,7 @@ LIMITS = SupervisorLimits()
 
 
 def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) -> bool:
-    """Return whether the job that ``own`` names, started with its secret, has trained to its end.
-
-    False: there is no such job, or it runs, or it was stopped or has failed. A job that is stopping
-    cannot be joined, but can be started again after its end: the function first waits for that end,
-    for as long as a stop may take at most. If the job is still stopping then, the result is False.
-
-    Args:
-        session: the ZooKeeper session; afterwards it has proved the secret of that job.
-        own: the name of the job and this host's secret.
-        on_message: called with a sentence for the user when the wait begins.
-
-    Raises:
-        AccessDenied: a job of that name runs, or has finished, with another secret.
-    """
+    """Return whether the job that `own` names, started with its secret, has trained to its end."""
     job = _present(session, own)
     if job is not None and job.state is JobState.STOPPING:
         on_message(f"job {job.name} stops; waiting for its end to start it anew")
@@ -50,21 +37,8 @@ def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) 
 
 
 def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Snapshot]:
-    """Return the records, and a snapshot of them, of a job that the same command started.
-
-    Whether the job still runs is not checked.
-
-    Args:
-        session: the ZooKeeper session; afterwards it has proved the secret of that job.
-        own: the name of the job and this host's secret.
-        spec: the specification that this host would create. ``np`` and ``resume`` may differ.
-
-    Raises:
-        AccessDenied: the job has another secret.
-        UsageError: the job was started by another command, in another directory or with other
-            settings.
-        UnknownJob: there is no such job.
-    """
+    """Return the records, and a snapshot of them, of a job that the same command started."""
+    # `spec`: the specification that this host would create.
     store = choose_job(session, own.job, secret=own.secret)
     _check_ours(session, own)
     snapshot = store.snapshot()
@@ -73,15 +47,7 @@ def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Sn
 
 
 def _present(session: Session, own: Access) -> Job | None:
-    """Return the record of the job that ``own`` names, running or ended; None if there is none.
-
-    Args:
-        session: the ZooKeeper session; afterwards it has proved the secret of that job.
-        own: the name of the job and this host's secret.
-
-    Raises:
-        AccessDenied: the job runs, or has finished, with another secret.
-    """
+    """Return the record of the job that `own` names, running or ended; None if there is none."""
     try:
         job = choose_job(session, own.job, secret=own.secret).snapshot().job
     except AccessDenied:
@@ -94,12 +60,9 @@ def _present(session: Session, own: Access) -> Job | None:
 
 
 def _check_ours(session: Session, own: Access) -> None:
-    """Raise AccessDenied if the session has opened the job with another secret than this host's.
-
-    This host would write nodes of the job in ZooKeeper with its own secret. The job's processes
-    could not read them, and would think that ZooKeeper had lost the job. ``own`` has the name of
-    the job and this host's secret.
-    """
+    """Raise AccessDenied if the session has opened the job with another secret than this host's."""
+    # This host would write nodes of the job in ZooKeeper with its own secret. The job's processes
+    # could not read them, and would think that ZooKeeper had lost the job.
     if session.access != own:
         raise AccessDenied(
             own.job,
@@ -109,12 +72,8 @@ def _check_ours(session: Session, own: Access) -> None:
 
 
 def _check_same(running: Job, asked: JobSpec) -> None:
-    """Raise a UsageError if a job has another command, directory, sizes or settings than asked for.
-
-    Args:
-        running: the record of the running job.
-        asked: the specification that this host would have created.
-    """
+    """Raise UsageError if a job has another command, directory, sizes or settings than asked for"""
+    # `asked`: the specification that this host would have created.
     for what, (theirs, mine) in running.spec.differences(asked).items():
         raise UsageError(
             f"job {running.name} runs with {what} {_shown(theirs)}, not {_shown(mine)}; with "
@@ -123,7 +82,7 @@ def _check_same(running: Job, asked: JobSpec) -> None:
 
 
 def _shown(value: object) -> str:
-    """Return ``value``, of a job's specification, as text for an error message; "none" for None."""
+    """Return `value`, of a job's specification, as text for an error message; "none" for None."""
     if value is None:
         return "none"
     return repr(shlex.join(map(str, value))) if isinstance(value, tuple) else str(value)

@@ -33,30 +33,7 @@ def migrate(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Migration:
-    """Move workers to another host; return what the migration did when they have moved.
-
-    A KeyboardInterrupt during the wait gets a note that the migration goes on.
-
-    Args:
-        store: the records of the job.
-        source: the host that they leave.
-        target: the host that they move to.
-        np: the number of workers to move; None for all on ``source``.
-        timeout_s: the time to wait, in seconds.
-        on_message: called with sentences about the progress.
-        limits: the time limits of the request.
-
-    Returns:
-        The request, the numbers of the generations in which workers moved, and for how many seconds
-        the workers that stayed were held up (None: not known).
-
-    Raises:
-        UsageError: the job does not run, or the hosts or their slots do not allow the move.
-        HostLost: the agent of ``target`` is gone; workers that had not moved stay where they are.
-        Superseded: another request has changed the number of workers on the two hosts.
-        TimedOut: the workers have not moved within ``timeout_s``; the migration goes on.
-        JobEnded: the job ended before the workers had moved.
-    """
+    """Move workers to another host; return what the migration did when they have moved."""
     now = resizable(store, f"migrate workers of job {store.name}", limits)
     asked: Move | None = None
     try:
@@ -81,21 +58,14 @@ def migrate(
 
 @dataclass
 class _MigrationProgress:
-    """The hosts and generations of a job that were seen while workers moved.
-
-    Attributes:
-        hosts: the host of each worker, by name of the worker, workers that have left included.
-        generations: the generations that were seen, by number.
-    """
+    """The hosts and generations of a job that were seen while workers moved."""
 
     hosts: dict[str, str] = field(default_factory=dict)  # worker -> its host
+    # the generations that were seen, by number
     generations: dict[int, Generation] = field(default_factory=dict)
 
     def look(self, now: Snapshot) -> None:
-        """Add the generation and the workers' hosts in ``now`` to ``generations`` and ``hosts``.
-
-        ``now`` is a snapshot of the job's records.
-        """
+        """Add the generation and the workers' hosts in `now` to `generations` and `hosts`."""
         generation = now.generation
         if generation is not None:
             self.generations[generation.number] = generation
@@ -107,21 +77,7 @@ class _MigrationProgress:
 def _wait(
     store: JobStore, asked: Move, timeout_s: float, on_message: OnMessage, limits: ClientLimits
 ) -> _MigrationProgress:
-    """Wait until the workers have moved; return the hosts and generations seen until then.
-
-    Args:
-        store: the records of the job.
-        asked: the requested migration.
-        timeout_s: the time to wait, in seconds.
-        on_message: called with sentences about the progress.
-        limits: the time limits of the request.
-
-    Raises:
-        HostLost: no agent has offered the target host for ``agent_gone_s`` seconds.
-        Superseded: the desired workers of the two hosts were changed by another request.
-        TimedOut: the workers have not moved within ``timeout_s`` seconds.
-        JobEnded: the job ended before the workers had moved.
-    """
+    """Wait until the workers have moved; return the hosts and generations seen until then."""
     seen, given = _MigrationProgress(), list[Placement]()
     messages, seen_at = Messages(on_message), time.monotonic()
     for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
@@ -146,39 +102,18 @@ def _wait(
 
 
 def _goes_on(asked: Move) -> str:
-    """Return a clause that the migration ``asked`` goes on, with the command that reverses it."""
     back = f"edl migrate {asked.job} --from {asked.target} --to {asked.source} --np {asked.np}"
     return f"the migration goes on; `{back}` takes it back"
 
 
 def _is_short(asked: Move, desired: Placement, stands: MigrationStatus) -> bool:
-    """Return whether fewer workers train on the target host than are desired there.
-
-    Args:
-        asked: the requested migration.
-        desired: the workers by host that are desired at present.
-        stands: how far the migration is.
-    """
     return stands.arrived.get(asked.target, 0) < desired.get(asked.target, 0)
 
 
 def _take_back(
     store: JobStore, asked: Move, stands: MigrationStatus, given: list[Placement]
 ) -> Placement:
-    """Let the workers that have not moved stay on the old host; return the desired workers by host.
-
-    Only the numbers of desired workers in the job's records are changed, before the return.
-
-    Args:
-        store: the records of the job.
-        asked: the requested migration.
-        stands: how far the migration is.
-        given: a list; the desired workers by host are appended before they are written, so that the
-            caller knows them even if ZooKeeper's answer is lost.
-
-    Raises:
-        CoordinationError: ZooKeeper is away; the change may have been written.
-    """
+    """Let the workers that have not moved stay on the old host; the desired workers by host"""
 
     def change(desired: Placement) -> Placement:
         given.append(return_absent(desired, asked.target, stands.arrived))
@@ -189,14 +124,7 @@ def _take_back(
 
 
 def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) -> HostLost:
-    """Return, without raising it, the error that the target host is gone and how many workers stay.
-
-    Args:
-        asked: the requested migration.
-        now: the newest snapshot of the job's records.
-        after: the workers by host that are desired after the migration was taken back.
-        limits: the time limits of the request, for the message.
-    """
+    """Without raising it, the error that the target host is gone and how many workers stay"""
     stays = after.get(asked.source, 0) - asked.desired.get(asked.source, 0)
     again = to_add(asked.job, now.assigned.by_slot, asked.target)
     return HostLost(
@@ -208,13 +136,7 @@ def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) ->
 
 
 def _superseded(asked: Move, desired: Placement, stands: MigrationStatus) -> str:
-    """Return the error message that another request has changed the workers of the two hosts.
-
-    Args:
-        asked: the requested migration.
-        desired: the workers by host that are desired at present.
-        stands: how far the migration was.
-    """
+    """Return the error message that another request has changed the workers of the two hosts."""
     hosts = (asked.source, asked.target)
     then = ", ".join(f"{host}: {desired.get(host, 0)}" for host in hosts)
     return (
@@ -226,17 +148,7 @@ def _superseded(asked: Move, desired: Placement, stands: MigrationStatus) -> str
 def _outcome(
     store: JobStore, asked: Move, seen: _MigrationProgress, limits: ClientLimits
 ) -> Migration:
-    """Return what the migration did: its workers, its switches, and how long training stood still.
-
-    The function waits for the last switch to be in the event log, ``limits.log_s`` seconds at most;
-    without it the time of the standstill is None.
-
-    Args:
-        store: the records of the job.
-        asked: the requested migration.
-        seen: the hosts and generations that were seen.
-        limits: the time limits of the request.
-    """
+    """What the migration did: its workers, its switches, and how long training stood still"""
     last = max(seen.generations)
     events: dict[int, Event] = {}
     deadline = time.monotonic() + (limits.log_s if last > asked.since else 0.0)

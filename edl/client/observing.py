@@ -21,38 +21,21 @@ FIXED_READS = 3  # of a snapshot: what is read each time, changed or not
 
 
 class ObservedJob:
-    """One job that is read again and again, of which only changed nodes are read.
-
-    Args:
-        store: the records of the job.
-
-    Attributes:
-        snapshot: the job as it was read last; None before that.
-    """
+    """One job that is read again and again, of which only changed nodes are read."""
 
     def __init__(self, store: JobStore) -> None:
-        self.snapshot: Snapshot | None = None
+        self.snapshot: Snapshot | None = None  # the job as it was read last; None before that
         self._store = store
         self._changes = 0
 
     @property
     def due_reads(self) -> int:
-        """About how many nodes the next :meth:`read` reads; 0 if it would find nothing new.
-
-        A job that has ended is read again only after a change.
-        """
+        """About how many nodes the next `read` reads; 0 if it would find nothing new."""
         ended = self.snapshot is not None and self.snapshot.job.state.over
         return 0 if ended and not self._changes else FIXED_READS + self._changes
 
     def read(self) -> Snapshot:
-        """Return a snapshot of the job, which is read from ZooKeeper only if reads are due.
-
-        After an error the same reads are due again.
-
-        Raises:
-            UnknownJob: the job does not exist any more, or another one has taken its name.
-            CoordinationError: ZooKeeper is away, or a record cannot be read.
-        """
+        """Return a snapshot of the job, which is read from ZooKeeper only if reads are due."""
         if self.snapshot is None or self.due_reads:
             changes, self._changes = self._changes, 0
             try:
@@ -63,11 +46,7 @@ class ObservedJob:
         return self.snapshot
 
     def events(self, count: int) -> list[Event]:
-        """Return the ``count`` newest events of the job, oldest first.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the `count` newest events of the job, oldest first."""
         return self._store.events.newest(count, self._count)
 
     def _count(self) -> None:
@@ -75,20 +54,11 @@ class ObservedJob:
 
 
 class ObservedJobs:
-    """All jobs in a ZooKeeper that a secret known here opens, to be read again and again.
-
-    Jobs of other users, and of which no secret is known here, are left out.
-
-    Args:
-        session: a session that is connected; this object lets it open the jobs.
-
-    Attributes:
-        locked: the number of jobs that were left out at the last :meth:`read`.
-        unreadable: job -> why its records could not be read then, as a sentence.
-    """
+    """All jobs in a ZooKeeper that a secret known here opens, to be read again and again."""
 
     def __init__(self, session: Session) -> None:
-        self.locked = 0
+        self.locked = 0  # the number of jobs that were left out at the last `read`
+        # job -> why its records could not be read then, as a sentence
         self.unreadable: dict[str, str] = {}
         self._session = session
         self._jobs: dict[str, ObservedJob] = {}
@@ -96,18 +66,11 @@ class ObservedJobs:
 
     @property
     def due_reads(self) -> int:
-        """About how many nodes the next :meth:`read` reads."""
+        """About how many nodes the next `read` reads."""
         return 1 + sum(job.due_reads for job in self._jobs.values())
 
     def read(self) -> list[JobSummary]:
-        """Read the jobs and return their summaries: those that run first, then the newest first.
-
-        A job whose records cannot be read, such as one of a newer edl, holds up no other one: its
-        summary is the last that was known, if there is one, and ``unreadable`` says why.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Read the jobs and return their summaries: those that run first, then the newest first."""
         names = job_names(self._session)
         self._jobs = {name: job for name, job in self._jobs.items() if name in names}
         self._open([name for name in names if name not in self._jobs])
@@ -129,7 +92,7 @@ class ObservedJobs:
         return sorted_jobs(found)
 
     def _open(self, names: list[str]) -> None:
-        """Open the jobs called ``names`` whose secrets are known here; try each secret once."""
+        """Open the jobs called `names` whose secrets are known here; try each secret once."""
         given = config.load().secret
         known = {
             name: [Access(name, one) for one in candidates(config.state_dir(), name, given)]

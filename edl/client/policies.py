@@ -29,44 +29,23 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True)
 class Explanation:
-    """The policy of a job, with the measurements that it decides from; :func:`explain` returns it.
-
-    Attributes:
-        policy: the policy of the job.
-        np: the number of workers in the newest generation; 0: there is none yet, or the job has
-            ended.
-        learned: what was measured of the job, such as its throughput at each size.
-        verdicts: for a hill-climbing rule, whether the larger number of workers is worth its cost,
-            for each pair of measured sizes; empty for other rules.
-        says: the newest sentence of the leader about the policy; empty: there is none.
-        modelled: for the rule ``goodput``, the goodput (throughput times statistical efficiency)
-            that its model expects at each number of workers, in samples/s; empty for other rules.
-    """
+    """The policy of a job, with the measurements that it decides from; `explain` returns it."""
 
     policy: JobPolicy
+    # the number of workers in the newest generation; 0: there is none yet, or the job has ended
     np: int
-    learned: ScalingProfile
+    learned: ScalingProfile  # what was measured of the job, such as its throughput at each size
+    # for a hill-climbing rule, whether the larger number of workers is worth its cost, for each
+    # pair of measured sizes; empty for other rules
     verdicts: tuple[SizeComparison, ...]
     says: str  # the leader's last word
+    # for the rule `goodput`, the goodput (throughput times statistical efficiency) that its model
+    # expects at each number of workers, in samples/s; empty for other rules
     modelled: Mapping[int, float] = field(default_factory=dict)
 
 
 def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
-    """Let the job follow a policy from now on, in place of another; return it as it is stored.
-
-    It replaces the policy that the job has, also one that is switched off or held. A policy without
-    a table [size] is allowed: it leaves the number of workers to people.
-
-    Args:
-        store: the records of the job.
-        text: the policy, in TOML.
-        source: the name of the policy in messages.
-
-    Raises:
-        UsageError: the text is no valid policy; it has a size rule, and the job may have one size
-            only; its custom rule does not exist; its [batch] or [learning_rate] differs from the
-            one that the job began with; or the job does not run.
-    """
+    """Let the job follow a policy from now on, in place of another; return it as it is stored."""
     now = running(store, f"give job {store.name} a policy")
     new = checked_policy(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
     given = parse_policy(text, source)
@@ -79,21 +58,13 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
 
 
 def _written(policy: JobPolicy) -> PolicyFile:
-    """Return the parsed text of ``policy``; without a text that can be parsed, an empty policy."""
+    """Return the parsed text of `policy`; without a text that can be parsed, an empty policy."""
     with suppress(UsageError):
         return parse_policy(policy.text, policy.source)
     return PolicyFile("")
 
 
 def switch_off(store: JobStore) -> JobPolicy:
-    """Switch the policy of the job off, and return it as it is stored then.
-
-    The job keeps its size, and the text of the policy stays stored. ``store`` has the records of
-    the job.
-
-    Raises:
-        UsageError: the job has no policy, the policy is off already, or the job does not run.
-    """
     running(store, f"switch off the policy of job {store.name}")
 
     def off(policy: JobPolicy) -> JobPolicy:
@@ -106,14 +77,7 @@ def switch_off(store: JobStore) -> JobPolicy:
 
 
 def resume(store: JobStore) -> JobPolicy:
-    """Let the job's policy decide again after it was switched off, or held by a user's request.
-
-    ``store`` has the records of the job. The result is the policy as it is stored then.
-
-    Raises:
-        UsageError: the job has no policy, the policy is neither off nor held, or the job does not
-            run.
-    """
+    """Let the job's policy decide again after it was switched off, or held by a user's request."""
     running(store, f"resume the policy of job {store.name}")
 
     def on(policy: JobPolicy) -> JobPolicy:
@@ -126,14 +90,7 @@ def resume(store: JobStore) -> JobPolicy:
 
 
 def explain(store: JobStore) -> Explanation:
-    """Return the policy of the job, what the leader says about it, and the data behind that.
-
-    ``store`` has the records of the job, which may have ended. Then the number of workers that it
-    had last counts for the rule's figures.
-
-    Raises:
-        UsageError: the job has no policy.
-    """
+    """Return the policy of the job, what the leader says about it, and the data behind that."""
     now, learned = store.snapshot(), store.policy.learned()
     _check_any(store, now.policy)
     np = len(now.generation.members) if now.generation is not None else 0
@@ -150,22 +107,7 @@ def explain(store: JobStore) -> Explanation:
 def checked_policy(
     text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path
 ) -> JobPolicy:
-    """Return a job's policy made from ``text``, after a check that the job can follow it.
-
-    Nothing is stored, and no code of the user is run for the check.
-
-    Args:
-        text: the policy, in TOML.
-        source: the name of the policy in messages.
-        sizes: the numbers of workers that the job may have.
-        command: the words of the workers' command. A custom rule is looked up in the directory of
-            its first .py file, in ``cwd`` and among the installed modules.
-        cwd: the working directory of the workers.
-
-    Raises:
-        UsageError: the text is no valid policy; it has a size rule, and ``sizes`` allows one size
-            only; or the module or function of its custom rule does not exist.
-    """
+    """Return a job's policy made from `text`, after a check that the job can follow it."""
     policy = parse_policy(text, source)
     check_sizes(policy, sizes, source)
     if isinstance(policy.size, CustomRule):
@@ -175,15 +117,7 @@ def checked_policy(
 
 
 def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
-    """Raise a UsageError if the module or the function of a custom rule does not exist.
-
-    The module is parsed, not run. If it is not written in Python, its functions are not checked.
-
-    Args:
-        rule: the names of the module and the function.
-        directories: where the module is looked up, in this order, before the installed modules.
-        source: the name of the policy, for the message.
-    """
+    """Raise a UsageError if the module or the function of a custom rule does not exist."""
     paths: Sequence[str] | None = [*map(str, directories), *sys.path]
     spec = None
     for number, _ in enumerate(rule.module.split("."), 1):
@@ -207,10 +141,7 @@ def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that ``node``, a statement at the top level of a module, may define.
-
-    They are those of functions, classes, imports and assignments, also inside ``if`` and ``try``.
-    """
+    """Yield the names that `node`, a statement at the top level of a module, may define."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -223,14 +154,7 @@ def _names(node: ast.stmt) -> Iterator[str]:
 
 
 def stands(policy: JobPolicy, held_s: float = 0.0) -> str:
-    """Return whether a policy is in force, as words for the user.
-
-    They are "no policy", "off: " with the reason, "on", or "on, held by a person for ... more".
-
-    Args:
-        policy: the policy of a job.
-        held_s: for how many seconds it still keeps a size that a person asked for; 0: for none.
-    """
+    """Return whether a policy is in force, as words for the user."""
     if not policy.text:
         return "no policy"
     if policy.off:
@@ -239,10 +163,7 @@ def stands(policy: JobPolicy, held_s: float = 0.0) -> str:
 
 
 def _check_any(store: JobStore, policy: JobPolicy) -> None:
-    """Raise a UsageError if ``policy`` is empty, because then the job has none.
-
-    ``store`` has the records of the job, whose name is in the message.
-    """
+    """Raise a UsageError if `policy` is empty, because then the job has none."""
     if not policy.text:
         raise UsageError(
             f"job {store.name} has no policy; give it one with `edl policy {store.name} set FILE`"

@@ -33,29 +33,14 @@ def profile(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Curve:
-    """Measure the throughput of a job with each number of workers in ``sizes``.
-
-    Each measured point is stored with the job at once, and the result has them all, the fewest
-    workers first. At the end, also after an error, the job gets back the number of workers that it
-    had, unless another one was requested. The messages of all errors but UsageError say which sizes
-    were measured.
-
-    Args:
-        store: the records of the job.
-        sizes: the numbers of workers, each at least 1; the largest is measured first.
-        steps: the number of steps measured with each size, after a few that are left out.
-        timeout_s: the time in seconds in which each size has to be reached and measured.
-        on_message: called with sentences about the progress.
-        limits: the time limits of the requests.
-
-    Raises:
-        UsageError: a number, ``steps`` or ``timeout_s`` is too small; the job does not run; its
-            limits or hosts do not allow a size; or another profile of it is under way.
-        Superseded: another size was requested, or hosts or workers joined or left.
-        TimedOut: a size was not measured within ``timeout_s`` seconds.
-        JobEnded: the job ended before all sizes were measured.
-        RequestError: the number of workers is not restored, because ZooKeeper is away.
-    """
+    """Measure the throughput of a job with each number of workers in `sizes`."""
+    # Each measured point is stored with the job at once, and the result has them all, the fewest
+    # workers first. The messages of all errors but UsageError say which sizes were measured.
+    # `sizes`: the numbers of workers, each at least 1; the largest is measured first.
+    # `steps`: the number of steps measured with each size, after a few that are left out.
+    # `timeout_s`: the time in seconds in which each size has to be reached and measured.
+    # TimedOut: a size was not measured within `timeout_s` seconds.
+    # JobEnded: the job ended before all sizes were measured.
     order = in_order(sizes)
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be measured; at least 1 is needed")
@@ -98,26 +83,9 @@ def _measure(
     on_message: OnMessage,
     limits: ClientLimits,
 ) -> tuple[Point, ProgressSample]:
-    """Wait until the throughput with ``np`` workers is measured.
-
-    Args:
-        store: the records of the job.
-        hold: the profile's hold on the job's size; it raises an error if another request changes
-            it.
-        np: the number of workers.
-        steps: the number of steps to measure.
-        timeout_s: the time to wait, in seconds.
-        on_message: called with sentences about the progress.
-        limits: the time limits of the requests.
-
-    Returns:
-        The measured point, and the job's progress (generation and step) when it was complete.
-
-    Raises:
-        Superseded: another request has changed the desired workers.
-        TimedOut: the point is not measured within ``timeout_s`` seconds.
-        JobEnded: the job ended before that.
-    """
+    """Wait until the throughput with `np` workers is measured."""
+    # The measured point, and the job's progress (generation and step) when it was complete.
+    # TimedOut: the point is not measured within `timeout_s` seconds.
     messages = Messages(on_message)
     what = f"profiling job {store.name} with {workers(np)}"
     readings: list[ProgressSample] = []
@@ -136,16 +104,7 @@ def _measure(
 
 
 def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
-    """Record the size of the job as an event, so that a user can restore it if this process dies.
-
-    While ZooKeeper is away nothing is recorded, and no error is raised.
-
-    Args:
-        store: the records of the job.
-        before: the desired workers by host before the profile.
-        order: the numbers of workers to measure, in this order.
-        now: the newest snapshot of the job's records.
-    """
+    """Record the size of the job as an event, so that a user can restore it if this process dies"""
     had = sum(before.values())
     reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
     number = now.generation.number if now.generation else 0
@@ -156,14 +115,7 @@ def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Sn
 
 
 def _log(store: JobStore, point: Point, last: ProgressSample) -> None:
-    """Record a measured point as an event of the job; do nothing while ZooKeeper is away.
-
-    Args:
-        store: the records of the job.
-        point: the point: a number of workers with its throughput.
-        last: the job's progress when the point was complete; it gives the event its generation and
-            step.
-    """
+    """Record a measured point as an event of the job; do nothing while ZooKeeper is away."""
     reason = (
         f"{workers_train(point.np)} {point.throughput:.1f} {point.unit}/s, "
         f"{point.step_s:.3g} s a step over {point.steps} steps"

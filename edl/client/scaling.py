@@ -61,22 +61,7 @@ def resize(
     timeout_s: float | None = None,
     limits: ClientLimits = USUAL,
 ) -> Resize:
-    """Set the desired number of workers of a job, and return the desired workers before and after.
-
-    Args:
-        store: the records of the job.
-        size: returns the number to set, given the number that is desired at present; called again
-            if another request comes between.
-        timeout_s: the time in seconds to wait until that many train; None to return as soon as the
-            number is written.
-        limits: the time limits of the request.
-
-    Raises:
-        UsageError: the job does not run, or its limits or hosts do not allow that many workers.
-        TimedOut: more or fewer train after ``timeout_s``; the number stays desired.
-        JobEnded: the job ended before that many workers trained.
-        CoordinationError: ZooKeeper is away; the message says whether the number may be written.
-    """
+    """Set the desired number of workers of a job, return the desired workers before and after"""
     now = resizable(store, f"scale job {store.name}", limits)
 
     def change(desired: Placement) -> Placement:
@@ -91,12 +76,7 @@ def resize(
 
 
 def whole_placement(hosts: Mapping[str, SupportsIndex]) -> Placement:
-    """Check the number of workers by host that a user's program gives; return it with ints.
-
-    Raises:
-        UsageError: ``hosts`` is no mapping, or a number is not a whole one of at least 0.
-        ConfigError: a name cannot be that of a host.
-    """
+    """Check the number of workers by host that a user's program gives; return it with ints."""
     if not isinstance(hosts, Mapping):
         raise UsageError(
             f"the hosts are {hosts!r}; give the workers to place on each host, for example: "
@@ -112,26 +92,7 @@ def place(
     timeout_s: float | None = None,
     limits: ClientLimits = USUAL,
 ) -> Resize:
-    """Set how many workers a job has on each host, and which devices it may use there.
-
-    Args:
-        store: the records of the job.
-        hosts: the number of workers by host; a host that is not in it gets none.
-        devices: the devices that the job may use, by host; other hosts keep theirs.
-        timeout_s: the time in seconds to wait until the workers train where they are placed; None
-            to return as soon as the placement is written.
-        limits: the time limits of the request.
-
-    Returns:
-        The desired workers by host, before and after.
-
-    Raises:
-        UsageError: the job does not run, horovodrun places its workers, its limits or hosts do not
-            allow the placement, or a host has fewer devices than workers.
-        TimedOut: not all of them train there after ``timeout_s``; they stay desired.
-        JobEnded: the job ended before they trained there.
-        CoordinationError: ZooKeeper is away; the message says whether something may be written.
-    """
+    """Set how many workers a job has on each host, and which devices it may use there."""
     now = running(store, f"place workers of job {store.name}", limits)
     if now.assigned.by_slot:
         raise UsageError(
@@ -154,19 +115,7 @@ def _write(
     why: str,
     devices: DeviceSets = NO_DEVICES,
 ) -> Resize:
-    """Write the desired workers of a job, and return them as they were before and are after.
-
-    Args:
-        store: the records of the job.
-        change: returns the new desired workers by host, given the present ones; called again if
-            another request comes between.
-        why: the words with which the reason of the event begins, such as "edl scale".
-        devices: the devices that the job may use, by host; other hosts keep theirs.
-
-    Raises:
-        CoordinationError: ZooKeeper is away; the message says whether something may be written.
-        UsageError: ``change`` has raised it.
-    """
+    """Write the desired workers of a job, and return them as they were before and are after."""
     read = False
     unsure = f"it may have been written or not, see `edl status {store.name}` before you repeat it"
 
@@ -185,18 +134,7 @@ def _write(
 def _wait_for_placement(
     store: JobStore, hosts: Placement, timeout_s: float, limits: ClientLimits
 ) -> None:
-    """Wait until the workers of a job train on the hosts and devices that are assigned to them.
-
-    Args:
-        store: the records of the job.
-        hosts: the number of workers by host; on other hosts none may train.
-        timeout_s: the time to wait, in seconds.
-        limits: the time limits of the request.
-
-    Raises:
-        TimedOut: they do not train there within ``timeout_s`` seconds.
-        JobEnded: the job ended before they trained there.
-    """
+    """Wait until the workers of a job train on the hosts and devices that are assigned to them."""
     messages = Messages()
     for now in looks(store, timeout_s, f"placing job {store.name}", messages, limits=limits):
         if is_placed(now, hosts):
@@ -212,19 +150,7 @@ def wait_for_size(
     on_message: OnMessage = ignore,
     limits: ClientLimits = USUAL,
 ) -> Snapshot:
-    """Wait until ``np`` workers have entered one ring; return the job's records as they are then.
-
-    Args:
-        store: the records of the job.
-        np: the number of workers.
-        timeout_s: the time to wait, in seconds.
-        on_message: called with sentences about the progress.
-        limits: the time limits of the request.
-
-    Raises:
-        TimedOut: they do not train within ``timeout_s`` seconds.
-        JobEnded: the job ended before that many workers trained.
-    """
+    """Wait until `np` workers have entered one ring; return the job's records as they are then."""
     messages = Messages(on_message)
     what = f"scaling job {store.name} to {np}"
     for now in looks(store, timeout_s, what, messages, limits=limits):

@@ -62,10 +62,6 @@ class SessionClient(ABC, Generic[Store]):
         self._open.close()
 
     def _keep(self, resources: ExitStack) -> None:
-        """Close ``resources``, such as an open session, at :meth:`close` or the end of `with`.
-
-        They are kept open until then, and replace what was kept before.
-        """
         self._open = resources
 
     @abstractmethod
@@ -74,11 +70,7 @@ class SessionClient(ABC, Generic[Store]):
 
     @contextmanager
     def _kept_or(self, opened: AbstractContextManager[Store]) -> Iterator[Store]:
-        """While entered, provide the records of the job or cluster, in one of two sessions.
-
-        It is the session that this object keeps open, as in its ``with`` block; if it keeps none,
-        ``opened`` is entered, which opens one.
-        """
+        """While entered, provide the records of the job or cluster, in one of two sessions."""
         if self._kept is not None:
             yield self._kept
             return
@@ -86,14 +78,7 @@ class SessionClient(ABC, Generic[Store]):
             yield store
 
     def _given_secret(self) -> str | None:
-        """Return the secret that this client was given, read from its file if it was given one.
-
-        None: it was given neither.
-
-        Raises:
-            UsageError: the file cannot be read, others can read it, or it has another secret than
-                the one that was given beside it.
-        """
+        """Return the secret that this client was given, read from its file if it was given one."""
         if self._secret_file is None:
             return self._secret
         return config.load(secret=self._secret, secret_file=self._secret_file).secret

@@ -47,34 +47,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Submission:
-    """The name and the secret of a job that is about to be created; :func:`prepare` returns it.
+    """The name and the secret of a job that is about to be created; `prepare` returns it."""
 
-    Attributes:
-        access: the name and the secret of the new job.
-        earlier: the secrets that this user's state directory has for earlier jobs of that name,
-            each with the name.
-        replaces: whether ZooKeeper has a job of that name that one of ``earlier`` opens.
-    """
-
-    access: Access
+    access: Access  # the name and the secret of the new job
+    # the secrets that this user's state directory has for earlier jobs of that name, each with the
+    # name
     earlier: tuple[Access, ...]
-    replaces: bool
+    replaces: bool  # whether ZooKeeper has a job of that name that one of `earlier` opens
 
 
 @dataclass(frozen=True)
 class CreatedJob:
-    """A job that was just created, or was there already; :func:`create` returns it.
+    """A job that was just created, or was there already; `create` returns it."""
 
-    Attributes:
-        store: the records of the job in ZooKeeper, in the session that created it.
-        record: the job's record as this call made it; if the job had the run already, the stored
-            one may differ.
-        replaced_events: the events of the job that it replaced, as `edl events --json` prints them,
-            a line each; empty if no job was replaced, or if a token of the run was given.
-    """
-
-    store: JobStore
+    store: JobStore  # the records of the job in ZooKeeper, in the session that created it
+    # the job's record as this call made it; if the job had the run already, the stored one may
+    # differ
     record: records.Job
+    # the events of the job that it replaced, as `edl events --json` prints them, a line each; empty
+    # if no job was replaced, or if a token of the run was given
     replaced_events: str
 
 
@@ -186,20 +177,7 @@ def job_spec(
     cwd: Path,
     slots: int | None = None,
 ) -> JobSpec:
-    """Return the specification of a job that starts with ``np`` workers.
-
-    Args:
-        command: the command of each worker.
-        np: the number of workers to start with.
-        settings: the job's settings and sizes. Without ``max_np`` the job may have at most
-            ``np`` or ``slots`` workers, whichever is more.
-        cwd: the working directory of the command, an absolute path.
-        slots: the slots of the first host; None if they are not given.
-
-    Raises:
-        UsageError: the sizes contradict each other, do not allow ``np`` workers, or allow more
-            than the job has logical workers.
-    """
+    """Return the specification of a job that starts with `np` workers."""
     room, of_job = slots or 0, settings.job_settings.of_size(np)
     usable = min(room, of_job.logical or room)
     most = settings.sizes.max_np or max(np, usable)
@@ -216,13 +194,7 @@ def job_spec(
 
 
 def host_slots(spec: JobSpec, slots: int | None) -> int:
-    """Return how many workers fit on this host: ``slots``, or the job's maximum if it is None.
-
-    ``spec`` is the specification of the job. The host's hardware is not looked at.
-
-    Raises:
-        UsageError: fewer workers fit than the job starts with.
-    """
+    """Return how many workers fit on this host: `slots`, or the job's maximum if it is None."""
     if slots is None:
         slots = spec.sizes.max_np or spec.np
     if slots < spec.np:
@@ -234,12 +206,7 @@ def host_slots(spec: JobSpec, slots: int | None) -> int:
 
 
 def made_up_name(command: Sequence[str]) -> str:
-    """Return a name for a job that the user has not named.
-
-    It is the name of the script in ``command``, without its ending and cut to 40 characters, and
-    four random hexadecimal digits with a letter among them, like "train-3f9a". Whether a job has
-    the name is not checked.
-    """
+    """Return a name for a job that the user has not named."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(title(command)).stem).strip("-_")[:40] or "job"
     name = ""
     while not ends_made_up(name):
@@ -248,22 +215,7 @@ def made_up_name(command: Sequence[str]) -> str:
 
 
 def prepare(session: Session, name: str, secret: str | None = None) -> Submission:
-    """Choose the secret of a job that is about to be created; nothing is stored yet.
-
-    Args:
-        session: the ZooKeeper session; it has proved the secrets of earlier jobs of that name
-            afterwards.
-        name: the name of the job.
-        secret: the secret that the user gave; None for the secret of the job that ZooKeeper has
-            under that name, if this user has it, or else a new one.
-
-    Returns:
-        The name and the secret of the new job, the secrets of earlier jobs of that name, and
-        whether ZooKeeper has a job of that name that one of these secrets opens.
-
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
+    """Choose the secret of a job that is about to be created; nothing is stored yet."""
     earlier = tuple(Access(name, one) for one in candidates(config.state_dir(), name, None))
     before = unlock(session, earlier).get(name)
     chosen = secret or (before.secret if before else new_secret())
@@ -279,28 +231,7 @@ def create(
     devices: DeviceSets = NO_DEVICES,
     run: str | None = None,
 ) -> CreatedJob:
-    """Create a job in ZooKeeper, before the return, and return it with its records.
-
-    A job of that name that has ended, or whose processes are all dead, is replaced. The secret is
-    first written to this user's state directory. Afterwards the session has proved it. The job
-    counts as alive while the session lasts, even without agents and workers.
-
-    Args:
-        session: the session in which ``submission`` was prepared.
-        submission: the name and the secret of the job.
-        spec: the specification of the job.
-        hosts: the number of workers to start, by the name of the host.
-        policy: the policy by which the job finds its own size.
-        devices: the devices that the job may use, by host, and none on other hosts; empty: all.
-        run: the token of the new run; None to make one up. With a token the job is *reserved*: it
-            counts as alive until it is over, and the events that are returned are empty. If the
-            job has that run already, nothing is changed.
-
-    Raises:
-        JobExists: a job of that name is alive, and has another run than ``run``.
-        AccessDenied: the name is taken by a job that has another secret.
-        CoordinationError: ZooKeeper is away; the job may have been created or not.
-    """
+    """Create a job in ZooKeeper, before the return, and return it with its records."""
     name, secret = submission.access.job, submission.access.secret
     announce(config.state_dir(), name, secret)
     session.identify(*submission.earlier, submission.access)  # an earlier job is replaced
@@ -312,11 +243,7 @@ def create(
 
 
 def _events_of(store: JobStore) -> str:
-    """Return the events of a job that may be replaced, as lines of JSON, the oldest first.
-
-    ``store`` has the records of the job. The result is empty, after a warning in the log, if the
-    events cannot be read.
-    """
+    """Return the events of a job that may be replaced, as lines of JSON, the oldest first."""
     try:
         return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read_known())
     except EdlError as error:

@@ -19,16 +19,7 @@ OnMessage = Callable[[str], None]  # called with sentences about how far it is
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """The time limits of a request to a running job, in seconds.
-
-    Attributes:
-        poll_s: the time between two readings of the job's records, or two tries.
-        discovery_s: how long to wait for `edl-discover` to say how many workers are desired.
-        restore_s: how long to try to restore the size of a job that was profiled.
-        agent_gone_s: how long a host without an agent may be the target of a migration.
-        log_s: how long to wait until a switch to another ring is in the event log.
-        settle_s: how long a stopping job must be without host and worker to count as ended.
-    """
+    """The time limits of a request to a running job, in seconds."""
 
     poll_s: float = 0.2  # between two looks
     discovery_s: float = 5.0  # horovodrun calls its discovery script once a second
@@ -42,45 +33,23 @@ USUAL = ClientLimits()
 
 
 def ignore(_message: str) -> None:
-    """Do nothing with a message: give this as ``on_message`` if messages are not wanted."""
+    """Do nothing with a message: give this as `on_message` if messages are not wanted."""
 
 
 class Messages:
-    """A callable that passes messages on to ``on_message``, and keeps the newest one in ``last``.
-
-    Args:
-        on_message: called with each message, a sentence for the user about the progress of a
-            request.
-
-    Attributes:
-        last: the newest message; empty until there is one.
-    """
+    """A callable that passes messages on to `on_message`, and keeps the newest one in `last`."""
 
     def __init__(self, on_message: OnMessage = ignore) -> None:
         self._on_message = on_message
-        self.last = ""
+        self.last = ""  # the newest message; empty until there is one
 
     def __call__(self, message: str) -> None:
-        """Pass ``message``, a sentence for the user, to ``on_message``, and keep it in ``last``."""
         self.last = message
         self._on_message(message)
 
 
 def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
-    """Return the newest snapshot of the job's records, after a check that the job is running.
-
-    If no worker is desired yet, the job may just have begun under horovodrun: then the function
-    waits up to ``discovery_s`` seconds for `edl-discover` to say how many are desired, and returns
-    also if that has not happened.
-
-    Args:
-        store: the records of the job.
-        what: the request, for the message, like "scale job digits".
-        limits: the time limits of the request.
-
-    Raises:
-        UsageError: the job does not run.
-    """
+    """Return the newest snapshot of the job's records, after a check that the job is running."""
     deadline = time.monotonic() + limits.discovery_s
     while True:
         now = store.snapshot()
@@ -92,17 +61,9 @@ def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapsho
 
 
 def resizable(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
-    """Return the newest snapshot of the job's records, after a check that its size may be changed.
-
-    Args:
-        store: the records of the job.
-        what: the request, for the message, like "scale job digits".
-        limits: the time limits of the request.
-
-    Raises:
-        UsageError: the job does not run, or no worker is desired, because the host discovery script
-            of horovodrun decides the number of workers.
-    """
+    """The newest snapshot of the job's records, after a check that its size may be changed"""
+    # UsageError: the job does not run, or no worker is desired, because the host discovery script
+    # of horovodrun decides the number of workers.
     now = running(store, what, limits)
     if not now.desired.hosts:
         raise UsageError(
@@ -120,23 +81,7 @@ def looks(
     late: str = "",
     limits: ClientLimits = USUAL,
 ) -> Iterator[Snapshot]:
-    """Yield snapshots of the job's records again and again, until the caller stops or time is up.
-
-    The first one is yielded at once, later ones after ``limits.poll_s`` seconds each. While
-    ZooKeeper does not answer, nothing is yielded, and the time runs on.
-
-    Args:
-        store: the records of the job.
-        timeout_s: the time in seconds after which the error TimedOut is raised.
-        what: what the caller waits for, like "moving w3", for the messages of the errors.
-        messages: has the newest message in ``last``, which the message of TimedOut repeats.
-        late: a sentence about what happens after TimedOut, for its message; empty for none.
-        limits: has the time between two readings.
-
-    Raises:
-        TimedOut: the caller has not stopped within ``timeout_s``.
-        JobEnded: the job has ended, and the caller has not stopped after its last snapshot.
-    """
+    """Yield snapshots of the job's records again and again, until the caller stops or time is up"""
     deadline = time.monotonic() + timeout_s
     while True:
         away = ""

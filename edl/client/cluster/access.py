@@ -32,22 +32,7 @@ NO_CLUSTER = ""  # as `--cluster ''`: a job of no cluster is meant
 def open_cluster_store(
     session: Session, name: str | None, secret: str | None = None
 ) -> ClusterStore:
-    """Return the records of a cluster, which ``session`` then belongs to.
-
-    Args:
-        session: a session that is connected.
-        name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one that the
-            given secret opens, or else the only one whose secret is known here.
-        secret: the secret of the cluster, or the word of a tenant; None for that of EDL_SECRET or
-            of its file, or else one in this user's state directory.
-
-    Raises:
-        UnknownCluster: there is no such cluster.
-        AccessDenied: its secret is not known here.
-        UsageError: no cluster could be chosen.
-        UnsupportedFormat: its records have a format that this edl does not read.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the records of a cluster, which `session` then belongs to."""
     word = parsed_word(secret or config.load().secret or "")
     if word is not None:
         return open_tenant_store(session, name or config.load().cluster, *word)
@@ -58,22 +43,7 @@ def open_cluster_store(
 
 
 def known_access(session: Session, name: str | None, secret: str | None = None) -> Access:
-    """Return the name and the secret of a cluster that exists, as far as they are known here.
-
-    Args:
-        session: a session that is connected.
-        name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one that the
-            given secret opens, or else the only one whose secret is known here.
-        secret: the secret of the cluster; None for that of EDL_SECRET or of its file, or else one
-            in this user's state directory.
-
-    Raises:
-        UnknownCluster: there is no such cluster.
-        AccessDenied: its secret is not known here.
-        UsageError: no name is given, and there is no cluster, or the secret of none or of several
-            is known.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the name and the secret of a cluster that exists, as far as they are known here."""
     names, name = cluster_names(session), name or config.load().cluster
     if name is not None:
         ClusterPaths(name)
@@ -98,10 +68,7 @@ def known_access(session: Session, name: str | None, secret: str | None = None) 
 
 
 def known_accesses(session: Session, names: Sequence[str], secret: str | None) -> list[Access]:
-    """Return the name and secret of each cluster in ``names`` that a secret known here opens.
-
-    ``secret`` is the one that the user gave; None for that of this process's configuration.
-    """
+    """Return the name and secret of each cluster in `names` that a secret known here opens."""
     given, state = secret or config.load().secret, config.state_dir()
     known = [Access(n, one) for n in names for one in candidates(state, n, given, of=CLUSTERS)]
     session.identify(*known)
@@ -112,21 +79,7 @@ def known_accesses(session: Session, names: Sequence[str], secret: str | None) -
 
 
 def store_of_job(session: Session, job: str | None, cluster: str | None) -> ClusterStore | None:
-    """Return the records of the cluster that a command is about; None if it is about no cluster.
-
-    Args:
-        session: a session that is connected.
-        job: the name of the job; None if the command was given none: then the cluster counts only
-            if ``cluster`` or EDL_CLUSTER names it.
-        cluster: the name of the cluster, as `--cluster` gives it; then the job must be one of it.
-            Empty: the job is one of no cluster. None: not given.
-
-    Raises:
-        UnknownCluster, AccessDenied: the cluster that was named does not exist, or its secret is
-            not known here.
-        UnknownJob: ``cluster`` is given, and the cluster has no such job.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the records of the cluster that a command is about; None if it is about no cluster."""
     if cluster == NO_CLUSTER or (job is None and not (cluster or config.load().cluster)):
         return None
     store = known_store(session, cluster)
@@ -142,17 +95,7 @@ def store_of_job(session: Session, job: str | None, cluster: str | None) -> Clus
 
 
 def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
-    """Return the records of the cluster that a user means, for a command that needs none; or None.
-
-    It is the one that ``cluster`` or EDL_CLUSTER names, or else the only one in this ZooKeeper that
-    the given secret opens, or else the only one whose secret this user has stored. None: nothing
-    names a cluster, and the user has the secret of none or of several.
-
-    Raises:
-        UnknownCluster, AccessDenied: the cluster that was named does not exist, or its secret is
-            not known here.
-        CoordinationError: ZooKeeper is away.
-    """
+    """The records of the cluster that a user means, for a command that needs none; or None"""
     named = cluster or config.load().cluster
     if named or parsed_word(config.load().secret or ""):
         return open_cluster_store(session, named)
@@ -166,11 +109,7 @@ def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
 
 
 def knows_clusters() -> bool:
-    """Return whether a cluster may be meant, though none is named on the command line.
-
-    So it is if EDL_CLUSTER names one, or this user has given a secret, which may be that of a
-    cluster, a job or a tenant, or has stored the secret of a cluster.
-    """
+    """Return whether a cluster may be meant, though none is named on the command line."""
     own = config.load()
     if own.cluster or own.secret:
         return True
@@ -178,7 +117,7 @@ def knows_clusters() -> bool:
 
 
 def user_here() -> str:
-    """Return this user and machine as the event log names them, like ``ann@node7``."""
+    """Return this user and machine as the event log names them, like `ann@node7`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user that has no entry in /etc/passwd
@@ -187,21 +126,13 @@ def user_here() -> str:
 
 
 def _meant(found: list[Access], secret: str | None) -> list[Access]:
-    """Return the one of ``found`` that the given secret opens, in a list; else all of ``found``.
-
-    Others are opened by secrets that this user has stored, which say less about what a command is
-    for. ``secret`` is the one that the user gave; None for that of this process's configuration.
-    """
     given = secret or config.load().secret
     opened = [access for access in found if access.secret == given]
     return opened if len(opened) == 1 else found
 
 
 def _unknown_secret(name: str, secret: str | None) -> str:
-    """Return the message for a cluster that no secret opens that is known here.
-
-    ``name`` is the name of the cluster, and ``secret`` the one that the user gave, or None.
-    """
+    """Return the message for a cluster that no secret opens that is known here."""
     tried = candidates(config.state_dir(), name, secret or config.load().secret, of=CLUSTERS)
     what = "is another than those known here" if tried else "is not known here"
     return (

@@ -339,25 +339,16 @@ class Cluster(SessionClient[ClusterStore]):
     # --- the way there ---
 
     def _want(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
-        """Change what users want of ``job``, a name; return what is wanted after the change.
-
-        ``change`` gets what is wanted now, and returns what shall be wanted.
-        """
         with self._store() as store:
             return store.jobs.change_wanted(job, change)
 
     @contextmanager
     def _store(self) -> Iterator[ClusterStore]:
-        """While entered, provide the cluster's records, to read and write them.
-
-        It uses the session that this object keeps open, as in its ``with`` block. If there is none,
-        it opens a session and closes it at its end.
-        """
+        """While entered, provide the cluster's records, to read and write them."""
         with self._kept_or(self._connect()) as store:
             if self.by:
                 store.events.by = self.by
             yield store
 
     def _connect(self) -> AbstractContextManager[ClusterStore]:
-        """Return a context manager that provides the cluster's records in a new session."""
         return connected_cluster(self._name, self._zookeeper, self._given_secret())

@@ -29,47 +29,13 @@ OpenStore = Callable[[], AbstractContextManager[ClusterStore]]
 def connected_cluster(
     name: str | None, zookeeper: str | None = None, secret: str | None = None
 ) -> Iterator[ClusterStore]:
-    """While entered, provide the records of a cluster in a new ZooKeeper session.
-
-    Args:
-        name: the name of the cluster; None for that of EDL_CLUSTER, or else the only one whose
-            secret is known here.
-        zookeeper: the ZooKeeper servers, ``host:port,...``; None for those of EDL_ZOOKEEPER, or
-            else the local server of this user.
-        secret: the secret of the cluster; None for that of EDL_SECRET or of its file, or else one
-            in this user's state directory.
-
-    Raises:
-        UnknownCluster: there is no such cluster.
-        AccessDenied: its secret is not known here.
-        UsageError: no cluster could be chosen, or no ZooKeeper is known.
-        UnsupportedFormat: its records have a format that this edl does not read.
-        ZooKeeperUnreachable: ZooKeeper does not answer.
-    """
+    """While entered, provide the records of a cluster in a new ZooKeeper session."""
     with connected(zookeeper) as session:
         yield open_cluster_store(session, name, secret)
 
 
 def access_to_start(session: Session, name: str, settings: ClusterRecord) -> tuple[Access, bool]:
-    """Return the name and secret of the cluster called ``name``; create it if it is not there.
-
-    Its secret is kept in this user's state directory.
-
-    Args:
-        session: the session to read and write with; it belongs to the cluster afterwards.
-        name: the name of the cluster.
-        settings: the policy and time limits of a new cluster; not used if the cluster is there.
-
-    Returns:
-        (the name and secret; whether this call created the cluster).
-
-    Raises:
-        UsageError: this process is given the secret of a tenant.
-        AccessDenied: the cluster is there, and its secret is not known here.
-        UnsupportedFormat: the records of the cluster have a format that this edl does not read.
-        ConfigError: the name cannot be that of a cluster.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the name and secret of the cluster called `name`; create it if it is not there."""
     ClusterPaths(name)
     if word := parsed_word(config.load().secret or ""):
         raise UsageError(

@@ -16,13 +16,7 @@ _USER_SPACE = "fuse"  # sshfs, GlusterFS, GPFS gateways and many more
 
 
 def is_on_network(directory: Path) -> bool:
-    """Return whether other machines may use the file system of ``directory`` at the same time.
-
-    It is False if the type of the file system is not known.
-
-    Raises:
-        OSError: there is no such directory.
-    """
+    """Return whether other machines may use the file system of `directory` at the same time."""
     device = directory.stat().st_dev
     try:
         mounts = _MOUNTS.read_text(errors="replace")
@@ -33,14 +27,7 @@ def is_on_network(directory: Path) -> bool:
 
 
 def file_system(device: str, mounts: str) -> str:
-    """Return the type of the file system on a device, such as ``ext4`` or ``fuse.sshfs``.
-
-    The result is empty if ``mounts`` has no such device.
-
-    Args:
-        device: the number of the device, as the text MAJOR:MINOR.
-        mounts: the text of ``/proc/PID/mountinfo``, with a line for each mount (proc(5)).
-    """
+    """Return the type of the file system on a device, such as `ext4` or `fuse.sshfs`."""
     for line in mounts.splitlines():
         mount, _, about = line.partition(" - ")
         if mount.split(" ")[2:3] == [device]:

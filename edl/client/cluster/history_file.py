@@ -66,21 +66,14 @@ _OWNER = "CREATE TABLE IF NOT EXISTS cluster (uid TEXT NOT NULL)"  # an older ed
 
 
 def history_path(cluster: str) -> Path:
-    """Return the path of the file with the history of a cluster, in this user's state directory.
-
-    It is that of the first cluster of the name ``cluster``.
-    """
+    """Return the path of the file with the history of a cluster, in this user's state directory."""
     return config.state_dir() / CLUSTERS / cluster / "history.sqlite"
 
 
 class HistoryFile:
-    """The file with the history of a cluster; until :meth:`fill` finds it, it is read as empty.
+    """The file with the history of a cluster; until `fill` finds it, it is read as empty."""
 
-    Args:
-        path: The path of the file, which need not exist. If it is another cluster's of the name, a
-            file beside it is used.
-        clock: Returns the time, in seconds since 1970.
-    """
+    # `clock`: Returns the time, in seconds since 1970.
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
@@ -90,30 +83,11 @@ class HistoryFile:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether :meth:`fill` has found or made the cluster's file; until then nothing is read."""
+        """Whether `fill` has found or made the cluster's file; until then nothing is read."""
         return self._chosen is not None
 
     def fill(self, read: ReadEvents, uid: str) -> int:
-        """Add what has happened since the last call, and return how many events were new.
-
-        If the log has lost events that were not read, the jobs of that time end with what is known
-        of them. If it is another log than before, as of a ZooKeeper that was restored from a
-        backup, the history begins anew in another file.
-
-        The file is not locked while ``read`` goes on, so others read and fill it meanwhile. What
-        was read is then added only if the file still ends with the same event.
-
-        Args:
-            read: Reads the events of the cluster, which may take long.
-            uid: The text that tells the cluster from all others, as :meth:`ClusterNodes.uid` makes
-                it. A file that an older edl has made is the first cluster's whose log has its last
-                event.
-
-        Raises:
-            DataError: the file cannot be written, or another process fills it for too long.
-            EdlError: as ``read`` raises it; nothing was added then. What the file has is read
-                nonetheless.
-        """
+        """Add what has happened since the last call, and return how many events were new."""
         if uid != self._uid:
             self._chosen, self._uid = None, uid
         for path in self._paths(uid):
@@ -127,10 +101,7 @@ class HistoryFile:
         return 0
 
     def _paths(self, uid: str) -> list[Path]:
-        """Return the paths of files that may be those of a cluster, the likeliest first.
-
-        The last one does not exist yet.
-        """
+        """Return the paths of files that may be those of a cluster, the likeliest first."""
         beside: list[Path] = []
         stem = f"{self._path.stem}-{uid}"
         while (path := self._path.with_name(f"{stem}-{len(beside) + 1}.sqlite")).exists():
@@ -140,17 +111,8 @@ class HistoryFile:
     def jobs(
         self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MOST_ROWS
     ) -> tuple[JobHistory, ...]:
-        """Return the jobs of the history, those that were submitted last first.
-
-        Args:
-            now_s: The time until which the slot-seconds of a job that has not ended are counted.
-            job: The name of a job; None: all.
-            since_s: Only jobs that have not ended before that, in seconds since 1970.
-            most: No more than so many.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Return the jobs of the history, those that were submitted last first."""
+        # `since_s`: Only jobs that have not ended before that, in seconds since 1970.
         where, values = _where(
             {"job = ?": job, "(ended_s = 0 OR ended_s >= ?)": since_s, "submission >= ?": 0}
         )
@@ -168,18 +130,8 @@ class HistoryFile:
         most: int = MOST_ROWS,
         is_newest: bool = False,
     ) -> tuple[SlotInterval, ...]:
-        """Return who had which slots between two times, the earliest first: a Gantt chart.
-
-        Args:
-            begin_s: From when, in seconds since 1970.
-            end_s: Until when.
-            job: The name of a job; None: all.
-            most: No more than so many.
-            is_newest: Whether, of more than ``most``, the last ones are returned and not the first.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Return who had which slots between two times, the earliest first: a Gantt chart."""
+        # `begin_s`: From when, in seconds since 1970.
         where, values = _where({"job = ?": job, "end_s > ?": begin_s, "begin_s < ?": end_s})
         rows = self._read(
             "SELECT submission, job, host, slots, begin_s, end_s FROM intervals "
@@ -201,16 +153,7 @@ class HistoryFile:
     def audit(
         self, after: int = -1, job: str | None = None, most: int = MOST_ROWS
     ) -> tuple[AuditEntry, ...]:
-        """Return what users have asked for, the oldest first.
-
-        Args:
-            after: Only entries with a greater number.
-            job: The name of a job; None: all.
-            most: No more than so many.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Return what users have asked for, the oldest first."""
         where, values = _where({"job = ?": job, "number > ?": after})
         rows = self._read(
             f"SELECT record FROM audit WHERE {where} ORDER BY number LIMIT ?", (*values, most)
@@ -218,7 +161,7 @@ class HistoryFile:
         return tuple(AuditEntry.from_json(json.loads(row[0])) for row in rows)
 
     def _read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Return the rows that ``query`` finds with the ``values``."""
+        """Return the rows that `query` finds with the `values`."""
         chosen = self._chosen
         with _opened(chosen or self._path) as db:
             return db.execute(query, values).fetchall() if chosen else []
@@ -226,13 +169,7 @@ class HistoryFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """While entered, provide a connection to the file at ``path``, made if it is not there.
-
-    A file that is damaged or of another format is removed first.
-
-    Raises:
-        DataError: the file cannot be used.
-    """
+    """While entered, provide a connection to the file at `path`, made if it is not there."""
     try:
         db = _connected(path)
     except sqlite3.DatabaseError as error:
@@ -248,12 +185,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """Return a connection to a file of this format, which is made if need be.
-
-    Raises:
-        sqlite3.DatabaseError: the file cannot be used.
-        DataError: its directory cannot be made.
-    """
+    """Return a connection to a file of this format, which is made if need be."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -276,24 +208,10 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _choose_journal(db: sqlite3.Connection, is_shared: bool) -> None:
-    """Choose how SQLite writes the file.
-
-    On a disk of this machine it uses a write-ahead log, so that the file is read while another
-    process writes it. The processes share that log's index in memory, which several machines cannot
-    do: where they may use the file at the same time, as on NFS, it would be damaged. There SQLite
-    keeps a rollback journal, and readers wait for a writer.
-
-    The first process to change that needs the file alone. SQLite waits for that only in some cases,
-    and else says at once that the file is locked, so it is asked again.
-
-    Args:
-        db: the file.
-        is_shared: whether other machines may use the file.
-
-    Raises:
-        sqlite3.OperationalError: others have used the file for LOCKED_S (20) seconds, or it cannot
-            be written.
-    """
+    """Choose how SQLite writes the file."""
+    # On a disk of this machine it uses a write-ahead log, so that the file is read while another
+    # process writes it. The processes share that log's index in memory, which several machines
+    # cannot do: where they may use the file at the same time, as on NFS, it would be damaged.
     mode = "DELETE" if is_shared else "WAL"
     deadline = time.monotonic() + LOCKED_S
     while True:
@@ -309,13 +227,12 @@ def _choose_journal(db: sqlite3.Connection, is_shared: bool) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove the file, and those that SQLite keeps beside it."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> DataError:
-    """Return the error of a file that SQLite cannot use because of ``error``."""
+    """Return the error of a file that SQLite cannot use because of `error`."""
     return DataError(
         f"the history in {path} cannot be used: {error}; if the disk has room, delete "
         "that file: it is made again from the cluster's events"
@@ -324,33 +241,18 @@ def _unusable(path: Path, error: sqlite3.Error) -> DataError:
 
 @dataclass(frozen=True)
 class _ReadResult:
-    """The events of a cluster's log that the file does not have yet.
+    """The events of a cluster's log that the file does not have yet."""
 
-    Attributes:
-        events: the events, each with its number, the oldest first.
-        has_gap: whether the log has lost events between the last one of the file and ``events``.
-    """
-
-    events: Sequence[tuple[int, ClusterEvent]]
+    events: Sequence[tuple[int, ClusterEvent]]  # the events, each with its number, the oldest first
+    # whether the log has lost events between the last one of the file and `events`
     has_gap: bool = False
 
 
 def _filled(
     db: sqlite3.Connection, read: ReadEvents, uid: str, clock: Callable[[], float]
 ) -> int | None:
-    """Add new events of a cluster to a file, if it is that cluster's; return how many were new.
-
-    A file of no cluster becomes that cluster's, unless it has events of which the log has none.
-
-    Args:
-        db: the file.
-        read: reads the events of the cluster.
-        uid: the uid of the cluster.
-        clock: returns the time, in seconds since 1970.
-
-    Returns:
-        The number of events; None: the file is another cluster's, or has another log.
-    """
+    """Add new events of a cluster to a file, if it is that cluster's; return how many were new."""
+    # `clock`: returns the time, in seconds since 1970.
     for _ in range(FILLS):
         if _owner(db) not in (None, uid):
             return None
@@ -374,32 +276,17 @@ def _filled(
 
 
 def _owner(db: sqlite3.Connection) -> str | None:
-    """Return the uid of the cluster that the file is of; None: it is of none yet."""
     found: tuple[str] | None = db.execute("SELECT uid FROM cluster").fetchone()
     return None if found is None else found[0]
 
 
 def _last(db: sqlite3.Connection) -> tuple[int, str] | None:
-    """Return the number and the text of the newest event that was added; None: there is none."""
     found: tuple[int, str] | None = db.execute("SELECT number, event FROM log").fetchone()
     return found
 
 
 def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult | None:
-    """Read the events of a cluster's log that come after the last one that the file has.
-
-    The last one is read again, to find out whether the log is the one that the file was made from.
-
-    Args:
-        read: returns the events of the log after a number, each with its number; after -1: all.
-        known: the number and the text of the last event that the file has; None: it has none.
-
-    Returns:
-        The events, and whether the log has lost some; None: the log is another one.
-
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
+    """Read the events of a cluster's log that come after the last one that the file has."""
     if known is None:
         return _ReadResult(read(-1))
     last, text = known
@@ -434,13 +321,8 @@ def _make(db: sqlite3.Connection) -> None:
 
 
 def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]], now_s: float) -> None:
-    """Add what ``events`` say, and remove what ended long before the last one of them.
-
-    Args:
-        db: the file.
-        events: the events, each with its number; they follow those that were added before.
-        now_s: the time, in seconds since 1970.
-    """
+    """Add what `events` say, and remove what ended long before the last one of them."""
+    # `now_s`: the time, in seconds since 1970.
     if not events:
         return
     rows = db.execute("SELECT record FROM jobs WHERE ended_s = 0").fetchall()
@@ -475,7 +357,7 @@ def _end_all(db: sqlite3.Connection) -> None:
 
 
 def _write_jobs(db: sqlite3.Connection, jobs: Mapping[int, JobHistoryState]) -> None:
-    """Write the rows of ``jobs``, by submission."""
+    """Write the rows of `jobs`, by submission."""
     db.executemany(
         "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
         (
@@ -501,11 +383,9 @@ def _write_rest(db: sqlite3.Connection, found: EventOutcome) -> None:
 
 
 def _where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """Return the conditions of a query as text, without those whose value is None; their values."""
     chosen = {text: value for text, value in conditions.items() if value is not None}
     return " AND ".join(chosen), tuple(chosen.values())
 
 
 def _text(event: ClusterEvent) -> str:
-    """Return an event as a text by which it is known again."""
     return json.dumps(event.to_json(), sort_keys=True)

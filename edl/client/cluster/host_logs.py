@@ -28,47 +28,20 @@ MISSED = b"\nedl: what was written here is gone: nobody read it in time\n"
 
 @dataclass(frozen=True)
 class HostLogs:
-    """The logs on one host of a cluster, read over HTTP.
+    """The logs on one host of a cluster, read over HTTP."""
 
-    Attributes:
-        host: the name of the host.
-        offer: what the host offers, with the address and port at which `edl host` listens.
-        access: the name and the secret of the cluster.
-    """
-
-    host: str
-    offer: HostOffer
-    access: Access
+    host: str  # the name of the host
+    offer: HostOffer  # what the host offers, with the address and port at which `edl host` listens
+    access: Access  # the name and the secret of the cluster
 
     def names(self, job: str) -> Mapping[str, int]:
-        """Return the sizes in bytes of the logs of ``job`` on this host, by the name of the log.
-
-        It is empty if the host has no log of such a job.
-
-        Raises:
-            CoordinationError: `edl host` does not answer there.
-        """
+        """Return the sizes in bytes of the logs of `job` on this host, by the name of the log."""
         status, body = self._get(f"{LOGS_PATH}/{quote(job, safe='')}", 0.0)
         found = json.loads(body) if status == 200 else {}
         return {str(name): int(size) for name, size in found.items()}
 
     def read(self, job: str, name: str, last: int = 0, follow: bool = False) -> Iterator[bytes]:
-        """Yield what is in a log, in parts; with ``follow`` without end, as it is written.
-
-        Without ``follow`` it ends although the worker goes on to write (see :meth:`parts`). Where
-        the log is read too late, a line says that something is missing.
-
-        Args:
-            job: the name of the job.
-            name: the name of the log, such as "w3".
-            last: only so many bytes at the end; 0: all that is there.
-            follow: whether to go on at the end. While nothing is written, an empty part is yielded
-                every ``WAIT_S`` seconds, so that the caller can end it.
-
-        Raises:
-            UsageError: there is no such log.
-            CoordinationError: `edl host` does not answer, or not any more.
-        """
+        """Yield what is in a log, in parts; with `follow` without end, as it is written."""
         place = (0, -last)
         if not follow:
             yield from (content for content, _ in self.parts(job, name, place, last or math.inf))
@@ -79,21 +52,7 @@ class HostLogs:
     def parts(
         self, job: str, name: str, place: LogPlace, most: float
     ) -> Iterator[tuple[bytes, LogPlace]]:
-        """Yield what is in a log after a place now, in parts, each with the place after it.
-
-        It ends although the worker writes as fast as it is read: after ``most`` bytes, or after two
-        parts that are not full. A part ends where its file does, and a log has two files.
-
-        Args:
-            job: the name of the job.
-            name: the name of the log.
-            place: the number of the file, 0 for the oldest, and the offset in it.
-            most: the number of bytes after which no further part is read.
-
-        Raises:
-            UsageError: there is no such log.
-            CoordinationError: `edl host` does not answer.
-        """
+        """Yield what is in a log after a place now, in parts, each with the place after it."""
         size = ends = 0
         while ends < _FILES:
             content, place = self.part(job, name, place)
@@ -108,21 +67,7 @@ class HostLogs:
     def part(
         self, job: str, name: str, place: LogPlace = BEGINNING, wait_s: float = 0.0
     ) -> tuple[bytes, LogPlace]:
-        """Return the part of a log that begins at a place, and the place after it.
-
-        It is empty if nothing is written there yet. Where the log is read too late, the part begins
-        with a line that says that something is missing.
-
-        Args:
-            job: the name of the job.
-            name: the name of the log.
-            place: the number of the file, 0 for the oldest, and the offset in it.
-            wait_s: how long `edl host` waits for something to be there, in seconds.
-
-        Raises:
-            UsageError: there is no such log.
-            CoordinationError: `edl host` does not answer.
-        """
+        """Return the part of a log that begins at a place, and the place after it."""
         path = f"{LOGS_PATH}/{quote(job, safe='')}/{quote(name, safe='')}"
         query = urlencode({"file": place[0], "from": place[1], "wait_s": wait_s})
         status, body = self._get(f"{path}?{query}", wait_s)
@@ -133,16 +78,7 @@ class HostLogs:
         return MISSED + content if part.missed else content, (part.file, part.next)
 
     def _get(self, path: str, wait_s: float) -> tuple[int, bytes]:
-        """Send a signed GET to `edl host`; return the status (200 or 404) and body of its answer.
-
-        Args:
-            path: the path, with the query.
-            wait_s: how long `edl host` may wait before it answers.
-
-        Raises:
-            CoordinationError: `edl host` offers no logs, does not answer, or answers with another
-                status.
-        """
+        """Send a signed GET to `edl host`; return the status (200 or 404) and body of its answer"""
         where = f"`edl host` of host {self.host} at {self.offer.address}:{self.offer.port}"
         if not self.offer.port:
             raise CoordinationError(f"host {self.host} does not serve the logs of its jobs")

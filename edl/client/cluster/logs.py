@@ -32,18 +32,7 @@ class LogEnd(Record):
 
 
 class ClusterJobLogs:
-    """A reader of the logs of a job's workers on all hosts, which remembers how far each was read.
-
-    Args:
-        store: the records of the cluster.
-        job: the name of the job, which the cluster must have.
-        worker: the name of the one worker whose log is read; None: of all.
-
-    Attributes:
-        names: the names of all logs of workers that there are, by the last :meth:`look`.
-        silent: host -> why it was not read, of the last :meth:`look`.
-        tails: worker -> the end of its output, of workers of the last run that have ended.
-    """
+    """A reader of the logs of a job's workers on all hosts, that remembers how far each was read"""
 
     def __init__(self, store: ClusterStore, job: str, worker: str | None) -> None:
         access = store.nodes.session.access
@@ -57,21 +46,19 @@ class ClusterJobLogs:
         self._logs: list[HostedLog] = []
         self._places: dict[HostedLog, LogPlace] = {}
         self._sizes: dict[HostedLog, int] = {}  # by the last look, in bytes
+        # the names of all logs of workers that there are, by the last `look`
         self.names: tuple[str, ...] = ()
-        self.silent: dict[str, str] = {}
+        self.silent: dict[str, str] = {}  # host -> why it was not read, of the last `look`
+        # worker -> the end of its output, of workers of the last run that have ended
         self.tails: dict[str, str] = {}
 
     @property
     def found(self) -> bool:
-        """Whether the last :meth:`look` has found a log."""
+        """Whether the last `look` has found a log."""
         return bool(self._logs)
 
     def look(self) -> None:
-        """Find out which hosts have which logs; workers and hosts may have come.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Find out which hosts have which logs; workers and hosts may have come."""
         offers = {host.name: host.offer for host in self._store.hosts.list()}
         self._hosts = {
             name: HostLogs(name, offer, self._signs)
@@ -96,16 +83,11 @@ class ClusterJobLogs:
 
     @property
     def logs(self) -> tuple[HostedLog, ...]:
-        """The logs that the last :meth:`look` has found and that are to be read."""
+        """The logs that the last `look` has found and that are to be read."""
         return tuple(self._logs)
 
     def end(self, log: HostedLog, last_bytes: int) -> bytes:
-        """Return the last bytes of ``log``; empty if its host, which is then silent, or it is gone.
-
-        Args:
-            log: one of ``logs``.
-            last_bytes: how many bytes at most.
-        """
+        """Return the last bytes of `log`; empty if its host, which is then silent, or it is gone"""
         try:
             return b"".join(self._hosts[log.host].read(self._job, log.name, last_bytes))[
                 -last_bytes:
@@ -117,11 +99,7 @@ class ClusterJobLogs:
             return b""
 
     def read(self) -> Iterator[tuple[HostedLog, Iterator[bytes]]]:
-        """Yield each log, with the parts of it that were written since the last call.
-
-        The parts of a log end although its worker goes on to write.
-        A host that does not answer any more gets into ``silent``.
-        """
+        """Yield each log, with the parts of it that were written since the last call."""
         for log in self._logs:
             yield log, self._parts(log)
 
@@ -165,22 +143,7 @@ class ClusterJobLogs:
 def log_ends(
     store: ClusterStore, job: str, worker: str | None, last_bytes: int
 ) -> tuple[LogEnd, ...]:
-    """Return the ends of the logs of a job's workers, from all hosts that have some.
-
-    Of a worker whose host has no log any more it is what the event of its end has kept. Hosts that
-    do not answer come last.
-
-    Args:
-        store: the records of the cluster.
-        job: the name of the job.
-        worker: the name of the one worker; None: all.
-        last_bytes: how many bytes of each log.
-
-    Raises:
-        UnknownJob: the cluster has no such job.
-        UsageError: the job has not started yet, or has no log of that worker.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the ends of the logs of a job's workers, from all hosts that have some."""
     life = store.jobs.get(job).life
     if not life.run:
         raise UsageError(f"job {job} has not started yet, so it has no logs: it is {life.state}")
@@ -216,5 +179,4 @@ def _tails(events: list[Event]) -> dict[str, str]:
 
 
 def _on(where: Mapping[str, str], host: str) -> list[str]:
-    """Return the workers that are on ``host``, by ``where``: worker -> host."""
     return [worker for worker, at in where.items() if at == host]

@@ -22,15 +22,7 @@ AnyManifest = JobManifest | Mapping[str, Any] | str | PathLike[str]
 
 
 def job_manifest(given: AnyManifest) -> JobManifest:
-    """Return the manifest that ``given`` is or names, with absolute paths.
-
-    A relative ``cwd`` begins at the working directory of this process, and ``~`` is the home of
-    this user.
-
-    Raises:
-        ManifestError: the file cannot be read, or this is not a manifest.
-        ConfigError: a path begins with ``~``, and this user has no home directory.
-    """
+    """Return the manifest that `given` is or names, with absolute paths."""
     if isinstance(given, JobManifest):
         manifest = given
     elif isinstance(given, Mapping):
@@ -43,15 +35,7 @@ def job_manifest(given: AnyManifest) -> JobManifest:
 
 
 def read_job_manifest(path: str | Path) -> JobManifest:
-    """Return the manifest in the YAML file at ``path``, with absolute paths.
-
-    A relative ``cwd`` begins at the working directory of this process, and ``~`` is the home of
-    this user.
-
-    Raises:
-        ManifestError: the file cannot be read, or is not a manifest.
-        ConfigError: a path begins with ``~``, and this user has no home directory.
-    """
+    """Return the manifest in the YAML file at `path`, with absolute paths."""
     source = str(path)
     try:
         with Path(path).open("rb") as file:
@@ -62,17 +46,7 @@ def read_job_manifest(path: str | Path) -> JobManifest:
 
 
 def manifest_in(file: BinaryIO, source: str) -> JobManifest:
-    """Return the manifest in an open file or pipe, of which no more is read than one may have.
-
-    Args:
-        file: the file.
-        source: its name, for messages.
-
-    Raises:
-        ManifestError: this is not a manifest.
-        ConfigError: a path begins with ``~``, and this user has no home directory.
-        OSError: the file cannot be read.
-    """
+    """Return the manifest in an open file or pipe, of which no more is read than one may have."""
     data = file.read(MOST_BYTES + 1)
     manifest = parse_manifest(decoded_manifest(data, source), source)
     return manifest.with_absolute_paths(str(Path.cwd()), config.home_dir)

@@ -31,12 +31,7 @@ from edl.errors import UsageError
 
 
 def status_of_cluster(store: ClusterStore) -> ClusterStatus:
-    """Return the status of the cluster of ``store``: who leads, its hosts, the slots in use.
-
-    Raises:
-        UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the status of the cluster of `store`: who leads, its hosts, the slots in use."""
     leases, _ = store.leader.leases()
     return status_of_snapshot(store, store.look(), leases, len(store.leader.controllers()))
 
@@ -44,14 +39,7 @@ def status_of_cluster(store: ClusterStore) -> ClusterStatus:
 def status_of_snapshot(
     store: ClusterStore, snapshot: ClusterSnapshot, leases: LeaseTable, controllers: int
 ) -> ClusterStatus:
-    """Return the status of a cluster from records that were read; nothing is read.
-
-    Args:
-        store: the store that has read them.
-        snapshot: the jobs, hosts, queues and leader.
-        leases: the hosts that an engine lends.
-        controllers: the number of controllers in the election.
-    """
+    """Return the status of a cluster from records that were read; nothing is read."""
     view = cluster_view(snapshot, {})
     return cluster_status(
         store.paths.name,
@@ -66,21 +54,7 @@ def status_of_snapshot(
 def plan_now(
     store: ClusterStore, policy: str | None = None, parameters: Mapping[str, object] | None = None
 ) -> tuple[JobPlan, ...]:
-    """Return the slots that each job of a cluster would get if the policy were asked now.
-
-    The result has the jobs that have not ended, in the order of submission. Nothing is written.
-
-    Args:
-        store: the records of the cluster.
-        policy: the name of another policy; None for that of the cluster.
-        parameters: the other policy's parameters by name, where they are not to have their
-            defaults; None: all have them.
-
-    Raises:
-        UsageError: there is no such policy, or it has no such parameter.
-        UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the slots that each job of a cluster would get if the policy were asked now."""
     view = read_view(store)
     rule = policy_of(view.settings)
     if policy is not None:
@@ -91,37 +65,13 @@ def plan_now(
 def plan_with_host(
     store: ClusterStore, slots: int, labels: Mapping[str, str]
 ) -> tuple[JobPlan, ...]:
-    """Return the slots that each job of a cluster would get if there were one more host.
-
-    The result has the jobs that have not ended, in the order of submission. Nothing is written.
-
-    Args:
-        store: the records of the cluster.
-        slots: the number of slots of that host, at least 1.
-        labels: the labels of that host, key -> value.
-
-    Raises:
-        UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the slots that each job of a cluster would get if there were one more host."""
     view = with_new_host(read_view(store), slots, labels)
     return job_plans(view, plan(with_new_decision(view), policy_of(view.settings), time.time()))
 
 
 def forecast_request(store: ClusterStore, request: JobManifest) -> RequestForecast:
-    """Return which slots a job would get if it were submitted now, and what others would lose.
-
-    Nothing is written. The job's files are taken to be on all hosts.
-
-    Args:
-        store: the records of the cluster.
-        request: the manifest of the job, without paths.
-
-    Raises:
-        UsageError: the cluster has queues, and none that the manifest names; or this is a tenant.
-        UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return which slots a job would get if it were submitted now, and what others would lose."""
     view = read_view(store)
     if view.queues and request.queue not in view.queues:
         raise UsageError(unknown_queue(store.nodes.what, request.queue, view.queues))
@@ -129,12 +79,7 @@ def forecast_request(store: ClusterStore, request: JobManifest) -> RequestForeca
 
 
 def read_view(store: ClusterStore) -> ClusterView:
-    """Return the jobs, hosts and settings of the cluster of ``store``, as a plan reads them.
-
-    Raises:
-        UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the jobs, hosts and settings of the cluster of `store`, as a plan reads them."""
     snapshot = store.look()
     names = [job.name for job in snapshot.jobs]
     runs, measured, unreadable = _runs_and_measured(store, names)
@@ -142,11 +87,7 @@ def read_view(store: ClusterStore) -> ClusterView:
 
 
 def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
-    """Return ``job`` with its present or last run, and with what its runs have measured.
-
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return `job` with its present or last run, and with what its runs have measured."""
     runs, measured, _ = _runs_and_measured(store, [job.name])
     return job_view(job, runs.get(job.name), measured.get(job.name, MeasuredThroughput()))
 
@@ -154,11 +95,8 @@ def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
 def _runs_and_measured(
     store: ClusterStore, names: Sequence[str]
 ) -> tuple[Mapping[str, RunRecords], Mapping[str, MeasuredThroughput], Mapping[str, str]]:
-    """Return the present or last runs of the jobs called ``names``, and what runs have measured.
-
-    Both are by the name of the job, and have no job that was never started. The third result says
-    why the records of runs cannot be read, by the name of the job.
-    """
+    """Return the present or last runs of the jobs called `names`, and what runs have measured."""
+    # Both are by the name of the job, and have no job that was never started.
     session = store.nodes.session
     mine = session.access
     try:

@@ -14,11 +14,7 @@ from edl.errors import UsageError
 
 
 class QueueClient:
-    """A client of the queues of one cluster: :attr:`edl.client.Cluster.queues`.
-
-    Args:
-        open_store: opens the records of the cluster.
-    """
+    """A client of the queues of one cluster: `queues`."""
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
@@ -31,22 +27,8 @@ class QueueClient:
         most: int | None = None,
         tenant: str | None = None,
     ) -> QueueRecord:
-        """Create a queue, or change it; return it. What is not given stays as it is.
-
-        From the first queue on, each job must name one by ``queue`` in its manifest.
-
-        Args:
-            name: the name of the queue.
-            quota: its guaranteed slots; a new queue has 0.
-            weight: its share, against that of other queues, of the slots that no quota needs; a new
-                queue has 1.
-            most: the most slots that its jobs may have together; 0 for no limit.
-            tenant: the tenant whose jobs may use it; empty for no tenant.
-
-        Raises:
-            ConfigError: ``name`` cannot be the name of a queue.
-            UsageError: a value is not allowed, or the cluster has too many queues.
-        """
+        """Create a queue, or change it; return it. What is not given stays as it is."""
+        # From the first queue on, each job must name one by `queue` in its manifest.
 
         def change(before: QueueRecord) -> QueueRecord:
             return replace(
@@ -72,11 +54,7 @@ class QueueClient:
             return queue_statuses(cluster_view(store.look(), {}))
 
     def delete(self, name: str) -> None:
-        """Remove the queue ``name``. Without any queue, all jobs share the slots of the cluster.
-
-        Raises:
-            UsageError: the cluster has no such queue, or it has jobs that have not ended.
-        """
+        """Remove the queue `name`. Without any queue, all jobs share the slots of the cluster."""
         with self._open() as store:
             store.queues.delete(name)
 

@@ -6,24 +6,13 @@ from edl.client.cluster.connection import OpenStore
 
 
 class TenantClient:
-    """A client of the tenants of one cluster: :attr:`edl.client.Cluster.tenants`.
-
-    Args:
-        open_store: opens the records of the cluster.
-    """
+    """A client of the tenants of one cluster: `tenants`."""
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
 
     def create(self, name: str) -> str:
-        """Make a tenant, who may submit, see and steer own jobs only; return its secret.
-
-        The secret is one word, which no other call tells again. Commands and programs of the tenant
-        take it as they take that of a cluster.
-
-        Raises:
-            UsageError: the name is not allowed, or the cluster has such a tenant.
-        """
+        """Make a tenant, who may submit, see and steer own jobs only; return its secret."""
         with self._open() as store:
             return store.tenants.create(name)
 
@@ -34,15 +23,8 @@ class TenantClient:
             return store.tenants.names()
 
     def delete(self, name: str) -> int:
-        """Remove a tenant without jobs and secrets; its own secret opens nothing any more.
-
-        Returns:
-            How many nodes of its inbox could not be removed, because the tenant has made others
-            below them. Then its name stays taken; a repeated call tries again.
-
-        Raises:
-            UsageError: there is no such tenant, or it has jobs, ended ones included, secrets, or
-                queues.
-        """
+        """Remove a tenant without jobs and secrets; its own secret opens nothing any more."""
+        # How many nodes of its inbox could not be removed, because the tenant has made others below
+        # them.
         with self._open() as store:
             return store.tenants.delete(name)

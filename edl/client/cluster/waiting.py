@@ -29,10 +29,7 @@ DELETED = EXIT_CODES[AgentEnd.NO_SUCH_JOB]  # of `edl wait` for a job that a use
 
 
 class JobCondition(Enum):
-    """A condition that a job of a cluster is waited for to meet.
-
-    The value is a clause that says that the job does not meet it yet, for messages.
-    """
+    """A condition that a job of a cluster is waited for to meet."""
 
     TRAINS = "does not train"
     ENDS = "has not ended"
@@ -48,14 +45,11 @@ T = TypeVar("T")
 
 
 def ignore_status(_status: ClusterJobStatus) -> None:
-    """Do nothing with a job's status: the ``on_status`` of callers that do not want it."""
+    """Do nothing with a job's status: the `on_status` of callers that do not want it."""
 
 
 def described(job: StoredJob, said: JobReasons) -> ClusterJobStatus:
-    """Return the status of ``job`` that users are shown: its state, the reason, slots and times.
-
-    The reason is the newest that the leader has ``said``, or else the one in the job's record.
-    """
+    """Return the status of `job` that users are shown: its state, the reason, slots and times."""
     manifest, life, wanted = job.manifest, job.life, job.wanted
     reason = said.reason(job.name, life.since_s) if life.state is not LifeState.ENDED else ""
     return ClusterJobStatus(
@@ -82,14 +76,8 @@ def described(job: StoredJob, said: JobReasons) -> ClusterJobStatus:
 
 
 def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
-    """Return the status, manifest, devices and events of the job called ``name``.
-
-    ``now_s`` is the time, in seconds since 1970, until which its slot-seconds are counted.
-
-    Raises:
-        UnknownJob: the cluster has no such job.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return the status, manifest, devices and events of the job called `name`."""
+    # `now_s` is the time, in seconds since 1970, until which its slot-seconds are counted.
     job, said, hosts = store.jobs.get(name), store.leader.reasons(), store.hosts.list()
     entries = {host.name: host.assigned.jobs[name] for host in hosts if name in host.assigned.jobs}
     return ClusterJobDetails(
@@ -111,21 +99,8 @@ def events(
     after: int = -1,
     unreadable: OnUnreadable = leave_out,
 ) -> list[tuple[int, ClusterEvent]]:
-    """Return (number, event) for the events of the cluster, or only those about ``job``.
-
-    They are in ascending order of the numbers, all above ``after``. Those that this edl cannot
-    read, because a newer one has written them, are left out.
-
-    Args:
-        store: The records of the cluster.
-        job: The name of the job; None: of all events.
-        after: The number of the newest event that is known already.
-        unreadable: Called with the number of each event that is left out, and the reason.
-
-    Raises:
-        UnknownCluster: the cluster does not exist.
-        CoordinationError: ZooKeeper is away.
-    """
+    """Return (number, event) for the events of the cluster, or only those about `job`."""
+    # Those that this edl cannot read, because a newer one has written them, are left out.
     found = store.events.read_known(after, unreadable)
     return [one for one in found if job is None or one[1].job == job]
 
@@ -138,23 +113,7 @@ def wait_for_job(
     on_status: OnStatus,
     limits: ClientLimits = USUAL,
 ) -> ClusterJobStatus:
-    """Wait until a job of a cluster trains, or has ended, and return its status then.
-
-    Args:
-        store: the records of the cluster.
-        name: the name of the job.
-        until: whether to wait until the job trains or until it has ended; the end of the job, or a
-            halt by a user, ends the wait in both cases.
-        timeout_s: the time to wait, in seconds; None for no limit but that of ``AWAY_S`` without an
-            answer of ZooKeeper.
-        on_status: called with the first status, and whenever the state or its reason has changed.
-        limits: has the time between two readings.
-
-    Raises:
-        TimedOut: the job neither fulfilled ``until`` nor ended within ``timeout_s``.
-        UnknownJob: the cluster has no such job, it was removed, or a new job has its name.
-        CoordinationError: ZooKeeper did not answer for ``AWAY_S``.
-    """
+    """Wait until a job of a cluster trains, or has ended, and return its status then."""
     order: int | None = None
     said: tuple[object, str] | None = None
 
@@ -177,11 +136,7 @@ def wait_for_job(
 
 
 def wait_exit_code(job: ClusterJobStatus) -> int:
-    """Return the exit code of `edl wait` for a ``job`` that is over.
-
-    It is 0 if the job has finished; if it has failed the exit code of its last run, or 1 if that
-    is 0; 90 if a user has halted it; 94 if a user has deleted it.
-    """
+    """Return the exit code of `edl wait` for a `job` that is over."""
     codes: Mapping[LifeResult | None, int] = {
         LifeResult.FINISHED: 0,
         LifeResult.FAILED: job.exit_code or 1,
@@ -192,18 +147,7 @@ def wait_exit_code(job: ClusterJobStatus) -> int:
 
 
 def looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) -> Iterator[T]:
-    """Yield what ``look`` returns again and again, until the time is up.
-
-    While ZooKeeper does not answer, nothing is yielded, and the time runs on.
-
-    Args:
-        look: reads something of ZooKeeper.
-        timeout_s: the time in seconds after which it ends; None for no limit.
-        limits: has the time between two readings.
-
-    Raises:
-        CoordinationError: ZooKeeper did not answer at the end of the time, or for ``AWAY_S``.
-    """
+    """Yield what `look` returns again and again, until the time is up."""
     begun = answered = time.monotonic()
     while True:
         away: CoordinationError | None = None
@@ -226,20 +170,12 @@ def looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) 
 def _late(
     name: str, until: JobCondition, timeout_s: float | None, said: tuple[object, str] | None
 ) -> str:
-    """Return the message of the error that a wait for a job took longer than ``timeout_s``.
-
-    Args:
-        name: the name of the job.
-        until: what was waited for, which the message says is not so.
-        timeout_s: the time that was waited, in seconds.
-        said: the last state of the job and its reason; None: it was never read.
-    """
+    # `said`: the last state of the job and its reason; None: it was never read.
     state = "" if said is None else f": it is {said[0]} ({said[1]})"
     return f"job {name} {until.value} after {timeout_s:g} s{state}; it goes on"
 
 
 def _since_submission(history: Sequence[ClusterEvent]) -> tuple[ClusterEvent, ...]:
-    """Return the events of ``history``, all of one job, from its last submission on."""
     found: list[ClusterEvent] = []
     for event in history:
         if event.kind is ClusterEventKind.SUBMITTED:
