@@ -15,12 +15,7 @@ from edl.client.connection import choose_job, connected
 
 
 def _option(action: Action, what: str) -> typer.models.OptionInfo:
-    """Return the command line option of one kind of fault; its values name the workers to hit.
-
-    Args:
-        action: the kind of fault, which gives the option its name.
-        what: the help text of the option.
-    """
+    """Return the command line option of one kind of fault; its values name the workers to hit."""
     option: typer.models.OptionInfo = typer.Option(
         f"--{action}", metavar="WHO", help=what, show_default=False
     )

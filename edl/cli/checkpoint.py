@@ -132,12 +132,7 @@ def _listed(path: Location, max_bytes: int) -> dict[str, Any] | None:
 
 
 def _about(path: Location, manifest: Manifest) -> dict[str, Any]:
-    """Return a checkpoint's path, its size in bytes and the most important values of its header.
-
-    The size is that of all its files, also those which it shares with other checkpoints.
-    ``path`` is the file; ``manifest`` is its manifest. The keys are path, bytes, job, step, epoch,
-    framework, saved_at.
-    """
+    """Return a checkpoint's path, its size in bytes and the most important values of its header."""
     about = asdict(manifest)
     kept = {name: about[name] for name in ("job", "step", "epoch", "framework", "saved_at")}
     others = named_files(path, files.read_records(path))
@@ -146,11 +141,7 @@ def _about(path: Location, manifest: Manifest) -> dict[str, Any]:
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of one checkpoint in the table of `edl checkpoint list`.
-
-    ``one`` is the JSON object of the checkpoint, as `list --json` prints it. The cells are step,
-    epoch, job, time of saving, size and file; for a damaged file, only the size and the error.
-    """
+    """Return the cells of one checkpoint in the table of `edl checkpoint list`."""
     size = _megabytes(one["bytes"])
     if one["error"] is not None:
         return ("", "", "", "", size, one["error"])
@@ -159,10 +150,7 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table to standard output without shortening any text, so that names can be copied.
-
-    ``heads`` are the titles of the columns; each of ``rows`` has one cell for each column.
-    """
+    """Print a table to standard output without shortening any text, so that names can be copied."""
     lines = [heads, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -171,11 +159,7 @@ def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _described(found: Checkpoint) -> list[str]:
-    """Return the lines with which `edl checkpoint show` describes a checkpoint, ``found``.
-
-    They are about the file, job, position, data, framework and model; the table of its tensors is
-    not among them.
-    """
+    """Return the lines with which `edl checkpoint show` describes a checkpoint, `found`."""
     manifest, model = found.manifest, found.state["model"]
     values = sum(math.prod(blob.shape) for blob in model.values())
     source = manifest.source
@@ -193,10 +177,8 @@ def _described(found: Checkpoint) -> list[str]:
 
 
 def _megabytes(size: int) -> str:
-    """Return ``size``, a number of bytes, as text in megabytes (of 10^6 bytes), like "12.3 MB"."""
     return f"{size / 1e6:.1f} MB"
 
 
 def _clock(seconds: float) -> str:
-    """Return ``seconds``, a Unix time, as local date and time, like "2026-01-31 12:34:56"."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

@@ -115,24 +115,12 @@ FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 
 
 def console() -> Console:
-    """Return a new console for standard output, which uses colours only if that is a terminal.
-
-    It prints text as it is: neither "[x]" nor ":x:", as paths may have them, is markup.
-    """
+    """Return a new console for standard output, which uses colours only if that is a terminal."""
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def line_writer(*, with_time: bool = False) -> Callable[[str], None]:
-    """Return a function that prints a sentence as a line; a process that lives on prints by it.
-
-    The function raises no error when the disk is full or the reader of a pipe is gone, and waits at
-    most 0.5 s for a reader that does not read, see :class:`edl.launch.line_output.LineOutput`. Any
-    thread may call it. Log records that go to standard error are written in the same way from now
-    on.
-
-    Args:
-        with_time: whether the local time stands before each sentence.
-    """
+    """Return a function that prints a sentence as a line; a process that lives on prints by it."""
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler and handler.stream is sys.stderr:
             handler.setStream(_line_output(sys.stderr))
@@ -154,17 +142,7 @@ def _line_output(file: IO[str] | None) -> LineOutput:
 
 
 def settings_of_agent(**arguments: Any) -> config.Config:
-    """Return the settings of a process that starts workers, as :func:`edl.config.load` does.
-
-    For each environment variable that looks like a misspelled setting, a line is printed to
-    standard error.
-
-    Args:
-        **arguments: values by setting, such as the options of a command; None counts as absent.
-
-    Raises:
-        ConfigError: a value cannot be used.
-    """
+    """Return the settings of a process that starts workers, as `load` does."""
     for variable, near in config.misspelled().items():
         OutputStream(sys.stderr).write(f"edl: {variable} is no setting of edl; {near} is\n")
     return config.load(**arguments)
@@ -182,11 +160,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def worker_number(text: str) -> int:
-    """Return the number of a worker that is written as "w3" or "3"; it need not exist.
-
-    Raises:
-        UsageError: the text is neither.
-    """
+    """Return the number of a worker that is written as "w3" or "3"; it need not exist."""
     match = re.fullmatch(r"w?(\d+)", text)
     if match is None:
         raise UsageError(f"{text!r} is not a worker; write w3, or 3 (see `edl status`)")
@@ -194,10 +168,5 @@ def worker_number(text: str) -> int:
 
 
 def trouble_words(connected: bool, error: CoordinationError) -> str:
-    """Return why nothing newer is shown: ZooKeeper is away, or a record cannot be read.
-
-    Args:
-        connected: whether there is a connection to ZooKeeper.
-        error: what the last reading ended with.
-    """
+    """Return why nothing newer is shown: ZooKeeper is away, or a record cannot be read."""
     return f"{'cannot be read' if connected else 'ZooKeeper is away'}: {error}"

@@ -47,20 +47,13 @@ def completion_begins() -> None:
 
 
 def items(values: dict[str, str], incomplete: str) -> list[Any]:
-    """Return the completions among ``values`` for the word that was begun with ``incomplete``.
-
-    ``values`` has a help text for each value.
-    """
+    """Return the completions among `values` for the word that was begun with `incomplete`."""
     item: Any = _TYPER.shell_completion.CompletionItem
     return [item(one, help=text) for one, text in values.items() if one.startswith(incomplete)]
 
 
 def known_values(metavar: str) -> dict[str, str]:
-    """Return the values of a parameter, each with an empty help text, without asking ZooKeeper.
-
-    They are names of jobs or clusters of which this user has a secret, or kinds of events.
-    ``metavar`` is the word for the parameter in the help, such as "[JOB]".
-    """
+    """Return the values of a parameter, each with an empty help text, without asking ZooKeeper."""
     if "EVENT" in metavar:
         return {str(kind): "" for kind in EventKind}
     try:

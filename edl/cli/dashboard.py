@@ -86,12 +86,6 @@ def dashboard(
 
 
 def _secret_in_cluster(session: Session, job: str, cluster: str | None) -> str | None:
-    """Return the secret of the runs of ``job`` if it is one of a cluster; None: it is one of none.
-
-    Raises:
-        UsageError: the job has not started yet.
-        EdlError: the cluster that was named cannot be opened, or has no such job.
-    """
     store = store_of_job(session, job, cluster)
     if store is None or not store.jobs.has(job):
         return None

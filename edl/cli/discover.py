@@ -13,10 +13,7 @@ from edl.launch.horovodrun.last_answer import keep_answer, last_answer
 
 
 def main() -> None:
-    """Run the console script `edl-discover`, which prints hosts and slots, one host a line.
-
-    After an error it prints a sentence to standard error and exits with 2.
-    """
+    """Run the console script `edl-discover`, which prints hosts and slots, one host a line."""
     answer = last_answer(sys.argv[1:])
     if answer is not None:
         print(answer)

@@ -93,20 +93,7 @@ def _drain_host_of_cluster(
     zookeeper: str | None,
     timeout_s: float | None,
 ) -> None:
-    """Take all jobs off a host of a cluster until `edl undrain`, and print that it is drained.
-
-    Args:
-        words: the arguments of the command; with no ``option`` the name of the host is the only
-            one.
-        option: the host that `--host` names; None: none.
-        cluster: the name of the cluster; None for that of EDL_CLUSTER, or else the only one whose
-            secret is known here.
-        zookeeper: the ZooKeeper servers; None for the configured ones.
-        timeout_s: how long to wait, in seconds, until no job has slots there; None: not at all.
-
-    Raises:
-        UsageError: not just one host was given, or it could be one of no cluster.
-    """
+    """Take all jobs off a host of a cluster until `edl undrain`, and print that it is drained."""
     if len(words) + (option is not None) != 1:
         raise UsageError(
             "edl drain --cluster takes one host, as `edl drain --cluster lab node1`; for a worker "

@@ -22,11 +22,7 @@ SENTENCES = (ARGUMENT_ERROR, EdlError, KeyboardInterrupt, typer.Abort, OSError)
 
 
 def complain(error: BaseException) -> int:
-    """Print the sentence of ``error`` to standard error; return the exit code of a command.
-
-    ``error`` is one of :data:`SENTENCES`. For a BrokenPipeError (the reader of standard output is
-    gone, as in `edl events | head`) nothing is printed, now or later, and the code is 1.
-    """
+    """Print the sentence of `error` to standard error; return the exit code of a command."""
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is to try to flush to it
         return 1
@@ -49,7 +45,7 @@ def ending(error: BaseException) -> tuple[str, AgentEnd, int]:
 
 
 def _argument_sentence(error: Any) -> str:
-    """Return the text of ``error``, a usage error of typer, as one sentence that names the help."""
+    """Return the text of `error`, a usage error of typer, as one sentence that names the help."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "edl"
     message: str = error.format_message().rstrip(".")

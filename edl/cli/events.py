@@ -73,7 +73,6 @@ class LeftOut:
         self._said: set[int] = set()
 
     def __call__(self, number: int, why: str) -> None:
-        """Print a line about event ``number`` on standard error, unless there was one."""
         if number not in self._said:
             self._said.add(number)
             typer.echo(f"edl: event {number} is left out: {why}", err=True)
@@ -84,14 +83,7 @@ def _show(
     text: Callable[[int, E], str],
     session: Session | None,
 ) -> None:
-    """Print events, one a line, the oldest first.
-
-    Args:
-        look: returns whether no further event will come, and the events after that number.
-        text: returns the line of an event with a number.
-        session: the session that ``look`` reads with, to go on with new events until no further one
-            will come; None: only those that there are.
-    """
+    """Print events, one a line, the oldest first."""
     last = -1
 
     def further() -> tuple[bool, list[tuple[int, E]]]:
@@ -106,17 +98,7 @@ def _show(
 
 
 def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow: bool) -> None:
-    """Print the events of a cluster, or of one of its jobs, one a line, the oldest first.
-
-    Args:
-        store: the records of the cluster.
-        job: the name of the job whose events are shown; None for all.
-        as_json: whether each event is printed as JSON.
-        follow: whether to go on with new events: until ``job`` has ended; without ``job`` for ever.
-
-    Raises:
-        UsageError: the user is a tenant, who may not read this log.
-    """
+    """Print the events of a cluster, or of one of its jobs, one a line, the oldest first."""
     store.nodes.check_administrator(
         "read the events of the cluster (`edl events JOB --cluster ''` shows those of a run)"
     )
@@ -137,16 +119,7 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
 
 
 def aligned(event: Event, width: int | None = None) -> str:
-    """Return an event as text for people: local time, generation, step, kind, reason and cost.
-
-    The time has month and day. The cost, which only a switch has, is how long workers stood still.
-    The text is one line, or several if it is wider than ``width``.
-
-    Args:
-        event: the event.
-        width: the width of the terminal in columns: the reason is broken at words, and its further
-            lines are indented to its column. None for no breaks.
-    """
+    """Return an event as text for people: local time, generation, step, kind, reason and cost."""
     clock = datetime.fromtimestamp(event.time).strftime("%m-%d %H:%M:%S.%f")[:-3]
     columns = f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} "
     text = cost(event)

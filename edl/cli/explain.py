@@ -38,13 +38,7 @@ def explain(
 
 
 def explanation_lines(name: str, width: int) -> list[str]:
-    """Return the explanation of the events called ``name`` as lines of at most ``width`` columns.
-
-    Hyphens in the name count as underscores, and capital letters as small ones.
-
-    Raises:
-        UsageError: there is no such kind of event.
-    """
+    """Return the explanation of the events called `name` as lines of at most `width` columns."""
     word = name.replace("-", "_").lower()
     if word not in tuple(EventKind):
         known = some(nearest(word, list(EventKind))[:3])
@@ -58,7 +52,7 @@ def explanation_lines(name: str, width: int) -> list[str]:
 
 
 def overview_lines(width: int) -> list[str]:
-    """Return all kinds of events with their meanings, the gravest first, in ``width`` columns."""
+    """Return all kinds of events with their meanings, the gravest first, in `width` columns."""
     lines: list[str] = []
     for severity, title in _TITLES.items():
         lines += [*([""] if lines else []), title]
@@ -69,7 +63,7 @@ def overview_lines(width: int) -> list[str]:
 
 
 def _indented(text: str, width: int, indent: str = "  ") -> list[str]:
-    """Return ``text`` as lines of at most ``width`` columns, each after ``indent``."""
+    """Return `text` as lines of at most `width` columns, each after `indent`."""
     return textwrap.wrap(
         text,
         max(width, 20),

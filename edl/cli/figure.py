@@ -12,11 +12,8 @@ from edl.core.policy.history import History
 
 
 def draw(curve: Curve, path: Path) -> None:
-    """Draw the throughput of a job over its number of workers into the file ``path``.
-
-    ``curve`` has the measured points, at least one; an existing file is replaced. A dashed line
-    shows the throughput if each worker added as much as each one of the smallest point does.
-    """
+    """Draw the throughput of a job over its number of workers into the file `path`."""
+    # `curve` has the measured points, at least one; an existing file is replaced.
     from matplotlib.figure import Figure
 
     sizes = [point.np for point in curve.points]
@@ -44,12 +41,7 @@ COLOURS = {"policy": "C1", "person": "C2", "straggler": "C3"}
 
 
 def draw_history(found: History, path: Path) -> None:
-    """Draw a job's number of workers and its throughput over time into the file ``path``.
-
-    ``found`` is the history of the job; an existing file is replaced. Vertical lines mark the
-    decisions about the number; their colour says who decided: a policy, a person, the handling of
-    stragglers (slow workers), or something else.
-    """
+    """Draw a job's number of workers and its throughput over time into the file `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 4.5), layout="constrained")

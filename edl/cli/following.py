@@ -17,17 +17,7 @@ T = TypeVar("T")
 
 
 def followed(look: Callable[[], T], session: Session) -> Iterator[T]:
-    """Yield what ``look`` returns, twice a second, until the caller stops.
-
-    While ZooKeeper is away, nothing is yielded; standard error says so once for each absence.
-
-    Args:
-        look: reads something of ZooKeeper; what it has not read before an error it reads again.
-        session: the session that it reads with.
-
-    Raises:
-        CoordinationError: ZooKeeper did not answer for ten minutes.
-    """
+    """Yield what `look` returns, twice a second, until the caller stops."""
     is_said = False
 
     def tried() -> T:

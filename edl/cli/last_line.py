@@ -28,35 +28,20 @@ LastLineOption = Annotated[
 
 
 class LastLine:
-    """The last line that a command with an agent prints with `--json`.
-
-    Args:
-        job: the name of the job; None if it is not known yet.
-        run: the token of the run of the job; None if it is not known yet.
-
-    Attributes:
-        result: what the line says so far; at first an end by an error without a reason.
-    """
+    """The last line that a command with an agent prints with `--json`."""
 
     def __init__(self, job: str | None, run: str | None) -> None:
+        # what the line says so far; at first an end by an error without a reason
         self.result = AgentResult(job, run)
 
     def knows(self, **values: Any) -> None:
-        """Set the fields of the line, an :class:`AgentResult`, that are given by name."""
+        """Set the fields of the line, an `AgentResult`, that are given by name."""
         self.result = replace(self.result, **values)
 
     def run(
         self, agent: Agent, exit_code: Callable[[AgentEnd, int], int] | None = None
     ) -> typer.Exit:
-        """Run an agent to its end, and return the exception that ends the command with its code.
-
-        The exception is not raised here. Afterwards ``result`` says how the agent ended.
-
-        Args:
-            agent: the agent.
-            exit_code: returns the exit code of the command, by how the agent has ended and the code
-                that the agent returns; None: the command ends with the latter.
-        """
+        """Run an agent to its end, and return the exception that ends the command with its code."""
         code = agent.run()
         self.result = agent.result(code)
         if exit_code is not None:
@@ -96,10 +81,7 @@ def last_line(as_json: bool, job: str | None = None, run: str | None = None) -> 
 
 
 def _with_error(line: LastLine, error: BaseException) -> typer.Exit:
-    """Print the sentence of ``error``, and ``line`` with its reason; return the end of the command.
-
-    The result, a ``typer.Exit`` with the exit code, is not raised here.
-    """
+    """Print the sentence of `error`, and `line` with its reason; return the end of the command."""
     reason, end, _ = ending(error)
     code = complain(error)
     line.knows(end=end, reason=reason, exit_code=code)
@@ -108,27 +90,18 @@ def _with_error(line: LastLine, error: BaseException) -> typer.Exit:
 
 
 class AgentCommand(TyperCommand):
-    """A command with an agent, which prints its last line also if its options cannot be parsed.
-
-    A module names it as ``cls`` in its ``COMMAND``. Subclasses replace the first two methods.
-    """
+    """A command with an agent, which prints its last line also if its options cannot be parsed."""
 
     def own_words(self, args: Sequence[str]) -> Sequence[str]:
-        """Return those of the words ``args`` that are for edl, and not of a user's command: all."""
+        """Return those of the words `args` that are for edl, and not of a user's command: all."""
         return args
 
     def prepared(self, args: list[str]) -> list[str]:
-        """Return the words after the command's name as typer can parse them: ``args`` unchanged."""
+        """Return the words after the command's name as typer can parse them: `args` unchanged."""
         return args
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options in the words ``args`` into ``ctx``, typer's context of the command.
-
-        The result is what typer's method returns: the words that it has not used.
-
-        Raises:
-            typer.Exit: `--json` was given, and the options are wrong; the last line is printed.
-        """
+        """Parse the options in the words `args` into `ctx`, typer's context of the command."""
         as_json = "--json" in self.own_words(args)  # before typer takes the words away
         try:
             words: list[str] = super().parse_args(ctx, self.prepared(args))

@@ -80,17 +80,7 @@ def list_jobs(
 def _show_own(
     found: Sequence[JobSummary], jobs: ObservedJobs, state: str | None, as_json: bool
 ) -> None:
-    """Print the jobs of `edl run`, one a line, those that run first.
-
-    Args:
-        found: the jobs.
-        jobs: what has read them: it knows which could not be opened or read.
-        state: the state of the jobs to print; None for all.
-        as_json: whether each is printed as JSON.
-
-    Raises:
-        UsageError: there is no such state.
-    """
+    """Print the jobs of `edl run`, one a line, those that run first."""
     if state is not None and state not in OWN_STATES:
         raise UsageError(f"there is no state {state!r}; use one of {', '.join(OWN_STATES)}")
     chosen = [job for job in found if state in (None, job.state)]
@@ -117,14 +107,7 @@ def _show_own(
 
 
 def _show_of_cluster(cluster: Cluster, queue: str | None, state: str | None, as_json: bool) -> None:
-    """Print the jobs of ``cluster``, one a line, in the order of submission.
-
-    Args:
-        cluster: the cluster; a session to it is opened for this call.
-        queue: the queue of the jobs to print; None for all.
-        state: the state of the jobs to print; None for all.
-        as_json: whether each is printed as JSON.
-    """
+    """Print the jobs of `cluster`, one a line, in the order of submission."""
     from edl.cli.cluster.table import job_table, newest_ended  # PyYAML
 
     with cluster:

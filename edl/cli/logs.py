@@ -91,16 +91,7 @@ def logs(
 
 
 def _read(words: Sequence[str], job: str | None) -> tuple[str | None, str | None]:
-    """Return the job and the worker that the words of the command line name; None: none is named.
-
-    Args:
-        words: the words after `edl logs`: a job and a worker, of which either may be left out. A
-            single word like "w3" is a worker.
-        job: the job that `--job` names; None: the option is not given.
-
-    Raises:
-        UsageError: the words name more than that.
-    """
+    """Return the job and the worker that the words of the command line name; None: none is named"""
     named = list(words)
     worker = named.pop() if named and _WORKER.fullmatch(named[-1]) else None
     named += [] if job is None else [job]
@@ -110,17 +101,7 @@ def _read(words: Sequence[str], job: str | None) -> tuple[str | None, str | None
 
 
 def _follow_here(files: _LogFiles, zookeeper: str | None, cluster: str | None, job: str) -> None:
-    """Show what is written into the logs on this host until the job has ended.
-
-    Args:
-        files: shows the logs.
-        zookeeper: the ZooKeeper servers, ``host:port,...``; None for the configured ones.
-        cluster: the name of the job's cluster, as `--cluster` gives it; None: not given.
-        job: the name of the job.
-
-    Raises:
-        EdlError: the records of the job cannot be read.
-    """
+    """Show what is written into the logs on this host until the job has ended."""
     with connected(zookeeper) as session:
         is_over = _end(session, job, cluster)
 
@@ -134,15 +115,7 @@ def _follow_here(files: _LogFiles, zookeeper: str | None, cluster: str | None, j
 
 
 def _end(session: Session, job: str, cluster: str | None) -> Callable[[], bool]:
-    """Return a function that reads from ZooKeeper whether a job has ended, at each call.
-
-    A job of a cluster may have several runs; it has ended when no further one follows.
-
-    Args:
-        session: the session to read with.
-        job: the name of the job.
-        cluster: the name of its cluster, as `--cluster` gives it; None: not given.
-    """
+    """Return a function that reads from ZooKeeper whether a job has ended, at each call."""
     of_cluster = store_of_job(session, job, cluster)
     if of_cluster is not None:
         return lambda: of_cluster.jobs.get(job).life.state is LifeState.ENDED
@@ -158,23 +131,8 @@ def _show_of_cluster(
     follow: bool,
     is_here: bool,
 ) -> bool:
-    """Show the logs of a job of a cluster; return False if those on this host are to be shown.
-
-    They are if the job is one of no cluster, or if no host of its cluster sends a log. Without an
-    answer of ZooKeeper to the first question, the result is False, too, unless the user has named
-    the cluster; later it is waited for.
-
-    Args:
-        zookeeper: the ZooKeeper servers, ``host:port,...``; None for the configured ones.
-        cluster: the name of the cluster, as `--cluster` gives it; None: not given.
-        job: the name of the job.
-        worker: the name of the worker; None for all.
-        follow: whether to go on until the job has ended.
-        is_here: whether what is wanted is on this host.
-
-    Raises:
-        EdlError: the job was never started, or not all of its logs could be read.
-    """
+    """Show the logs of a job of a cluster; return False if those on this host are to be shown."""
+    # EdlError: the job was never started, or not all of its logs could be read.
     if not (cluster or (cluster is None and knows_clusters())):
         return False
     with ExitStack() as stack:
@@ -202,16 +160,9 @@ def _show_of_cluster(
 
 
 def _look(store: ClusterStore, job: str, logs: ClusterJobLogs) -> Callable[[], bool]:
-    """Return a function that returns whether a job of a cluster has ended, at each call.
-
-    It also finds out which logs there are: at the first call, when ``LOOK_S`` have passed since,
-    and when the job has ended. It raises what :meth:`ClusterJobLogs.look` does, and UnknownJob.
-
-    Args:
-        store: the records of the cluster.
-        job: the name of the job.
-        logs: looks for the logs.
-    """
+    """Return a function that returns whether a job of a cluster has ended, at each call."""
+    # It also finds out which logs there are: at the first call, when `LOOK_S` have passed since,
+    # and when the job has ended.
     looked_s = -math.inf
 
     def look() -> bool:
@@ -226,18 +177,7 @@ def _look(store: ClusterStore, job: str, logs: ClusterJobLogs) -> Callable[[], b
 
 
 def _follow(look: Callable[[], bool], job: str, logs: ClusterJobLogs, lines: _Lines) -> None:
-    """Show what is new in the logs of a job of a cluster until the job has ended.
-
-    Args:
-        look: returns whether the job has ended; it has returned False before.
-        job: the name of the job.
-        logs: reads the logs.
-        lines: prints them.
-
-    Raises:
-        CoordinationError: ZooKeeper did not answer for as long as :func:`looks` waits.
-        EdlError: the job was deleted meanwhile.
-    """
+    """Show what is new in the logs of a job of a cluster until the job has ended."""
     time.sleep(FOLLOW_S)
     try:
         for is_over in looks(look, None, ClientLimits(poll_s=FOLLOW_S)):
@@ -252,15 +192,7 @@ def _follow(look: Callable[[], bool], job: str, logs: ClusterJobLogs, lines: _Li
 
 
 def _show_new(logs: ClusterJobLogs, lines: _Lines, is_last: bool) -> None:
-    """Show what was written into the logs since the last call, and incomplete lines if it is last.
-
-    If it is not the last call, the state of a progress bar is shown when it is due.
-
-    Args:
-        logs: reads the logs.
-        lines: prints them.
-        is_last: whether no call follows.
-    """
+    """Show what was written into the logs since the last call."""
     for log, parts in logs.read():
         for content in parts:
             lines.show(log.name, log, content)
@@ -271,16 +203,7 @@ def _show_new(logs: ClusterJobLogs, lines: _Lines, is_last: bool) -> None:
 
 
 def _finish(job: str, worker: str | None, logs: ClusterJobLogs) -> None:
-    """Show the end of a worker's log that no host has, and raise an error if something is missing.
-
-    Args:
-        job: the name of the job.
-        worker: the name of the worker; None for all.
-        logs: has read what could be read.
-
-    Raises:
-        EdlError: not all logs could be read, or there is none.
-    """
+    """Show the end of a worker's log that no host has."""
     if not logs.found and worker in logs.tails:
         for line in logs.tails[worker].splitlines():
             typer.echo(line)
@@ -293,13 +216,7 @@ def _finish(job: str, worker: str | None, logs: ClusterJobLogs) -> None:
 
 
 def _silent(job: str, worker: str | None, logs: ClusterJobLogs) -> str:
-    """Return the sentence that says which hosts have not sent their logs, and what is shown.
-
-    Args:
-        job: the name of the job.
-        worker: the name of the worker; None for all.
-        logs: has read what could be read.
-    """
+    """Return the sentence that says which hosts have not sent their logs, and what is shown."""
     who = f"{worker} of job {job}" if worker else f"some workers of job {job}"
     why = "; ".join(logs.silent[host] for host in sorted(logs.silent))
     tail = worker is not None and worker in logs.tails and not logs.found
@@ -308,31 +225,19 @@ def _silent(job: str, worker: str | None, logs: ClusterJobLogs) -> str:
 
 
 class _Lines:
-    """A printer of lines of logs, of which the parts come one after another.
-
-    Of the states of a progress bar, which overwrites its line, only the newest one is printed.
-
-    Args:
-        is_one: whether the log of one worker is shown, without its name before each line.
-    """
+    """A printer of lines of logs, of which the parts come one after another."""
 
     def __init__(self, is_one: bool) -> None:
         self._is_one = is_one
         self._buffers: dict[Hashable, tuple[str, LineBuffer]] = {}
 
     def show(self, name: str, log: Hashable, content: bytes) -> None:
-        """Print the complete lines of a log that ``content`` completes.
-
-        Args:
-            name: the name of the worker.
-            log: the log, which tells it from others of that name.
-            content: what was read of it after the last part.
-        """
+        """Print the complete lines of a log that `content` completes."""
         _, buffer = self._buffers.setdefault(log, (name, LineBuffer(_LINE_BYTES)))
         self._echo(name, buffer.add(content))
 
     def show_bar(self, log: Hashable) -> None:
-        """Print the state of a log's progress bar if it has changed, at most every ``BAR_S``."""
+        """Print the state of a log's progress bar if it has changed, at most every `BAR_S`."""
         if log in self._buffers:
             name, buffer = self._buffers[log]
             self._echo(name, buffer.due_bar(BAR_S))
@@ -349,12 +254,7 @@ class _Lines:
 
 
 class _LogFiles:
-    """A reader of the worker logs in a directory, which remembers how far each was shown.
-
-    Args:
-        directory: the directory of the logs.
-        worker: the name of the one worker whose log is shown; None to show all.
-    """
+    """A reader of the worker logs in a directory, which remembers how far each was shown."""
 
     def __init__(self, directory: Path, worker: str | None) -> None:
         self._directory = directory
@@ -363,12 +263,7 @@ class _LogFiles:
         self._lines = _Lines(worker is not None)
 
     def show(self, finish: bool) -> None:
-        """Print the complete lines that workers have written since the last call.
-
-        The lines of one worker come after those of another, in the order of their names. Logs that
-        are new in the directory are included. If ``finish`` is True, an incomplete last line of
-        each log is printed, too; if not, the state of a progress bar when it is due.
-        """
+        """Print the complete lines that workers have written since the last call."""
         for name, path in named_logs(self._directory).items():
             if self._worker not in (None, name):
                 continue
@@ -382,7 +277,6 @@ class _LogFiles:
                 self._lines.show_bar(path)
 
     def close(self) -> None:
-        """Close all log files."""
         for reader in self._readers.values():
             reader.close()
 
@@ -395,23 +289,7 @@ def _look_elsewhere(
     here: Sequence[str],
     has_run: bool,
 ) -> None:
-    """Raise an error that names the host with the log of a worker, if ZooKeeper knows it.
-
-    If it knows no such worker, or no ZooKeeper is configured, nothing happens.
-
-    Args:
-        zookeeper: the ZooKeeper servers, ``host:port,...``; None for the configured ones.
-        cluster: the name of the job's cluster, as `--cluster` gives it; None: not given.
-        job: the name of the job.
-        worker: the name of the worker; None for the logs of all workers.
-        here: the names of the workers whose logs are on this host, for the message.
-        has_run: whether a job of that name has left logs on this host.
-
-    Raises:
-        UnknownJob: ZooKeeper knows no such job, and none has left logs on this host.
-        EdlError: the job is one of a cluster and has not started yet, the log is on another host,
-            or the job's records could not be read.
-    """
+    """Raise an error that names the host with the log of a worker, if ZooKeeper knows it."""
     try:
         with connected(zookeeper) as session:
             if (of_cluster := store_of_job(session, job, cluster)) is not None:
@@ -437,31 +315,19 @@ def _look_elsewhere(
 
 
 def _check_started(store: ClusterStore, job: str) -> None:
-    """Raise an EdlError if ``job``, of the cluster of ``store``, was never started."""
+    """Raise an EdlError if `job`, of the cluster of `store`, was never started."""
     if not (life := store.jobs.get(job).life).run:
         why = life.reason or UNSEEN
         raise EdlError(f"job {job} has not started yet, so it has no logs: {life.state}, {why}")
 
 
 def _with_address(host: str, now: Snapshot) -> str:
-    """Return the name of a host, with its address if ``now`` has it, like "node1 (10.0.0.7)".
-
-    ``now`` has the job's records.
-    """
     address = addresses(now).get(host)
     return f"{host} ({address})" if address else host
 
 
 def _elsewhere(job: str, worker: str | None, hosts: Sequence[str], by_slot: bool) -> str:
-    """Return the sentence that says which hosts have the logs, and what to type there.
-
-    Args:
-        job: the name of the job.
-        worker: the name of the worker; None for the logs of all workers.
-        hosts: the names of the hosts, at least one, with their addresses.
-        by_slot: whether horovodrun started the job; then the hosts have no logs, and the sentence
-            names the output of horovodrun.
-    """
+    """Return the sentence that says which hosts have the logs, and what to type there."""
     who = f"{worker} of job {job}" if worker else f"the workers of job {job}"
     where = f"host{'s' if len(hosts) > 1 else ''} {some(hosts)}"
     if by_slot:
@@ -474,13 +340,7 @@ def _elsewhere(job: str, worker: str | None, hosts: Sequence[str], by_slot: bool
 
 
 def _missing(job: str, worker: str | None, here: Sequence[str]) -> str:
-    """Return the sentence that says that a log is not on this host.
-
-    Args:
-        job: the name of the job.
-        worker: the name of the worker; None for the logs of all workers.
-        here: the names of the workers whose logs are on this host.
-    """
+    """Return the sentence that says that a log is not on this host."""
     if worker is not None and here:
         return f"{worker} of job {job} did not run on this host; here: {some(here)}"
     return (
@@ -490,13 +350,7 @@ def _missing(job: str, worker: str | None, here: Sequence[str]) -> str:
 
 
 def _newest(jobs: Path) -> str:
-    """Return the name of the job whose workers were the last to write on this host.
-
-    ``jobs`` is the directory with one subdirectory for each job.
-
-    Raises:
-        UsageError: there are no logs of any job.
-    """
+    """Return the name of the job whose workers were the last to write on this host."""
     written = []
     for log in jobs.glob("*/logs/*.log"):
         with suppress(OSError):  # it was removed just now

@@ -79,35 +79,22 @@ LEAST_COLUMNS = 52  # that typer writes for by itself
 
 
 class Verbs(TyperGroup):
-    """The group of all commands of `edl`, which imports a command's module only when it is called.
-
-    For example, `edl status` does not wait for the plotting library that `edl profile` imports.
-    """
+    """The group of all commands of `edl`, that imports a command's module only when it is called"""
 
     def make_context(
         self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """Return the context of a call, as typer does; texts fit a terminal of under 52 columns.
-
-        Typer itself writes no fewer than 50. The arguments are those of typer.
-        """
+        """Return the context of a call, as typer does; texts fit a terminal of under 52 columns."""
         columns = shutil.get_terminal_size().columns
         if columns < LEAST_COLUMNS:
             extra.setdefault("terminal_width", columns - 2)
         return super().make_context(info_name, args, parent, **extra)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, without old names, in the order of the help text.
-
-        ``ctx``, the context of typer, is not used.
-        """
+        """Return the names of all commands, without old names, in the order of the help text."""
         return [name for names in GROUPS.values() for name in names]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command named ``cmd_name``, also by its old name; None if there is none.
-
-        ``ctx``, the context of typer, is not used.
-        """
         name = OLD_VERBS.get(cmd_name, cmd_name)
         return command_named(name) if name in VERBS else None
 
@@ -120,10 +107,7 @@ class Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Return the completions of a word that was begun with ``incomplete``: commands, options.
-
-        No command is imported for it. ``ctx`` is the context of typer.
-        """
+        """Return the completions of a word that was begun with `incomplete`: commands, options."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         from edl.cli.completion import items
@@ -131,10 +115,7 @@ class Verbs(TyperGroup):
         return items({name: SUMMARIES[name] for name in self.list_commands(ctx)}, incomplete)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands with a line for each into ``formatter``, in groups.
-
-        No command is imported for it. ``ctx``, the context of typer, is not used.
-        """
+        """Write the commands with a line for each into `formatter`, in groups."""
         width = max(map(len, SUMMARIES))
         for title, names in GROUPS.items():
             with formatter.section(title):
@@ -166,10 +147,7 @@ def command_named(name: str) -> Any:
 
 
 def _complete_values(command: Any) -> None:
-    """Let a shell complete names of jobs and clusters, and events, in ``command`` and subcommands.
-
-    The parameters are known by their words in the help, such as JOB.
-    """
+    """Let a shell complete names of jobs and clusters, and events, in `command` and subcommands."""
     for one in getattr(command, "commands", {}).values():
         _complete_values(one)
     for parameter in command.params:
@@ -187,18 +165,14 @@ def _complete_values(command: Any) -> None:
 
 
 def _give_examples(command: Any, name: str) -> None:
-    """Add examples to the help of ``command``, which is called ``name``, and of its subcommands."""
+    """Add examples to the help of `command`, which is called `name`, and of its subcommands."""
     command.epilog = epilog(name)
     for one, subcommand in getattr(command, "commands", {}).items():
         _give_examples(subcommand, f"{name} {one}")
 
 
 def _take_old_options(command: Any) -> None:
-    """Add options with the names of earlier edl versions to ``command``, a command of typer.
-
-    The help does not show them. An old option sets the environment variable of the same setting as
-    the new option.
-    """
+    """Add options with the names of earlier edl versions to `command`, a command of typer."""
     known = {name: one for one in command.params for name in one.opts}
     for old, new in OLD_OPTIONS.items():
         if new in known:
@@ -225,11 +199,7 @@ def _option(name: str, variable: str, **named: Any) -> Any:
 
 
 def _take_job_by_option(command: Any) -> None:
-    """Let ``--job JOB`` mean the same as the argument ``JOB`` of ``command``, a command of typer.
-
-    A command without that argument is left unchanged; `edl run`, `edl join` and `edl logs` have the
-    option already.
-    """
+    """Let `--job JOB` mean the same as the argument `JOB` of `command`, a command of typer."""
     if any("--job" in one.opts for one in command.params) or not any(
         "JOB" in (one.metavar or "") for one in command.params if one.param_type_name == "argument"
     ):
@@ -253,10 +223,7 @@ def _take_job_by_option(command: Any) -> None:
 
 
 def _let_know_secret(command: Any) -> None:
-    """Add the option ``--secret-file`` to ``command`` and its subcommands if they open a job.
-
-    A command opens a job if it has the option ``--zookeeper``.
-    """
+    """Add the option `--secret-file` to `command` and its subcommands if they open a job."""
     for one in getattr(command, "commands", {}).values():
         _let_know_secret(one)
     if not any("--zookeeper" in parameter.opts for parameter in command.params):
@@ -305,10 +272,7 @@ def main() -> None:
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command line of `edl` in this process, and return its exit code.
-
-    ``arguments`` are its words without the first one, `edl`. An error is printed as one sentence.
-    """
+    """Run one command line of `edl` in this process, and return its exit code."""
 
     def run() -> int:
         if "_EDL_COMPLETE" in config.environment():
@@ -322,14 +286,7 @@ def invoke(arguments: Sequence[str]) -> int:
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Call ``command`` and return its exit code; print an error as one sentence.
-
-    After an error the code is 93 if the run to join is over, 94 if there is no such job, 95 if this
-    host has an agent already, 2 for any other impossible request, 130 after an interrupt (Ctrl-C),
-    and else 1. An exception that is none of :data:`SENTENCES`, a bug, is passed on. The command can
-    read the exit codes of its child processes, even if its parent process has ignored SIGCHLD.
-    Characters that the encoding of standard output does not have are written as "?" from now on.
-    """
+    """Call `command` and return its exit code; print an error as one sentence."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -340,14 +297,7 @@ def run_command(command: Callable[[], int]) -> int:
 
 
 def configure_logging(verbose: bool = False) -> None:
-    """Configure Python's logging to standard error; a command calls it once at its start.
-
-    The level is INFO if ``verbose``, or else the level in the environment variable EDL_LOG, or else
-    WARNING. A second call changes nothing.
-
-    Raises:
-        ConfigError: EDL_LOG is not the name of a level.
-    """
+    """Configure Python's logging to standard error; a command calls it once at its start."""
     level = "INFO" if verbose else config.environment().get("EDL_LOG") or "WARNING"
     if level.upper() not in logging.getLevelNamesMapping():
         raise ConfigError("EDL_LOG", f"EDL_LOG is {level!r}; use DEBUG, INFO, WARNING or ERROR")

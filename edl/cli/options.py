@@ -18,12 +18,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)|`")
 
 
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return ``verb`` with a command line option added for each setting of a job that has one.
-
-    ``verb`` is the function of a command; it is not changed. It gets the values of the options that
-    were given, and only these, in its argument ``given``, a dictionary by the name of the setting,
-    as :func:`edl.config.load` takes it.
-    """
+    """Return `verb` with a command line option added for each setting of a job that has one."""
     declared = {
         one.name: _option(one, hints[one.name])
         for kind, hints in ((kind, get_type_hints(kind)) for kind in (Sizes, JobSettings))
@@ -48,13 +43,7 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(one: Field[Any], hint: Any) -> Any:
-    """Return the command line option for one setting, as a type annotation for typer.
-
-    Its default is None, which means that the option was not given. The help of an option that turns
-    its setting off is that of the setting after "Do not", so there the setting's help is an order,
-    such as "fork later workers". ``one`` is the dataclass field of the setting, with its help text;
-    ``hint`` is its type.
-    """
+    """Return the command line option for one setting, as a type annotation for typer."""
     about: Mapping[str, Any] = one.metadata
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
     help = _LINK.sub(lambda match: match[1] or "", about["help"])
@@ -74,15 +63,7 @@ def _option(one: Field[Any], hint: Any) -> Any:
 
 
 def _declaration(one: Field[Any], kind: type) -> str:
-    """Return the words that declare to typer the option of a setting.
-
-    The option of a truth value is a flag: it turns the setting on, or off if that is on by default.
-    For example ``--stall-limit``, ``--chaos/`` (on) and `` /--no-template`` (off).
-
-    Args:
-        one: the dataclass field of the setting.
-        kind: the type of the setting.
-    """
+    """Return the words that declare to typer the option of a setting."""
     option: str = one.metadata["option"]
     if kind is not bool:
         return option

@@ -66,15 +66,7 @@ def policy(
 
 
 def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
-    """Return the job, the action and the file that the words of the command line name.
-
-    ``words`` are the words after `edl policy`. The job may be the last word, as with other
-    commands, or the first. The job is None and the action is "show" if they are not given; the file
-    is None unless the action is set or plot, which need one.
-
-    Raises:
-        UsageError: the words name no action, or a file is missing or superfluous.
-    """
+    """Return the job, the action and the file that the words of the command line name."""
     job, rest = None, words
     if words and (words[0] not in ACTIONS or (len(words) > 1 and words[1] in ACTIONS)):
         job, rest = words[0], words[1:]
@@ -92,14 +84,9 @@ def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
 
 
 def _show(found: Explanation, whole: bool, as_json: bool) -> None:
-    """Print the policy of a job and the measurements that it decides from.
-
-    Args:
-        found: the policy, with the measurements of the job.
-        whole: whether to print tables of the measured throughput by number of workers, and of the
-            workers' times, instead of the text of the policy. Without effect on JSON.
-        as_json: whether to print JSON instead of text for people.
-    """
+    """Print the policy of a job and the measurements that it decides from."""
+    # `whole`: whether to print tables of the measured throughput by number of workers, and of the
+    # workers' times, instead of the text of the policy.
     if as_json:
         typer.echo(json.dumps(_figures(found)))
         return
@@ -128,11 +115,7 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
 
 
 def _times(times: Sequence[Times]) -> Table:
-    """Return a table of the milliseconds that each worker spends in the parts of a step.
-
-    These are reading data, computing, and reducing gradients. ``times`` has the times of each
-    worker, whose order is that of the rows.
-    """
+    """Return a table of the milliseconds that each worker spends in the parts of a step."""
     table = Table(box=box.SIMPLE)
     for title in ("worker", "host", "samples", "data ms", "compute ms", "reduce ms"):
         left = title in ("worker", "host")
@@ -145,12 +128,7 @@ def _times(times: Sequence[Times]) -> Table:
 
 
 def _figures(found: Explanation) -> dict[str, object]:
-    """Return the policy of a job, and the measurements that it decides from, as JSON values.
-
-    ``found`` is the policy, with the measurements of the job. The keys are source, text, on, off
-    (why it is off), held_until_s, np, says, seen (throughput by size), modelled, times and
-    verdicts, as in :class:`edl.client.policies.Explanation` and its policy.
-    """
+    """Return the policy of a job, and the measurements that it decides from, as JSON values."""
     return {
         "source": found.policy.source,
         "text": found.policy.text,

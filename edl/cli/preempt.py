@@ -34,5 +34,4 @@ def preempt(
 
 
 def _warn(sentence: str) -> None:
-    """Print ``sentence`` to standard error."""
     typer.echo(f"edl: {sentence}", err=True)

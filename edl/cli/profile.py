@@ -76,11 +76,7 @@ def profile(
 
 
 def _kept(job: Job) -> Curve:
-    """Return the newest profile that is stored with the job.
-
-    Raises:
-        UsageError: no profile is stored with it.
-    """
+    """Return the newest profile that is stored with the job."""
     curve = job.curve()
     if curve is None or not curve.points:
         raise UsageError("the job was never profiled; `edl profile JOB --np 1..4` does it")
@@ -88,21 +84,9 @@ def _kept(job: Job) -> Curve:
 
 
 def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> Curve:
-    """Profile the job, and return the measured points.
-
-    The number of workers from before the profile is restored even if a signal ends this process.
-
-    Args:
-        job: the job.
-        order: the numbers of workers to measure, in this order.
-        steps: the number of steps measured with each number.
-        timeout_s: the time in seconds in which each number of workers has to train and be measured.
-
-    Raises:
-        typer.Exit: Ctrl-C, SIGTERM or SIGHUP ended the profile; the code is 128 + the signal's
-            number.
-        EdlError: see :meth:`edl.client.job.Job.profile`.
-    """
+    """Profile the job, and return the measured points."""
+    # `steps`: the number of steps measured with each number.
+    # `timeout_s`: the time in seconds in which each number of workers has to train and be measured.
     to_end = (signal.SIGTERM, signal.SIGHUP)
     try:
         with handled(to_end, _interrupt), progress() as on_message:
@@ -114,17 +98,11 @@ def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> 
 
 
 def _interrupt(number: int, _: object) -> None:
-    """Handle a signal: raise a KeyboardInterrupt whose argument is ``number``, the signal's."""
     raise KeyboardInterrupt(number)
 
 
 def profile_table(curve: Curve) -> Table:
-    """Return the points of a profile as a table for people.
-
-    A row has a number of workers, the throughput, the seconds of a step, the speed-up and the
-    efficiency relative to the smallest number of workers, and the efficiency as a bar. The smallest
-    number comes first. ``curve`` is the profile.
-    """
+    """Return the points of a profile as a table for people."""
     taken = datetime.fromtimestamp(curve.taken).strftime("%Y-%m-%d %H:%M")
     title = f"job {curve.job}, {taken}"
     shown = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")

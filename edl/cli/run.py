@@ -145,17 +145,7 @@ def run(
 def _transparent(
     command: list[str], np: int, slots: int | None, settings: config.Config
 ) -> tuple[list[str], config.Config]:
-    """Return the command and the settings of a job with an unchanged script for plain Horovod.
-
-    Args:
-        command: the words of the training command.
-        np: the number of workers to start with.
-        slots: the number of workers that fit on this host; None: as many as the job may have.
-        settings: the settings of this process.
-
-    Raises:
-        UsageError: the command runs no Python script.
-    """
+    """Return the command and the settings of a job with an unchanged script for plain Horovod."""
     through = run_through_edl(command)
     if through is None:
         raise UsageError(
@@ -179,26 +169,8 @@ def _run(
     policy: Path | None,
     or_join: bool,
 ) -> typer.Exit:
-    """Create the job or join it, run this host's agent to its end, and return the end of `edl run`.
-
-    The result is the exception that carries the exit code. If no ZooKeeper is configured and none
-    of this user runs, one is started.
-
-    Args:
-        line: the last line of output; its fields are set.
-        settings: the settings of this process.
-        command: the words of the training command.
-        np: the number of workers to start with.
-        job: the name of the job; None to make one up.
-        slots: the number of workers that fit on this host; None for the job's maximum.
-        policy: the file of the job's policy; None for none.
-        or_join: whether this host joins the job if it runs; otherwise that is an error.
-
-    Raises:
-        UsageError: the options contradict each other, the command cannot run here, or a job of that
-            name runs and cannot be joined.
-        CoordinationError: ZooKeeper does not answer.
-    """
+    """Create the job or join it, run this host's agent to its end, return the end of `edl run`"""
+    # `or_join`: whether this host joins the job if it runs; otherwise that is an error.
     spec = job_spec(command, np, settings, Path.cwd(), slots)
     slots = host_slots(spec, slots)
     if or_join and (job is None or settings.secret is None):
@@ -245,19 +217,12 @@ def _run(
 
 
 class RunCommand(AgentCommand):
-    """The command `edl run`, which accepts ``--resume`` without a value and ``--resume=auto``.
+    """The command `edl run`, which accepts `--resume` without a value and `--resume=auto`."""
 
-    Typer by itself supports only options that always or never have a value.
-    """
+    # Typer by itself supports only options that always or never have a value.
 
     def prepared(self, args: list[str]) -> list[str]:
-        """Return the words ``args`` after `edl run`, with ``--resume=auto`` as ``--resume-auto``.
-
-        The words of the user's command are unchanged.
-
-        Raises:
-            UsageError: ``--resume`` has a value other than auto.
-        """
+        """Return the words `args` after `edl run`, with `--resume=auto` as `--resume-auto`."""
         own = self.own_words(args)
         known = [AUTO_ALIAS if word == AUTO else word for word in own]
         for word in known:
@@ -268,7 +233,7 @@ class RunCommand(AgentCommand):
         return [*known, *args[len(own) :]]
 
     def own_words(self, args: Sequence[str]) -> Sequence[str]:
-        """Return the options in ``args``, with their values, before the user's command."""
+        """Return the options in `args`, with their values, before the user's command."""
         flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
         options = {name for one in self.params for name in one.opts}
         end = 0
@@ -282,20 +247,7 @@ COMMAND = {"cls": RunCommand, "context_settings": {"allow_interspersed_args": Fa
 
 
 def _resume(newest: bool, auto: bool, directory: str | None) -> str | None:
-    """Return the value of the setting ``resume`` that three options give together.
-
-    Args:
-        newest: whether ``--resume`` was given.
-        auto: whether ``--resume=auto`` was given.
-        directory: the directory of ``--resume-from``; None if it was not given.
-
-    Returns:
-        "1", "auto" or the directory; None if no option was given, so that the environment decides.
-
-    Raises:
-        UsageError: more than one option was given, or the directory has no checkpoint to continue
-            from.
-    """
+    """Return the value of the setting `resume` that three options give together."""
     if newest + auto + (directory is not None) > 1:
         raise UsageError(f"give one of {RESUME}, {AUTO} and {RESUME}-from")
     if directory is not None:
@@ -320,23 +272,9 @@ def _join(
     slots: int,
     asked: JobPolicy,
 ) -> Agent | None:
-    """Return the agent with which this host joins the running job that it could not create.
-
-    It is not started. If the job has another policy than the one asked for, a message says that the
-    policy stays. The result is None if the job has finished in the meantime.
-
-    Args:
-        session: the ZooKeeper session.
-        own: the name of the job and this host's secret.
-        spec: the specification of the job that this host would have created.
-        settings: the settings of this process.
-        slots: the number of workers that fit on this host.
-        asked: the policy that this host would have given the job; NO_POLICY if none was asked for.
-
-    Raises:
-        UsageError: the job was started by another command, or nothing can join it, or ``slots`` is
-            out of range.
-    """
+    """Return the agent with which this host joins the running job that it could not create."""
+    # `spec`: the specification of the job that this host would have created.
+    # `asked`: the policy that this host would have given the job; NO_POLICY if none was asked for.
     store, running = same_job(session, own, spec)
     if asked is not NO_POLICY and running.policy.text != asked.text:
         _print(
@@ -353,10 +291,7 @@ def _join(
 
 
 def _finished(line: LastLine, name: str) -> typer.Exit:
-    """Print that the job ``name`` has finished; return the exception that ends with code 0.
-
-    The last line of output, ``line``, says the same.
-    """
+    """Print that the job `name` has finished; return the exception that ends with code 0."""
     reason = f"job {name} has finished; another --job would start anew"
     _print(reason)
     line.knows(end=AgentEnd.FINISHED, exit_code=0, reason=reason)
@@ -364,5 +299,4 @@ def _finished(line: LastLine, name: str) -> typer.Exit:
 
 
 def _print(message: str) -> None:
-    """Print ``message`` as a line of its own, after "edl: ", to standard output."""
     typer.echo(f"edl: {message}")

@@ -80,7 +80,7 @@ def status(
 
 
 def _show(now: JobStatus, as_json: bool) -> None:
-    """Print the status ``now`` of a job: one line of JSON if ``as_json``, else a table."""
+    """Print the status `now` of a job: one line of JSON if `as_json`, else a table."""
     if as_json:
         typer.echo(json.dumps(now.to_json()))
     else:
@@ -88,20 +88,14 @@ def _show(now: JobStatus, as_json: bool) -> None:
 
 
 def status_table(now: JobStatus) -> RenderableType:
-    """Lay out the status of a job for a terminal: a row for each fact, then one for each worker.
-
-    ``now`` is the status.
-    """
+    """Lay out the status of a job for a terminal: a row for each fact, then one for each worker."""
     rows = _job_rows(now) | _training_rows(now) | _slot_rows(now) | _given_up_rows(now)
     head = facts_table(rows)
     return Group(head, _members_table(now)) if now.members else head
 
 
 def _job_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows that the status of every job has: its state, leader, size and progress.
-
-    The result has the text of each row by its title. ``now`` is the status.
-    """
+    """Return the rows that the status of every job has: its state, leader, size and progress."""
     wanted = now.desired or now.assigned
     where, has = _listed(now, wanted), _listed(now, now.assigned)
     assigned = "" if where == has else f"; assigned: {has}"
@@ -117,10 +111,7 @@ def _job_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _training_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows about samples, batches, policy and speed for which the status has values.
-
-    The result has the text of each row by its title. ``now`` is the status.
-    """
+    """Return the rows about samples, batches, policy and speed for which the status has values."""
     rows = {}
     if now.untrained:
         rows["untrained"] = f"{now.untrained:,} samples of epochs that were left before their end"
@@ -142,11 +133,7 @@ def _training_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _slot_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows about devices, and about slots that are free, borrowed or to be given back.
-
-    The result has the text of each row by its title; rows without any are left out. ``now`` is the
-    status of the job.
-    """
+    """Return the rows about devices, and about slots that are free, borrowed or to be given back"""
     rows = {}
     if now.devices:
         rows["devices"] = "; ".join(
@@ -162,10 +149,7 @@ def _slot_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _given_up_rows(now: JobStatus) -> dict[str, str]:
-    """Return a row for the ``GIVEN_UP_SHOWN`` workers evicted last and for each disabled slot.
-
-    The result has the reason by the title of the row. ``now`` is the status of the job.
-    """
+    """Return a row for the `GIVEN_UP_SHOWN` workers evicted last and for each disabled slot."""
     evicted = list(now.evicted.items())[-GIVEN_UP_SHOWN:]
     workers = {f"{worker} evicted": reason for worker, reason in evicted}
     slots = {f"slot {slot} disabled": reason for slot, reason in now.disabled_slots.items()}
@@ -173,10 +157,7 @@ def _given_up_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _members_table(now: JobStatus) -> Table:
-    """Return a table of the workers of the job whose status is ``now``, ordered by rank.
-
-    Workers without a rank, which are not in the ring, are last, ordered by name as text.
-    """
+    """Return a table of the workers of the job whose status is `now`, ordered by rank."""
     titles = ["worker", "rank", "stage", "host", "pid", "port"]
     has_devices = any(member.device is not None for member in now.members)
     titles += ["device"] if has_devices else []
@@ -193,18 +174,11 @@ def _members_table(now: JobStatus) -> Table:
 
 
 def _state(now: JobStatus) -> str:
-    """Return the state of the job as text, like "failed: REASON", or "running" without a reason.
-
-    ``now`` is the status of the job.
-    """
     return now.state + (f": {now.reason}" if now.reason else "")
 
 
 def line(now: JobStatus) -> str:
-    """Return the status of a job as one line of text, for output that is not a terminal.
-
-    ``now`` is the status.
-    """
+    """Return the status of a job as one line of text, for output that is not a terminal."""
     wanted = sum((now.desired or now.assigned).values())
     away = f"; {now.away}" if now.away else ""
     leads = now.leader or "nobody"
@@ -213,10 +187,7 @@ def line(now: JobStatus) -> str:
 
 
 def _progress(now: JobStatus) -> str:
-    """Return the progress of the job whose status is ``now`` as text: epoch, step and samples/s.
-
-    The epoch is left out if the job has none; the age of the last step is added if it is long ago.
-    """
+    """Return the progress of the job whose status is `now` as text: epoch, step and samples/s."""
     total = now.epoch_total
     # A script that keeps its own place in its data has no epochs that are known here.
     epoch = (
@@ -232,33 +203,21 @@ def _progress(now: JobStatus) -> str:
 
 
 def _free(now: JobStatus) -> dict[str, int]:
-    """Return the number of slots, by host, beyond the workers that are desired there.
-
-    Disabled slots count, too. Hosts without such slots are left out. ``now`` is the status of the
-    job.
-    """
+    """Return the number of slots, by host, beyond the workers that are desired there."""
     wanted = now.desired or now.assigned
     room = {host: slots - wanted.get(host, 0) for host, slots in now.hosts.items()}
     return {host: n for host, n in room.items() if n > 0}
 
 
 def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
-    """Return numbers of workers by host as text, like "a: 2, b: 1".
-
-    Args:
-        now: the status of the job, which says which hosts are in it.
-        hosts: the numbers; a host with 0 is left out if it has left the job.
-    """
     return by_host({host: n for host, n in hosts.items() if n or host in now.hosts})
 
 
 def _due(reclaim: Reclaim) -> str:
-    """Return a demand for borrowed slots as text, like "2 slots of node7 within 12 s".
-
-    The text has the number of slots, the name of their host, and the seconds until the job must
-    have given them back, by this host's clock, but at most the time that the demand left; if that
-    time is over, it ends with "by now". ``reclaim`` is the demand as the job's records have it.
-    """
+    """Return a demand for borrowed slots as text, like "2 slots of node7 within 12 s"."""
+    # The text has the number of slots, the name of their host, and the seconds until the job must
+    # have given them back, by this host's clock, but at most the time that the demand left; if that
+    # time is over, it ends with "by now".
     left_s = min(reclaim.within_s, reclaim.by_s - time.time())
     when = f"within {left_s:.0f} s" if left_s > 0 else "by now"
     return f"{counted(reclaim.slots, 'slot')} of {reclaim.host} {when}"

@@ -42,21 +42,7 @@ def stop(
 
 
 def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreachable) -> None:
-    """End a job while ZooKeeper is away: send SIGTERM to the process of `edl run` on this host.
-
-    That process then tells the workers to stop. The function returns when the process has ended.
-
-    Args:
-        job: the name of the job; None for the only one that `edl run` runs on this host.
-        timeout_s: the time in seconds to wait for the end of that process; None for twice
-            ``LIMITS.stop_s``.
-        away: the error that says that ZooKeeper is away, raised if there is no such process.
-
-    Raises:
-        ZooKeeperUnreachable: no `edl run` of the job runs on this host.
-        UsageError: several run on this host and no job was named.
-        CoordinationError: the process has not ended in time.
-    """
+    """End a job while ZooKeeper is away: send SIGTERM to the process of `edl run` on this host."""
     found = submitters(config.state_dir(), job)
     if not found:
         raise away

@@ -14,11 +14,9 @@ _UNLIMITED_COLUMNS = 1_000_000
 
 
 def print_table(table: RenderableType) -> None:
-    """Print a table, or a group of tables, to standard output.
-
-    On a terminal the table is at most as wide as the terminal. Elsewhere, as in a file or a pipe,
-    it is as wide as its texts, so that each row is one line and can be searched.
-    """
+    """Print a table, or a group of tables, to standard output."""
+    # Elsewhere, as in a file or a pipe, it is as wide as its texts, so that each row is one line
+    # and can be searched.
     screen = console()
     if not screen.is_terminal:
         screen.width = _UNLIMITED_COLUMNS
@@ -31,7 +29,7 @@ def columns(*titles: str) -> list[Column]:
 
 
 def facts_table(rows: Mapping[str, str]) -> Table:
-    """Return a table with a row for each item of ``rows``: its title in bold, and its text."""
+    """Return a table with a row for each item of `rows`: its title in bold, and its text."""
     table = Table.grid(Column(style="bold"), *columns(""), padding=(0, 2))
     for title, text in rows.items():
         table.add_row(title, Text(text))

@@ -67,15 +67,7 @@ def timeline(
 
 
 def _read(file: Path) -> tuple[list[RingTimeline], list[Path]]:
-    """Read the files of all rings that were told to write ``file``.
-
-    Returns:
-        The timelines, and the files without one: empty, or not written by Horovod.
-
-    Raises:
-        UsageError: there is no timeline, or ``file`` is no name of a file.
-        OSError: a file cannot be read.
-    """
+    """Read the files of all rings that were told to write `file`."""
     if not file.name:
         raise UsageError(f"{file} is a directory; give FILE as in HOROVOD_TIMELINE of the job")
     of_ring = re.compile(rf"{re.escape(file.stem)}\.g(\d+){re.escape(file.suffix)}")
@@ -94,10 +86,7 @@ def _read(file: Path) -> tuple[list[RingTimeline], list[Path]]:
 
 
 def _advice(file: Path, others: Sequence[Path]) -> str:
-    """Return why there is no timeline of ``file``, and what to do.
-
-    ``others`` are the files of its rings that have none.
-    """
+    """Return why there is no timeline of `file`, and what to do."""
     if others:
         return (
             f"{', '.join(map(str, others))}: there is no timeline of Horovod in it; if the job has "

@@ -34,25 +34,15 @@ Lines = Callable[[int, int], list[TextLine]]
 
 @dataclass
 class Screen:
-    """The content of the screen of `edl top`: lines for the size of the terminal, and a foot.
-
-    Attributes:
-        lines: returns the lines.
-        away: why nothing newer could be read, as "ZooKeeper is away: ..."; empty if it could.
-        read_at_s: when the lines' content was read, in seconds of ``time.monotonic``.
-    """
+    """The content of the screen of `edl top`: lines for the size of the terminal, and a foot."""
 
     lines: Lines = field(default=lambda _w, _h: [])
+    # why nothing newer could be read, as "ZooKeeper is away: ..."; empty if it could
     away: str = ""
-    read_at_s: float = 0.0
+    read_at_s: float = 0.0  # when the lines' content was read, in seconds of `time.monotonic`
 
     def text(self, to: Console, foot: bool = True) -> Text:
-        """Return all lines as one text, cropped to the size of the terminal.
-
-        Args:
-            to: the console of the terminal.
-            foot: whether the last line says how to leave, or why there is nothing newer.
-        """
+        """Return all lines as one text, cropped to the size of the terminal."""
         lines = self.lines(to.width, to.height - 1)[: max(1, to.height - 1)]
         if foot:
             lines.append(self._foot())
@@ -112,14 +102,7 @@ def _show(
     over: Callable[[], bool],
     connected: Callable[[], bool],
 ) -> None:
-    """Show what ``read`` returns, again and again until Ctrl-C or ``over``.
-
-    Args:
-        read: reads from ZooKeeper, and returns what makes the lines.
-        due_reads: returns how many nodes the next call of ``read`` will read.
-        over: returns whether what was read will not change any more.
-        connected: returns whether there is a connection to ZooKeeper.
-    """
+    """Show what `read` returns, again and again until Ctrl-C or `over`."""
     to = console()
     screen = Screen(read(), read_at_s=time.monotonic())
     if to.is_terminal and not to.is_dumb_terminal:
@@ -140,10 +123,7 @@ def _show(
 
 
 def _renew(screen: Screen, read: Callable[[], Lines], connected: Callable[[], bool]) -> None:
-    """Let ``screen`` show what ``read`` returns, or the old lines and why there are no newer ones.
-
-    Without a connection, as ``connected`` returns, ZooKeeper is away; else a record cannot be read.
-    """
+    """Let `screen` show what `read` returns, or the old lines and why there are no newer ones."""
     try:
         screen.lines = read()
     except UnknownJob:
@@ -155,24 +135,11 @@ def _renew(screen: Screen, read: Callable[[], Lines], connected: Callable[[], bo
 
 
 def _all_lines(found: Sequence[JobSummary], locked: int, unreadable: Mapping[str, str]) -> Lines:
-    """Return a function that makes the lines about all jobs for a width and a height.
-
-    Args:
-        found: the jobs.
-        locked: the number of jobs whose secrets are not known here.
-        unreadable: job -> why its records cannot be read, as a sentence.
-    """
     return lambda width, height: jobs_screen(found, locked, time.time(), width, height, unreadable)
 
 
 def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:
-    """Return a function that makes the lines about one job for a width and a height.
-
-    Args:
-        now: the records of the job.
-        events: its newest events, oldest first.
-        zookeeper: the address of the ZooKeeper that they are from.
-    """
+    """Return a function that makes the lines about one job for a width and a height."""
     status = job_status(now, zookeeper)
     timed = [(_clock(event.time, time.time()), event) for event in events]
 
@@ -184,12 +151,9 @@ def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:
 
 
 def _clock(time_s: float, now_s: float) -> str:
-    """Return a time as text: the local time, after the month and day if they are not today's.
-
-    Args:
-        time_s: the time, in seconds since 1970.
-        now_s: the present time, in seconds since 1970.
-    """
+    """Return a time as text: the local time, after the month and day if they are not today's."""
+    # `time_s`: the time, in seconds since 1970.
+    # `now_s`: the present time, in seconds since 1970.
     moment = datetime.fromtimestamp(time_s)
     is_today = moment.date() == datetime.fromtimestamp(now_s).date()
     return moment.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M:%S")

@@ -217,10 +217,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def epilog(name: str) -> str | None:
-    """Return the examples of the command ``name`` as text for the end of its help.
-
-    None: it has none. A line with a backspace tells typer to leave the lines as they are.
-    """
+    """Return the examples of the command `name` as text for the end of its help."""
     if name not in EXAMPLES:
         return None
     lines = [f"  {words}\n      {text}" for words, text in EXAMPLES[name]]

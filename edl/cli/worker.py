@@ -52,21 +52,7 @@ def main() -> None:
 
 
 def work(command: Sequence[str]) -> int:
-    """Run a worker in the slot for which horovodrun started this process; return when it is over.
-
-    The process of rank 0 creates the job, unless another one has; the others wait for it.
-
-    Args:
-        command: the words of the training command.
-
-    Returns:
-        The exit code of this process for horovodrun's driver.
-
-    Raises:
-        UsageError: the process was not started by elastic horovodrun, or the command cannot run
-            here.
-        EdlError: the job of the driver was not created in time, or cannot be joined.
-    """
+    """Run a worker in the slot for which horovodrun started this process; return when it is over"""
     configure_logging()
     slot = config.horovod_slot()
     if slot is None:
@@ -105,20 +91,8 @@ def _serve(
     found: Mapping[str, str],
     create: bool,
 ) -> int:
-    """Run the slot's worker until the job is over; return the exit code of this process.
-
-    Args:
-        slot: the slot of this process.
-        settings: the settings of this process.
-        command: the words of the training command.
-        driver: the client of horovodrun's driver.
-        found: the job's name, secret and ZooKeeper servers, under ``job``, ``secret``,
-            ``zookeeper``.
-        create: whether this process creates the job first; otherwise the job exists.
-
-    Raises:
-        UsageError: the job was started by another launcher.
-    """
+    """Run the slot's worker until the job is over; return the exit code of this process."""
+    # `create`: whether this process creates the job first; otherwise the job exists.
     name, secret, hosts = found["job"], found["secret"], found["zookeeper"]
     with ExitStack() as sessions:
         session = sessions.enter_context(open_session(hosts, settings, Access(name, secret)))
@@ -151,19 +125,7 @@ def _serve(
 
 
 def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
-    """Return the IPv4 address of this host at which the other workers reach it.
-
-    It is the address or interface that the user has chosen, or else the interface of horovodrun's
-    driver, or else the one that leads to ZooKeeper.
-
-    Args:
-        slot: the slot of this process, with the name of the driver's interface.
-        settings: the settings of this process.
-        zookeeper: the ZooKeeper servers, ``host:port,...``.
-
-    Raises:
-        UsageError: this host does not have the chosen interface or address.
-    """
+    """Return the IPv4 address of this host at which the other workers reach it."""
     interface = settings.network_interface
     if not interface and not settings.address and address_of(slot.interface):
         interface = slot.interface  # on this host it may have another name
@@ -171,18 +133,7 @@ def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
 
 
 def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
-    """Return the identity of the job that this process is to create.
-
-    The other processes of horovodrun's driver find the job by it. The job is not created yet. If no
-    ZooKeeper is configured and none of this user runs, one is started.
-
-    Args:
-        slot: the slot of this process, with the address of the driver.
-        settings: the settings of this process.
-
-    Returns:
-        The job's name, secret and ZooKeeper servers, under ``job``, ``secret``, ``zookeeper``.
-    """
+    """Return the identity of the job that this process is to create."""
     return {
         "job": check_name("job", settings.job or f"horovod-{slot.address}-{slot.port}"),
         "secret": settings.secret or new_secret(),
@@ -193,21 +144,7 @@ def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
 def _create(
     store: JobStore, slot: HorovodSlot, settings: Config, command: Sequence[str], secret: str
 ) -> None:
-    """Create the job of horovodrun's driver in ZooKeeper.
-
-    Its least and greatest numbers of workers are those of the horovodrun process, if that is found,
-    unless EDL_MIN_NP, EDL_MAX_NP or edl.toml say others.
-
-    Args:
-        store: the records of the job, which do not exist yet or are those of an earlier job.
-        slot: the slot of this process.
-        settings: the settings of this process.
-        command: the words of the training command.
-        secret: the secret of the job.
-
-    Raises:
-        UsageError: a running job has that name.
-    """
+    """Create the job of horovodrun's driver in ZooKeeper."""
     state, name = config.state_dir(), store.name
     launcher = find_launcher()
     seen = launcher.limits() if launcher is not None else None
@@ -226,7 +163,7 @@ def _create(
 
 
 def _taken(name: str) -> str:
-    """Return the error message for a job, named ``name``, that another launcher has started."""
+    """Return the error message for a job, named `name`, that another launcher has started."""
     return (
         f"the job {name} is running, and another launcher has started it; give this one another "
         "name by EDL_JOB, or leave that out"

@@ -99,14 +99,7 @@ def status(data: DataOption = None) -> None:
 
 
 def _for_others(server: LocalServer, is_found: bool) -> list[str]:
-    """Return sentences that say what to type where the server is not found, and who can reach it.
-
-    There are none for a server that only this machine can reach and that is found.
-
-    Args:
-        server: The server that runs.
-        is_found: Whether the commands of this user on this machine find the server by themselves.
-    """
+    """Return sentences that say what to type where the server is not found, and who can reach it"""
     named = f"{server.address}:{server.port}"
     if ipaddress.ip_address(server.address).is_loopback:
         return [] if is_found else [f"commands reach it by --zookeeper {named}"]

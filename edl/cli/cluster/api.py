@@ -62,18 +62,7 @@ def serve_api(
 
 
 def api_command(listen: str | None, tls_cert: str | None, tls_key: str | None) -> list[str]:
-    """Return the words of the command that serves the API, without the cluster; check them.
-
-    Args:
-        listen: where to listen, as ``[ADDRESS:]PORT``; None: the API is not to be served, and the
-            result is empty.
-        tls_cert: the file of the certificate; None: none.
-        tls_key: the file of its key; None: none.
-
-    Raises:
-        UsageError: an option lacks another one, ``listen`` is no address, or FastAPI or uvicorn is
-            not installed.
-    """
+    """Return the words of the command that serves the API, without the cluster; check them."""
     if listen is None:
         if tls_cert or tls_key:
             raise UsageError("--tls-cert and --tls-key need --api, which says where to listen")

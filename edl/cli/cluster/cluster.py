@@ -290,14 +290,7 @@ def start(
 
 
 def run_controller(controller: Controller, host: BackgroundProcess | None) -> None:
-    """Run a controller until SIGTERM or Ctrl-C; a host that it keeps leaves the cluster before.
-
-    Args:
-        controller: the controller, which is not running yet.
-        host: the `edl host` beside the controller; None: there is none.
-
-    A second signal ends both at once.
-    """
+    """Run a controller until SIGTERM or Ctrl-C; a host that it keeps leaves the cluster before."""
     signals = 0
 
     def end() -> None:
@@ -326,13 +319,7 @@ def run_controller(controller: Controller, host: BackgroundProcess | None) -> No
 
 
 def next_steps(name: str, hosts: str, local: bool) -> list[str]:
-    """Return sentences for the user who has started a cluster: which commands to type next.
-
-    Args:
-        name: the name of the cluster.
-        hosts: the ZooKeeper servers.
-        local: whether this machine is offered as a host.
-    """
+    """Return sentences for the user who has started a cluster: which commands to type next."""
     steps = ["submit a job: edl submit job.yaml; see it: edl list, edl cluster status"]
     if not local:
         steps.append(f"offer this machine: edl host --cluster {name} --slots N")
@@ -427,15 +414,7 @@ def policy(
 
 
 def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
-    """Return the parameters that a user gives for the policy named ``policy``, by name.
-
-    Args:
-        policy: the name of the policy.
-        texts: the parameters, like "patience=3".
-
-    Raises:
-        UsageError: there is no such policy, it has no such parameter, or a value is not allowed.
-    """
+    """Return the parameters that a user gives for the policy named `policy`, by name."""
     rule, found = load_policy(policy), {}
     known = rule.rule if isinstance(rule, OwnPolicy) else rule
     for text in texts:
@@ -446,7 +425,6 @@ def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
 
 
 def _about_policy(name: str) -> str:
-    """Return a sentence about the policy called ``name``."""
     if is_own(name):
         return "your own; the leading controller imports it, and `edl cluster status` says if not"
     return POLICIES[name][1] if name in POLICIES else "this edl does not have it"
@@ -511,7 +489,7 @@ def _show(found: Sequence[JobPlan], as_json: bool) -> None:
 
 
 def _pair(text: str, example: str) -> tuple[str, str]:
-    """Split ``text``, like "gpu=h100", into (key, value); ``example`` is shown in the error."""
+    """Split `text`, like "gpu=h100", into (key, value); `example` is shown in the error."""
     key, equals, value = text.partition("=")
     if not key or not equals or not value:
         raise UsageError(f"{text!r} is no KEY=VALUE; write it like `{example}`")
@@ -519,11 +497,7 @@ def _pair(text: str, example: str) -> tuple[str, str]:
 
 
 def _value(text: str, known: object) -> object:
-    """Return the value of a parameter that a user gives as ``text``.
-
-    If the text is JSON, such as a number, the value is what it says; a whole number becomes a float
-    if ``known``, the registered value, is one. Any other text is the value itself.
-    """
+    """Return the value of a parameter that a user gives as `text`."""
     try:
         found: object = json.loads(text)
     except ValueError:

@@ -169,11 +169,7 @@ def host(
 
 
 def _labels(words: Sequence[str]) -> dict[str, str]:
-    """Return the labels that ``words``, like "gpu=h100", give to this host.
-
-    Raises:
-        UsageError: one of them is not a label, or a key is given twice.
-    """
+    """Return the labels that `words`, like "gpu=h100", give to this host."""
     found: dict[str, str] = {}
     for word in words:
         key, sign, value = word.partition("=")

@@ -92,11 +92,7 @@ def delete_secret(
 
 
 def _given(name: str) -> bytes:
-    """Return the value of the secret ``name`` from standard input, without a newline at its end.
-
-    Raises:
-        UsageError: there is no standard input.
-    """
+    """Return the value of the secret `name` from standard input, without a newline at its end."""
     if sys.stdin is None:  # the parent has closed it
         raise UsageError("standard input is closed; give the value by --file")
     if sys.stdin.isatty():

@@ -81,11 +81,6 @@ def submit(
 
 
 def _standard_input() -> JobManifest:
-    """Return the manifest in standard input.
-
-    Raises:
-        ManifestError: there is none.
-    """
     if sys.stdin is None:  # the parent has closed it
         raise ManifestError("standard input", 0, "it is closed; name the file of a job's manifest")
     return manifest_in(sys.stdin.buffer, "standard input")

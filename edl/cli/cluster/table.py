@@ -23,14 +23,8 @@ _GAP = "  "  # between two columns
 
 
 def job_table(jobs: Sequence[ClusterJobStatus], now_s: float, width: int | None) -> list[str]:
-    """Return lines with a row for each of ``jobs``, under a row of titles.
-
-    Args:
-        jobs: the jobs.
-        now_s: the time, in seconds since 1970.
-        width: the width of the terminal in columns, in which reasons are broken at words; None for
-            one line a job.
-    """
+    """Return lines with a row for each of `jobs`, under a row of titles."""
+    # `now_s`: the time, in seconds since 1970.
     rows: list[tuple[str, ...]] = [("JOB", "STATE", "SLOTS", "PRIORITY", "QUEUE", "AGE", "REASON")]
     rows += [(*_columns(job), rounded(now_s - job.submitted_s), job.reason) for job in jobs]
     if all(job.queue == "default" for job in jobs):
@@ -46,10 +40,7 @@ def job_table(jobs: Sequence[ClusterJobStatus], now_s: float, width: int | None)
 
 
 def newest_ended(jobs: Sequence[ClusterJobStatus]) -> tuple[list[ClusterJobStatus], int]:
-    """Return ``jobs`` without old ones that have ended, and how many those are.
-
-    The ``ENDED_SHOWN`` jobs that ended last stay, and all that have not ended. The order stays.
-    """
+    """Return `jobs` without old ones that have ended, and how many those are."""
     ended = [job for job in jobs if job.state is LifeState.ENDED]
     by_end = sorted(ended, key=lambda job: job.ended_s)
     old = {job.name for job in by_end[: max(0, len(ended) - ENDED_SHOWN)]}
@@ -57,19 +48,13 @@ def newest_ended(jobs: Sequence[ClusterJobStatus]) -> tuple[list[ClusterJobStatu
 
 
 def state_line(job: ClusterJobStatus) -> str:
-    """Return the state of ``job`` and its reason as one line, as `edl submit --watch` shows it."""
+    """Return the state of `job` and its reason as one line, as `edl submit --watch` shows it."""
     return f"{job.outcome}: {job.reason}"
 
 
 def details_text(details: ClusterJobDetails, now_s: float, width: int | None) -> str:
-    """Return all that is known of a job as text: its state, manifest and history.
-
-    Args:
-        details: the job.
-        now_s: the time, in seconds since 1970, from which ages are computed.
-        width: the width of the terminal in columns, in which long lines are broken at words; None:
-            lines are not broken.
-    """
+    """Return all that is known of a job as text: its state, manifest and history."""
+    # `now_s`: the time, in seconds since 1970, from which ages are computed.
     rows = _rows(details, now_s)
     size = max(map(len, rows)) + len(_GAP)
     lines = [f"{title.ljust(size)}{text}" for title, text in rows.items()]
@@ -83,14 +68,7 @@ def details_text(details: ClusterJobDetails, now_s: float, width: int | None) ->
 
 
 def event_line(event: ClusterEvent, width: int | None, named: bool = True) -> str:
-    """Return an event of a cluster as text: local time, kind, reason, and who has written it.
-
-    Args:
-        event: the event.
-        width: the width of the terminal in columns, in which the text is broken at words; None for
-            one line.
-        named: whether the job or host that the event is about is named in front of the reason.
-    """
+    """Return an event of a cluster as text: local time, kind, reason, and who has written it."""
     clock = datetime.fromtimestamp(event.time_s).strftime("%m-%d %H:%M:%S")
     about = f"{event.job or event.host}: " if named and (event.job or event.host) else ""
     head = f"{clock}  {event.kind:<9}  "
@@ -100,22 +78,19 @@ def event_line(event: ClusterEvent, width: int | None, named: bool = True) -> st
 
 
 def _columns(job: ClusterJobStatus) -> tuple[str, str, str, str, str]:
-    """Return the texts (name, state, slots, priority, queue) of ``job`` for its row in a table."""
+    """Return the texts (name, state, slots, priority, queue) of `job` for its row in a table."""
     surplus = f" ({job.surplus} surplus)" if job.surplus else ""
     slots = f"{job.slots}/{_range(job.min, job.max)}{surplus}"
     return job.name, job.outcome, slots, str(job.priority), job.queue
 
 
 def _range(least: int, most: int) -> str:
-    """Return two limits as text: "1-4", or "2" if they are the same."""
     return f"{least}-{most}" if least < most else str(most)
 
 
 def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
-    """Return the lines about the state of a job as texts, by their titles, in the order to show.
-
-    Empty lines are left out. ``now_s`` is the time, in seconds since 1970, for ages.
-    """
+    """Return the lines about the state of a job as texts, by their titles, in the order to show."""
+    # `now_s` is the time, in seconds since 1970, for ages.
     job = details.job
     since = f", for {rounded(now_s - job.since_s)}" if job.since_s else ""
     rows = {
@@ -136,10 +111,6 @@ def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
 
 
 def _wanted(job: ClusterJobStatus) -> str:
-    """Return "that it halts" or "that it is gone", what users want of ``job``.
-
-    It is only for a job of which they want something else than that it runs.
-    """
     return "that it halts" if job.wanted is Goal.HALT else "that it is gone"
 
 
@@ -161,12 +132,8 @@ def _runs(details: ClusterJobDetails) -> str:
 
 
 def _next_start(details: ClusterJobDetails, now_s: float) -> str:
-    """Return as text how long a queued job is not started; "" for any other job.
-
-    A queued job that may start now gives "", too.
-
-    ``details`` has the time before which it is not, ``now_s`` is the time since 1970 in seconds.
-    """
+    """Return as text how long a queued job is not started; "" for any other job."""
+    # `details` has the time before which it is not, `now_s` is the time since 1970 in seconds.
     left_s = details.not_before_s - now_s
     waits = details.job.state is LifeState.QUEUED and left_s > 0
     return f"not in the next {rounded(left_s)}" if waits else ""
@@ -188,16 +155,12 @@ def _moment(time_s: float) -> str:
 
 
 def _given(manifest: JobManifest) -> Mapping[str, Any]:
-    """Return the values of ``manifest`` that are not the defaults, as a user writes them."""
     usual = JobManifest("", (), 0, 0).to_json()
     return _differing(manifest.to_json(), usual)
 
 
 def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the items of ``values`` whose value differs from that in ``usual``, by key.
-
-    Of mappings within, only the items that differ are kept, too.
-    """
+    """Return the items of `values` whose value differs from that in `usual`, by key."""
     found = {}
     for key, value in values.items():
         other = usual.get(key)

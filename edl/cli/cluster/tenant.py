@@ -78,5 +78,4 @@ def delete(
 
 
 def _path(cluster: str, tenant: str) -> Path:
-    """Return the path of the file with the secret of a tenant, in this user's state directory."""
     return config.state_dir() / CLUSTERS / cluster / "tenants" / tenant

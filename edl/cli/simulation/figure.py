@@ -30,11 +30,7 @@ COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5")
 
 
 def check_runs(count: int) -> None:
-    """Raise an error if one figure cannot show ``count`` runs.
-
-    Raises:
-        UsageError: ``count`` is more than ``MOST_RUNS``.
-    """
+    """Raise an error if one figure cannot show `count` runs."""
     if count > MOST_RUNS:
         raise UsageError(
             f"--plot shows at most {MOST_RUNS} runs, not {count}; "
@@ -43,13 +39,7 @@ def check_runs(count: int) -> None:
 
 
 def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
-    """Return a figure with a Gantt chart of each run's jobs, and three charts of all runs below.
-
-    The three charts show the slots in use over time, the number of waiting jobs over time, and the
-    distribution of the completion times. Hours count from the first submission of all runs.
-    ``outcomes`` are the runs with their results, from 1 to ``MOST_RUNS``. The figure is not written
-    into a file.
-    """
+    """Return a figure with a Gantt chart of each run's jobs, and three charts of all runs below."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -82,16 +72,7 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
 
 
 def _draw_jobs(axes: Axes, outcome: RunOutcome, first_s: float) -> None:
-    """Draw one horizontal line over time for each job of a run, the darker the more slots it has.
-
-    While a job waits, its line is grey. The jobs stand in the order of submission, the first one on
-    top.
-
-    Args:
-        axes: the chart.
-        outcome: the run with its result.
-        first_s: the time on the clock of the results, in seconds, that is drawn as 0.
-    """
+    """Draw one horizontal line over time for each job of a run, the darker the more slots it has"""
     jobs = outcome.result.jobs
     bars: dict[str, list[tuple[float, float, float]]] = {}
     for row, job in enumerate(sorted(jobs, key=lambda job: job.arrival_s)):
@@ -108,12 +89,11 @@ def _draw_jobs(axes: Axes, outcome: RunOutcome, first_s: float) -> None:
 
 
 def _shade(slots: int) -> str:
-    """Return the colour that stands for a number of slots (0: the job waits), as "#rrggbb"."""
     return SHADES[max(least for least in SHADES if least <= slots)][1]
 
 
 def _explain(figure: Figure) -> None:
-    """Add a legend to ``figure`` that says which colour stands for how many slots."""
+    """Add a legend to `figure` that says which colour stands for how many slots."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=shade, label=name) for name, shade in SHADES.values()]
@@ -123,15 +103,7 @@ def _explain(figure: Figure) -> None:
 def _draw_levels(
     used: Axes, waiting: Axes, outcome: RunOutcome, first_s: float, colour: str
 ) -> None:
-    """Draw the slots in use and the number of waiting jobs of one run over time.
-
-    Args:
-        used: the chart for the slots.
-        waiting: the chart for the jobs.
-        outcome: the run with its result.
-        first_s: the time on the clock of the results, in seconds, that is drawn as 0.
-        colour: the colour of the run's lines, as matplotlib names it.
-    """
+    """Draw the slots in use and the number of waiting jobs of one run over time."""
     found = levels(outcome.result)  # the first one is at 0, before each job
     hours = [max(0.0, level.at_s - first_s) / 3600 for level in found]
     for axes, values in (
@@ -142,15 +114,7 @@ def _draw_levels(
 
 
 def _draw_distribution(axes: Axes, outcome: RunOutcome, colour: str) -> None:
-    """Draw the cumulative distribution of the completion times of the jobs that ended in one run.
-
-    A point is the percentage of these jobs that took no longer than so many hours.
-
-    Args:
-        axes: the chart.
-        outcome: the run with its result.
-        colour: the colour of the run's line, as matplotlib names it.
-    """
+    """Draw the cumulative distribution of the completion times of the jobs that ended in one run"""
     hours = sorted(job.jct_s / 3600 for job in outcome.result.ended)
     parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]
     axes.step(hours, parts, where="post", color=colour, linewidth=1.2, label=outcome.run.title)

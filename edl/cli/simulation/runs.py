@@ -43,59 +43,39 @@ REPAIR_S = 600.0
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings that all simulations of one `edl simulate` share, whatever their jobs.
+    """The settings that all simulations of one `edl simulate` share, whatever their jobs."""
 
-    Attributes:
-        policies: the names of the policies; all jobs are simulated once with each policy.
-        rules: the rules of the simulation, such as the cost of a change of slots.
-        nodes: the number of nodes of the cluster.
-        slots: the number of slots of each node.
-        seeds: the seeds, at least one; several only for jobs that are drawn at random.
-        own: the policies among them that a user has written, by name.
-    """
-
+    # the names of the policies; all jobs are simulated once with each policy
     policies: Sequence[str]
-    rules: Rules
-    nodes: int
-    slots: int
-    seeds: Sequence[int]
+    rules: Rules  # the rules of the simulation, such as the cost of a change of slots
+    nodes: int  # the number of nodes of the cluster
+    slots: int  # the number of slots of each node
+    seeds: Sequence[int]  # the seeds, at least one; several only for jobs that are drawn at random
+    # the policies among them that a user has written, by name
     own: Mapping[str, OwnPolicy] = field(default_factory=dict)
 
     def run(self, policy: str, **jobs: Any) -> SimulatedRun:
-        """Return the description of a simulation with these settings; nothing is simulated.
-
-        Args:
-            policy: the name of a policy.
-            **jobs: the fields of :class:`edl.simulator.runs.SimulatedRun` that say which jobs.
-        """
+        """Return the description of a simulation with these settings; nothing is simulated."""
         own = self.own.get(policy)
         return SimulatedRun(policy, self.rules, self.nodes, self.slots, own=own, **jobs)
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options of `edl simulate` that choose jobs, as the user typed them.
+    """The options of `edl simulate` that choose jobs, as the user typed them."""
 
-    The constructor raises UsageError for an option that is for other sets of jobs.
-
-    Attributes:
-        built_in: the name of a built-in set of jobs; None if ``trace_file`` has the jobs.
-        trace_file: the file with the jobs; None for built-in ones.
-        loads: for the set ``pollux``: multiples of the paper's rate of jobs, or "realistic", like
-            "0.5,1.0"; None for 1.0.
-        workloads: for the set ``pollux``: the numbers of its workloads, like "1,3" or "1..8"; None
-            for all.
-        arrivals: for the sets ``jsa`` and ``mix``: the arrival rates of jobs, by name or in jobs a
-            minute; None for the default of the set.
-        mix: for the set ``mix``: how often each application comes, like "cifar10=3,bert"; None for
-            the published shares.
-    """
-
-    built_in: str | None
-    trace_file: Path | None
+    built_in: str | None  # the name of a built-in set of jobs; None if `trace_file` has the jobs
+    trace_file: Path | None  # the file with the jobs; None for built-in ones
+    # for the set `pollux`: multiples of the paper's rate of jobs, or "realistic", like "0.5,1.0";
+    # None for 1.0
     loads: str | None
+    # for the set `pollux`: the numbers of its workloads, like "1,3" or "1..8"; None for all
     workloads: str | None
+    # for the sets `jsa` and `mix`: the arrival rates of jobs, by name or in jobs a minute; None for
+    # the default of the set
     arrivals: str | None
+    # for the set `mix`: how often each application comes, like "cifar10=3,bert"; None for the
+    # published shares
     mix: str | None
 
     def __post_init__(self) -> None:
@@ -106,20 +86,7 @@ class JobOptions:
 
 
 def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet:
-    """Return the defaults that `edl simulate` has for the chosen jobs.
-
-    These are the cluster (nodes and slots), the seconds between two decisions of the policy, and
-    what each change of a job's slots costs.
-
-    Args:
-        name: the name of a built-in set of jobs; None if there is a trace file.
-        trace_file: the file with the jobs; None for built-in ones.
-        compared: whether the results are to be compared with published ones.
-
-    Raises:
-        UsageError: neither or both of ``name`` and ``trace_file`` are given, ``name`` is unknown,
-            or the jobs have no published results to compare with.
-    """
+    """Return the defaults that `edl simulate` has for the chosen jobs."""
     if trace_file is not None:
         if name is not None or compared:
             raise UsageError(
@@ -137,15 +104,6 @@ def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet
 
 
 def seeds_of(text: str, built_in: str | None) -> list[int]:
-    """Return the seeds in ``text``, the value of ``--seed``: "1,3", or "0..2" for 0, 1 and 2.
-
-    ``built_in`` is the name of the set of jobs; None for a trace. Several seeds are allowed only
-    for sets whose jobs are drawn at random from a seed.
-
-    Raises:
-        UsageError: ``text`` is not of that form, a seed is negative, or there are several seeds for
-            jobs that are not drawn at random.
-    """
     seeds = _numbers(text, "seed")
     if min(seeds) < 0:
         raise UsageError(f"--seed is {min(seeds)}; write 0 or more")
@@ -155,18 +113,7 @@ def seeds_of(text: str, built_in: str | None) -> list[int]:
 
 
 def failures_of(mtbf_s: float | None, repair_s: float | None, seed: int) -> Failures | None:
-    """Return the failures of nodes to simulate; None if no node fails.
-
-    Args:
-        mtbf_s: the mean time between two failures of a node, in seconds; None if no node fails.
-        repair_s: the mean time until a failed node works again, in seconds; None for ``REPAIR_S``
-            (600).
-        seed: the seed from which the failures are drawn.
-
-    Raises:
-        UsageError: a time is not positive or not finite, or ``repair_s`` is given though no node
-            fails.
-    """
+    """Return the failures of nodes to simulate; None if no node fails."""
     if mtbf_s is None:
         if repair_s is not None:
             raise UsageError("--repair is for --mtbf; give both or neither")
@@ -178,14 +125,7 @@ def failures_of(mtbf_s: float | None, repair_s: float | None, seed: int) -> Fail
 
 
 def policy_names(text: str) -> tuple[list[str], dict[str, OwnPolicy]]:
-    """Return the names of policies in ``text``, which are separated by commas, in that order.
-
-    Returns:
-        (the names; by name, those of the policies that a user has written).
-
-    Raises:
-        UsageError: there is no policy of one of these names, or it cannot be imported or is none.
-    """
+    """Return the names of policies in `text`, which are separated by commas, in that order."""
     names, own = [name.strip() for name in text.split(",")], {}
     for name in names:
         if is_own(name):
@@ -196,19 +136,9 @@ def policy_names(text: str) -> tuple[list[str], dict[str, OwnPolicy]]:
 
 
 def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
-    """Return descriptions of the simulations to compute: each policy with each set of chosen jobs.
-
-    All of one policy come together, in the order of ``setup.policies``.
-    :func:`edl.simulator.runs.do_all` computes them.
-
-    Args:
-        jobs: the options that choose the jobs.
-        setup: the settings that all simulations share.
-
-    Raises:
-        UsageError: an option has an impossible value, a trace cannot be read, or the speed of the
-            jobs was not measured on nodes with as many slots as ``setup`` says.
-    """
+    """Return descriptions of the simulations to compute."""
+    # UsageError: an option has an impossible value, a trace cannot be read, or the speed of the
+    # jobs was not measured on nodes with as many slots as `setup` says.
     if jobs.trace_file is not None:
         return _alike(setup, _of_trace(jobs.trace_file, setup))
     if jobs.built_in == JSA:
@@ -223,12 +153,7 @@ def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
 
 
 def check_comparable(runs: Sequence[SimulatedRun]) -> None:
-    """Raise an error unless Pollux' results were published for each of ``runs``, as it is set up.
-
-    Raises:
-        UsageError: nothing was published for a run, or its cluster, its interval between decisions
-            or its cost of a change of slots differs from the published one.
-    """
+    """Raise an error unless Pollux' results were published for each of `runs`, as it is set up."""
     rules = Rules(pollux_workload.INTERVAL_S, pollux_workload.RESIZE, whole_seconds=True)
     published = rules, pollux_workload.NODES, pollux_workload.SLOTS
     for run in runs:
@@ -241,13 +166,7 @@ def check_comparable(runs: Sequence[SimulatedRun]) -> None:
 
 
 def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> list[SimulatedRun]:
-    """Return a description of one simulation of ``jobs`` for each policy in ``setup``.
-
-    Args:
-        setup: the settings that all simulations share; its first seed is used.
-        jobs: the jobs.
-        built_in: the name of the built-in set that the jobs are; empty for a trace.
-    """
+    """Return a description of one simulation of `jobs` for each policy in `setup`."""
     (seed, *_) = setup.seeds
     return [
         setup.run(name, jobs=tuple(jobs), seed=seed, built_in=built_in) for name in setup.policies
@@ -255,14 +174,9 @@ def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> li
 
 
 def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
-    """Return the jobs in the trace file ``path``, a table in the CSV format.
-
-    ``setup`` has the cluster on which they are to run.
-
-    Raises:
-        UsageError: the file cannot be read, a job requests more slots than the cluster has, or the
-            speed of a job was not measured on nodes with as many slots as those of the cluster.
-    """
+    """Return the jobs in the trace file `path`, a table in the CSV format."""
+    # UsageError: the file cannot be read, a job requests more slots than the cluster has, or the
+    # speed of a job was not measured on nodes with as many slots as those of the cluster.
     jobs = trace.read_trace(path, setup.nodes * setup.slots)
     if any(job.kind in measured_applications() for job in jobs):
         pollux_workload.check_measured(setup.slots)
@@ -275,16 +189,7 @@ def _drawn(
     arrivals: str,
     setup: Setup,
 ) -> list[SimulatedRun]:
-    """Return a description of a simulation for each policy, each arrival rate and each seed.
-
-    The jobs of a rate and a seed are the same for all policies.
-
-    Args:
-        built_in: the name of the built-in set of jobs.
-        draw: called with an arrival rate (its text in ``arrivals``) and a seed; returns the jobs.
-        arrivals: the arrival rates, by name or in jobs a minute, separated by commas.
-        setup: the settings that all simulations share.
-    """
+    """Return a description of a simulation for each policy, each arrival rate and each seed."""
     drawn = {
         (shape.strip(), seed): tuple(draw(shape.strip(), seed))
         for shape in arrivals.split(",")
@@ -298,17 +203,9 @@ def _drawn(
 
 
 def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
-    """Return a description of a simulation for each policy, load and workload of the paper Pollux.
-
-    Args:
-        loads: the loads, separated by commas, like "0.5,1.0".
-        workloads: the numbers of the workloads, like "6", "1,3" or "1..8".
-        setup: the settings that all simulations share; its first seed is used.
-
-    Raises:
-        UsageError: there is no such load or workload, or the speed of the jobs was not measured on
-            nodes with as many slots as ``setup`` says.
-    """
+    """A description of a simulation for each policy, load and workload of the paper Pollux"""
+    # UsageError: there is no such load or workload, or the speed of the jobs was not measured on
+    # nodes with as many slots as `setup` says.
     chosen = [_load(text) for text in loads.split(",")]
     numbers = _numbers(workloads, "workload", pollux_workload.WORKLOADS)
     pollux_workload.check_measured(setup.slots)
@@ -322,13 +219,7 @@ def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
 
 
 def _load(text: str) -> str:
-    """Return the name of the load of Pollux's workloads that ``text`` means: "1" is "1.0".
-
-    Pollux is the paper that published the workloads.
-
-    Raises:
-        UsageError: there is no such load.
-    """
+    """Return the name of the load of Pollux's workloads that `text` means: "1" is "1.0"."""
     same = text.strip()
     if same.replace(".", "", 1).isdecimal():
         same = str(float(same))
@@ -338,16 +229,7 @@ def _load(text: str) -> str:
 
 
 def _numbers(text: str, what: str, known: Sequence[int] = ()) -> list[int]:
-    """Return the whole numbers in a text like "6", "1,3" or "1..8" (8 included), in that order.
-
-    Args:
-        text: the text.
-        what: what the numbers stand for, such as "seed", for the error message.
-        known: the numbers that are allowed; empty for any.
-
-    Raises:
-        UsageError: the text is not of that form, or a number is not allowed.
-    """
+    """Return the whole numbers in a text like "6", "1,3" or "1..8" (8 included), in that order."""
     try:
         numbers: list[int] = []
         for part in text.split(","):

@@ -245,22 +245,7 @@ def simulate(
 def _show(
     runs: Sequence[SimulatedRun], processes: int, compared: bool, history: bool, as_json: bool
 ) -> list[Done]:
-    """Simulate ``runs``; print each as JSON once it has ended, or one table of all runs at the end.
-
-    Runs are printed and returned in the order of ``runs``. With ``compared``, a sentence for each
-    run whose jobs do not all end at the published times follows the table.
-
-    Args:
-        runs: the runs to simulate.
-        processes: the number of processes that simulate at once.
-        compared: whether to compare each run with the published completion times of its jobs.
-        history: whether the JSON has each change of a job's slots.
-        as_json: whether to print JSON instead of the table.
-
-    Returns:
-        A pair for each run: the run with its result, and the comparison (None if ``compared`` is
-        False).
-    """
+    """Simulate `runs`; print each as JSON once it has ended, or one table of all runs at the end"""
     done: list[Done] = []
     with progress() as tell:
         for outcome in do_all(runs, processes, tell):

@@ -31,15 +31,7 @@ LABELS = {
 
 
 def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool) -> dict[str, Any]:
-    """Return one run as a dictionary of JSON values: policy, cluster, summary, and every job.
-
-    Args:
-        outcome: the run and its result.
-        comparison: the comparison with the published completion times (JCT: job completion time) of
-            the same jobs; None if there is none.
-        history: whether to add each change of a job's slots and batch, and the slots in use and
-            waiting jobs over time.
-    """
+    """Return one run as a dictionary of JSON values: policy, cluster, summary, and every job."""
     run = outcome.run
     about: dict[str, Any] = {"policy": run.policy, "nodes": run.nodes, "slots": run.slots}
     if run.load:
@@ -60,13 +52,8 @@ def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool
 
 
 def results_table(done: Sequence[Done]) -> Table:
-    """Return a table with a row for each run, and a row for all runs of one policy at one load.
-
-    The second kind of row is left out where it would sum up a single run. The load is the rate at
-    which jobs are submitted. ``done`` has a pair for each run, at least one, all of the same set of
-    jobs: the run with its result, and the comparison with published completion times (None if there
-    is none).
-    """
+    """Return a table with a row for each run, and a row for all runs of one policy at one load."""
+    # The second kind of row is left out where it would sum up a single run.
     groups: dict[tuple[str, str], list[Done]] = {}
     for outcome, comparison in done:
         groups.setdefault((outcome.run.policy, outcome.run.load), []).append((outcome, comparison))
@@ -87,14 +74,7 @@ def results_table(done: Sequence[Done]) -> Table:
 
 
 def _cells(group: Sequence[Done]) -> list[str]:
-    """Return the number cells, as text from left to right, of a row that sums up ``group``.
-
-    The numbers of jobs, of their resizes and of jobs that end at the published time, and the
-    computing time, are summed over the runs. Finish-time fairness is the worst of the runs; every
-    other value is their mean. Runs that have rejected all jobs count in neither; where there is no
-    other run, the cell is "-". ``group`` has a pair for each run: the run with its result, and its
-    comparison with published completion times (None if there is none).
-    """
+    """Return the number cells, as text from left to right, of a row that sums up `group`."""
     results = [outcome.result for outcome, _ in group]
     jobs = sum(len(result.jobs) for result in results)
     ended = sum(len(result.ended) for result in results)
@@ -114,10 +94,7 @@ def _cells(group: Sequence[Done]) -> list[str]:
 
 
 def _means(results: Sequence[Result]) -> list[str]:
-    """Return the five cells "mean s" to "span h" of a row that sums up ``results``.
-
-    In each of ``results``, at least one, a job has ended.
-    """
+    """Return the five cells "mean s" to "span h" of a row that sums up `results`."""
     return [
         f"{fmean(result.mean_jct_s for result in results):.0f}",
         f"{fmean(result.jct_percentile_s(50) for result in results):.0f}",
@@ -128,14 +105,7 @@ def _means(results: Sequence[Result]) -> list[str]:
 
 
 def difference(run: SimulatedRun, comparison: JctComparison) -> str:
-    """Return a text about the jobs whose completion time is not the published one.
-
-    It has both times in seconds for the first five of these jobs, and the number of the others.
-
-    Args:
-        run: the run, which is named in the sentence.
-        comparison: the comparison of the run with the published completion times.
-    """
+    """Return a text about the jobs whose completion time is not the published one."""
     names = [
         f"{name} {ours:g} s, published {theirs:g} s" for name, ours, theirs in comparison.differing
     ]
