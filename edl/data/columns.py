@@ -28,39 +28,22 @@ class Rows(Protocol):
     """The interface of one column in one part of a data set: it reads rows by their numbers."""
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the rows with the numbers ``rows``, in that order.
-
-        ``rows`` counts from 0 in the part. The result is in the machine's byte order.
-        """
+        """Return a new array of the rows with the numbers `rows`, in that order."""
 
 
 class InMemory:
-    """A column that is an array in memory.
-
-    Args:
-        array: the array, in the machine's byte order; it is not copied.
-    """
+    """A column that is an array in memory."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the rows with the numbers ``rows`` (from 0), in that order.
-
-        It is in the machine's byte order.
-        """
+        """Return a new array of the rows with the numbers `rows` (from 0), in that order."""
         return self._array[rows]
 
 
 class Stored:
-    """A column that lies in a file row after row, without compression, as it would in memory.
-
-    Args:
-        open_file: returns the file, open in this process; called in each :meth:`take`.
-        offset: where the first row begins, in bytes from the beginning of the file.
-        dtype: the type of the array's elements.
-        row: the shape of a row.
-    """
+    """A column that lies in a file row after row, without compression, as it would in memory."""
 
     def __init__(
         self,
@@ -76,14 +59,7 @@ class Stored:
         self._row_bytes = row_bytes(dtype, row)
 
     def take(self, rows: Integers) -> Array:
-        """Read the rows with the numbers ``rows`` from the file; return a new array of them.
-
-        They are in the order of ``rows``, in the machine's byte order. Rows that follow each other
-        in ``rows`` and in the file are read at once.
-
-        Raises:
-            DataError: if the file does not have these rows, cannot be read, or has changed.
-        """
+        """Read the rows with the numbers `rows` from the file; return a new array of them."""
         taken = np.empty((len(rows), *self._row), self._dtype)
         if taken.nbytes:
             buffer = taken.reshape(-1).view(np.uint8).data
@@ -100,18 +76,7 @@ class Stored:
 
 
 class ArrayDataset(Dataset[Any]):
-    """A data set whose record i is row i of every column: a value, a tuple, or a dict.
-
-    Args:
-        kind: the kind of the data's files, such as ``npy``, for messages.
-        parts: the parts of the data set, a file or several read side by side; in one part all
-            columns have the same number of rows.
-        columns: for each part its columns, in the order of ``names``; they may be missing for a
-            part without records.
-        names: the keys of the records, which are dicts then; None: a record is a row if there is
-            one column, else a tuple of rows.
-        parse: a function of a record that returns what the script sees; None: the record itself.
-    """
+    """A data set whose record i is row i of every column: a value, a tuple, or a dict."""
 
     def __init__(
         self,
@@ -136,21 +101,7 @@ class ArrayDataset(Dataset[Any]):
 def arrange(
     positional: Sequence[Any], named: Mapping[str, Any], function: str
 ) -> tuple[list[Any], tuple[str, ...] | None]:
-    """Return the columns that a script gave to a function such as ``npy``, and their names.
-
-    A column is whatever the script gave for it: an array, or the paths of its files.
-
-    Args:
-        positional: the columns that were given without names.
-        named: the columns that were given with names, by name.
-        function: the name of the function, such as ``edl.data.npy``, for the error message.
-
-    Returns:
-        The columns in order; and their names in the same order, or None if they have no names.
-
-    Raises:
-        UsageError: if there are no columns, or some with names and some without.
-    """
+    """Return the columns that a script gave to a function such as `npy`, and their names."""
     if bool(positional) == bool(named):
         raise UsageError(
             f"{function} takes arrays with names (records are dicts) or without (records are "
@@ -160,16 +111,7 @@ def arrange(
 
 
 def check_array(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Check that an array has rows, and holds no Python objects, whose unpickling may run code.
-
-    Args:
-        what: the name of the array, for the error message.
-        dtype: the type of the array's elements.
-        shape: the shape of the array.
-
-    Raises:
-        DataError: if the array holds Python objects, or has no dimension.
-    """
+    """Check that an array has rows, and holds no Python objects, whose unpickling may run code."""
     if dtype.hasobject:
         raise DataError(
             f"{what} holds Python objects ({dtype}), which would have to be unpickled; store "
@@ -180,14 +122,7 @@ def check_array(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None
 
 
 def check_lengths(lengths: Mapping[str, int]) -> None:
-    """Check that all columns of a part have the same number of rows.
-
-    Args:
-        lengths: the number of rows of each column, by the column's name for the error message.
-
-    Raises:
-        DataError: if the numbers differ.
-    """
+    """Check that all columns of a part have the same number of rows."""
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{what} has {rows}" for what, rows in lengths.items())
         raise DataError(f"arrays that are read side by side have as many rows each; {counts}")
@@ -197,17 +132,7 @@ RowType = tuple[str, tuple[int, ...]]  # type and shape of a row
 
 
 def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> None:
-    """Check that the rows of a part have the same types and shapes as those of the first part.
-
-    Args:
-        mine: the type and shape of each column's rows in the part, by the column's name for the
-            error message.
-        first: the type and shape of each column's rows in the first part, by name, with the columns
-            in the same order as in ``mine``.
-
-    Raises:
-        DataError: if a column differs; the message names the first such column in both parts.
-    """
+    """Check that the rows of a part have the same types and shapes as those of the first part."""
     for (what, row), (other, theirs) in zip(mine.items(), first.items(), strict=True):
         if row != theirs:
             raise DataError(
@@ -217,31 +142,17 @@ def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> No
 
 
 def native(array: Array) -> Array:
-    """Return ``array`` in the machine's byte order, the only one that the frameworks accept.
-
-    It is ``array`` itself if it has that order, else a converted copy.
-    """
+    """Return `array` in the machine's byte order, the only one that the frameworks accept."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def row_bytes(dtype: np.dtype[Any], row: tuple[int, ...]) -> int:
-    """Return the exact size of one row in bytes.
-
-    The result is a Python integer, because a damaged header may claim more than 64 bits hold.
-
-    Args:
-        dtype: the type of the row's elements.
-        row: the shape of the row.
-    """
+    """Return the exact size of one row in bytes."""
+    # The result is a Python integer, because a damaged header may claim more than 64 bits hold.
     return dtype.itemsize * math.prod(row)
 
 
 def runs(rows: Integers) -> list[tuple[int, int]]:
-    """Divide the row numbers ``rows`` into runs in which each number is the previous one plus 1.
-
-    Returns:
-        For each run in order a pair of indices in ``rows``: (of its first element, of its last
-        element plus 1). For an empty ``rows``, one empty run (0, 0).
-    """
+    """Divide the row numbers `rows` into runs in which each number is the previous one plus 1."""
     edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
     return list(pairwise(edges))

@@ -28,30 +28,21 @@ LOGGED_ONE_BY_ONE = 50  # events about what is left out, before the rest is logg
 
 @dataclass(frozen=True)
 class Fragment:
-    """A part of a data set: what one file holds, or several files that are read side by side.
+    """A part of a data set: what one file holds, or several files that are read side by side."""
 
-    Attributes:
-        name: the name of the file, without its folder; several are joined by commas. For arrays in
-            memory, their names.
-        size: the size in bytes of all its files together.
-        count: the number of records, without those that are left out.
-        digest: a checksum of where the records lie, equal on two hosts if the part has the same
-            records at the same places.
-        skipped: the ranges that are left out of the files: pairs of a path and a :class:`Skipped`.
-    """
-
+    # the name of the file, without its folder; several are joined by commas. For arrays in memory,
+    # their names.
     name: str
-    size: int
-    count: int
+    size: int  # the size in bytes of all its files together
+    count: int  # the number of records, without those that are left out
+    # a checksum of where the records lie, equal on two hosts if the part has the same records at
+    # the same places
     digest: int
     skipped: tuple[tuple[str, Skipped], ...] = ()  # (path, what)
 
     @classmethod
     def of(cls, indexed: Indexed, count: int) -> Fragment:
-        """Return the part that consists of one file, ``indexed``, with ``count`` records.
-
-        What the index leaves out becomes its ``skipped``.
-        """
+        """Return the part that consists of one file, `indexed`, with `count` records."""
         name, size = os.path.basename(indexed.path), indexed.stamp.size
         skipped = tuple((indexed.path, one) for one in indexed.index.skipped)
         return cls(name, size, count, indexed.index.digest(), skipped)
@@ -100,24 +91,11 @@ class Dataset(ABC, Generic[Record]):
         return self.__getitems__([index])[0]
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield all records in order, each read and parsed when it is asked for.
-
-        An IndexError that ``parse`` raises reaches the caller. Without this method Python would
-        take it for the end of the data set.
-        """
+        # Without this method Python would take it for the end of the data set.
         for index in range(len(self)):
             yield self[index]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Record]:
-        """Return the records with the numbers ``indices``, in that order, each parsed.
-
-        A negative number counts from the end. The records of one part are read together.
-
-        Raises:
-            IndexError: a record does not exist.
-            DataError: a record cannot be read, or is damaged.
-            Exception: an error of ``parse``, with a note that says where the record lies.
-        """
         wanted: dict[int, tuple[list[int], list[int]]] = {}  # part -> places, rows in the part
         for place, given in enumerate(indices):
             index = self._checked(given)
@@ -133,22 +111,9 @@ class Dataset(ABC, Generic[Record]):
 
     @abstractmethod
     def _read(self, part: int, rows: Sequence[int]) -> Sequence[Any]:
-        """Return some records of one part, in the order of ``rows``, before they are parsed.
-
-        Each kind of data set defines it.
-
-        Args:
-            part: the index of the part.
-            rows: the numbers of the records in the part, from 0.
-        """
+        """Return some records of one part, in the order of `rows`, before they are parsed."""
 
     def _where(self, part: int, row: int) -> str:
-        """Return where a record lies, for an error message: "x.npy, record 3".
-
-        Args:
-            part: the index of the part.
-            row: the number of the record in the part, from 0.
-        """
         return f"{self._parts[part].name}, record {row}"
 
     def _checked(self, given: int) -> int:
@@ -202,16 +167,9 @@ class Dataset(ABC, Generic[Record]):
 
 
 def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the events to log about what a data set leaves out: pairs of a reason and details.
-
-    Nothing is yielded for a data set that is not edl's, or that leaves nothing out. Each of the
-    first :data:`LOGGED_ONE_BY_ONE` (50) byte ranges that are left out has an event, with the keys
-    ``file``, ``offset`` and ``bytes``. One more event sums up all others (``parts``, ``files``,
-    ``bytes``), because the log keeps a limited number of events.
-
-    Args:
-        dataset: any data set.
-    """
+    """Yield the events to log about what a data set leaves out: pairs of a reason and details."""
+    # One more event sums up all others (`parts`, `files`, `bytes`), because the log keeps a limited
+    # number of events.
     skipped = dataset.skipped if isinstance(dataset, Dataset) else ()
     for path, one in skipped[:LOGGED_ONE_BY_ONE]:
         reason = f"{path}: {one.bytes} bytes from byte {one.offset} are left out: {one.reason}"
@@ -227,13 +185,10 @@ def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def fingerprint_of(dataset: object) -> str:
-    """Return :attr:`Dataset.fingerprint` of ``dataset``: a line that is equal where the data are.
-
-    The result is "" for a data set that is not edl's.
-    """
+    """Return `fingerprint` of `dataset`: a line that is equal where the data are."""
     return dataset.fingerprint if isinstance(dataset, Dataset) else ""
 
 
 def as_rows(rows: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return ``rows``, a sequence of row numbers, as an array of 64-bit integers."""
+    """Return `rows`, a sequence of row numbers, as an array of 64-bit integers."""
     return np.fromiter(rows, np.int64, len(rows))

@@ -30,21 +30,7 @@ Opened = TypeVar("Opened")
 
 
 def resolve(paths: Paths) -> tuple[str, ...]:
-    """Return the absolute paths of the files that ``paths`` names, sorted as strings.
-
-    The order depends neither on the file system nor on the order in which the files were named.
-    Symbolic links stay in the paths.
-
-    Args:
-        paths: a path or glob pattern, or several (``**`` in a pattern matches folders at any
-            depth); relative ones begin in the current folder. A name that exists literally is no
-            pattern. Folders that match a pattern are left out.
-
-    Raises:
-        DataError: if nothing is named, if a name or pattern has no file, if a name is that of a
-            folder or of something that is no regular file, or if a file is named twice (also by a
-            symbolic link).
-    """
+    """Return the absolute paths of the files that `paths` names, sorted as strings."""
     if isinstance(paths, str | os.PathLike):
         paths = (paths,)
     wanted = [os.fspath(each) for each in paths]
@@ -63,11 +49,7 @@ def resolve(paths: Paths) -> tuple[str, ...]:
 
 
 def _named(path: str) -> list[str]:
-    """Return the files that ``path``, a path or a glob pattern, names; in no special order.
-
-    Raises:
-        DataError: if it names no file, a folder, or something that is no regular file.
-    """
+    """Return the files that `path`, a path or a glob pattern, names; in no special order."""
     if os.path.isdir(path):
         raise DataError(f"{path} is a folder; name its files, like {os.path.join(path, '*')}")
     if os.path.isfile(path):
@@ -84,13 +66,7 @@ def _named(path: str) -> list[str]:
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return "gzip", "zstd", "bzip2" or "xz" if a file begins like one of these; else None.
-
-    With None the file may still be compressed in another way.
-
-    Args:
-        head: the first bytes of the file, at least 10.
-    """
+    """Return "gzip", "zstd", "bzip2" or "xz" if a file begins like one of these; else None."""
     for name, (offset, signature) in SIGNATURES.items():
         if head[offset : offset + len(signature)] == signature:
             return name
@@ -98,20 +74,7 @@ def compression_of(head: bytes) -> str | None:
 
 
 def refuse_compressed(path: str, or_zlib: bool = False) -> None:
-    """Raise a DataError if a file begins like one that is compressed; else do nothing.
-
-    It is raised even if damaged data are to be left out (``on_error="skip"``), for a compressed
-    file is a mistake of the user, and no damage.
-
-    Args:
-        path: the file.
-        or_zlib: whether to refuse a zlib file as well (RFC 1950, 2.2), although files that are not
-            compressed may begin with the same two bytes.
-
-    Raises:
-        DataError: if the file begins like a compressed one.
-        OSError: if the file cannot be read.
-    """
+    """Raise a DataError if a file begins like one that is compressed; else do nothing."""
     with open(path, "rb") as file:
         head = file.read(16)
     compression = compression_of(head)
@@ -126,23 +89,14 @@ def refuse_compressed(path: str, or_zlib: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Stamp:
-    """The size and the modification time of a file: if both are equal, it counts as unchanged.
+    """The size and the modification time of a file: if both are equal, it counts as unchanged."""
 
-    Attributes:
-        size: the size in bytes.
-        mtime_ns: the modification time in nanoseconds since 1970.
-    """
-
-    size: int
-    mtime_ns: int
+    size: int  # the size in bytes
+    mtime_ns: int  # the modification time in nanoseconds since 1970
 
     @classmethod
     def of(cls, file: str | int) -> Stamp:
-        """Return the present stamp of ``file``, a path or an open file's descriptor.
-
-        Raises:
-            DataError: if the file does not exist, or cannot be looked up.
-        """
+        """Return the present stamp of `file`, a path or an open file's descriptor."""
         try:
             status = os.stat(file)
         except OSError as error:
@@ -151,19 +105,11 @@ class Stamp:
 
 
 class Readable:
-    """An open file that is read at given offsets, so forks and threads may use the same object.
+    """An open file that is read at given offsets, so forks and threads may use the same object."""
 
-    The constructor opens the file; it is closed with the last reference to this object. If the
-    file is cut off while it is read, a DataError is raised; a file mapped into memory would crash
-    the process.
-
-    Args:
-        path: the file.
-        stamp: the size and modification time that the file had when it was indexed.
-
-    Raises:
-        DataError: if the file cannot be opened, or has changed since it was indexed.
-    """
+    # If the file is cut off while it is read, a DataError is raised; a file mapped into memory
+    # would crash the process.
+    # DataError: if the file cannot be opened, or has changed since it was indexed.
 
     def __init__(self, path: str, stamp: Stamp) -> None:
         self.path = path
@@ -185,21 +131,13 @@ class Readable:
             os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes of the file, from byte ``offset`` on.
-
-        Raises:
-            DataError: if the file does not have these bytes, or cannot be read.
-        """
+        """Return exactly `length` bytes of the file, from byte `offset` on."""
         data = bytearray(length)
         self.read_into(memoryview(data), offset)
         return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill all of ``buffer`` (bytes) with the bytes of the file from byte ``offset`` on.
-
-        Raises:
-            DataError: if the file does not have these bytes, or cannot be read.
-        """
+        """Fill all of `buffer` (bytes) with the bytes of the file from byte `offset` on."""
         done = 0
         while done < len(buffer):
             try:
@@ -214,17 +152,7 @@ class Readable:
 
 
 class PerProcess(Generic[Opened]):
-    """A cache of objects, such as open files, that one process has made; :meth:`get` makes them.
-
-    Over its limit the cache drops the least recently used objects. A fork and an unpickled copy
-    begin with an empty cache. Threads may share it. An object that was dropped stays usable for
-    code that still holds it.
-
-    Args:
-        limit: the largest total weight of the cached objects; the newest object is kept in any
-            case.
-        weigh: returns the weight of an object, such as its bytes; None: each weighs 1.
-    """
+    """A cache of objects, such as open files, that one process has made; `get` makes them."""
 
     def __init__(self, limit: int, weigh: Callable[[Opened], int] | None = None) -> None:
         self._limit = limit
@@ -241,11 +169,7 @@ class PerProcess(Generic[Opened]):
         return type(self), (self._limit, self._weigh)
 
     def get(self, key: Any, make: Callable[[], Opened]) -> Opened:
-        """Return the cached object of ``key``; if there is none, cache and return ``make()``.
-
-        Two threads that miss the same key at once both call ``make``; the cache keeps one of the
-        two objects. An error of ``make`` reaches the caller, and nothing is cached.
-        """
+        """Return the cached object of `key`; if there is none, cache and return `make()`."""
         if self._process != os.getpid():
             self._begin()
         with self._lock:

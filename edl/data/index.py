@@ -64,26 +64,20 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Index:
-    """The records that one pass over a file has found.
+    """The records that one pass over a file has found."""
 
-    Attributes:
-        arrays: arrays of integers by name, each of one dimension, such as the first byte of each
-            record; their meaning depends on the kind of file.
-        facts: other results by name, as JSON values, such as the types of the columns; their
-            meaning depends on the kind of file.
-        skipped: the byte ranges of the file that are left out.
-    """
-
+    # arrays of integers by name, each of one dimension, such as the first byte of each record;
+    # their meaning depends on the kind of file
     arrays: Mapping[str, Integers] = field(default_factory=dict)
+    # other results by name, as JSON values, such as the types of the columns; their meaning depends
+    # on the kind of file
     facts: Mapping[str, Any] = field(default_factory=dict)
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()  # the byte ranges of the file that are left out
 
     def digest(self) -> int:
-        """Return a CRC-32C of the index that is equal, on every host, for equal indexes.
-
-        The arrays, the facts and the byte ranges in ``skipped`` enter; the reasons do not, because
-        libraries change their words.
-        """
+        """Return a CRC-32C of the index that is equal, on every host, for equal indexes."""
+        # The arrays, the facts and the byte ranges in `skipped` enter; the reasons do not, because
+        # libraries change their words.
         places = [(one.offset, one.bytes) for one in self.skipped]
         crc = google_crc32c.value(json.dumps([self.facts, places], sort_keys=True).encode())
         for name in sorted(self.arrays):
@@ -91,7 +85,7 @@ class Index:
         return int(crc)
 
     def payload(self) -> bytes:
-        """Return the whole index as bytes, from which :meth:`of_payload` makes an equal one."""
+        """Return the whole index as bytes, from which `of_payload` makes an equal one."""
         head = {
             "arrays": {name: len(array) for name, array in sorted(self.arrays.items())},
             "facts": self.facts,
@@ -102,10 +96,7 @@ class Index:
 
     @classmethod
     def of_payload(cls, payload: bytes) -> Index:
-        """Return the index that ``payload``, the result of :meth:`payload`, holds.
-
-        Bytes that are no such result raise an error of json or NumPy.
-        """
+        """Return the index that `payload`, the result of `payload`, holds."""
         line = payload.index(b"\n") + 1
         head = json.loads(payload[:line])
         arrays, offset = {}, line
@@ -117,25 +108,15 @@ class Index:
 
 @dataclass(frozen=True)
 class Indexed:
-    """A file with its index, as :func:`index_of` returns it.
+    """A file with its index, as `index_of` returns it."""
 
-    Attributes:
-        path: the file.
-        stamp: the size and modification time of the file when it was indexed.
-        index: where the records of the file lie.
-    """
-
-    path: str
-    stamp: Stamp
-    index: Index
+    path: str  # the file
+    stamp: Stamp  # the size and modification time of the file when it was indexed
+    index: Index  # where the records of the file lie
 
 
 def check_policy(on_error: str) -> None:
-    """Check that ``on_error`` is ``"error"`` (damaged data raise) or ``"skip"`` (are left out).
-
-    Raises:
-        UsageError: if it is anything else.
-    """
+    """Check that `on_error` is `"error"` (damaged data raise) or `"skip"` (are left out)."""
     if on_error not in ("error", "skip"):
         raise UsageError(f"on_error is {on_error!r}; it is 'error' or 'skip'")
 
@@ -143,22 +124,7 @@ def check_policy(on_error: str) -> None:
 def index_of(
     path: str, kind: str, make: Callable[[str, int], Index], lock_wait_s: float = LOCK_WAIT_S
 ) -> Indexed:
-    """Return a file with its index, from the cache or made by ``make(path, size)``.
-
-    A new index is written to the cache before this function returns. If the cache cannot be used,
-    the index is made and not kept.
-
-    Args:
-        path: the file.
-        kind: the kind of file and the options on which its index depends; part of the cache's key.
-        make: makes the index of the file, given its path and its size in bytes.
-        lock_wait_s: how many seconds to wait for another process that makes the same index; then
-            this process makes it as well.
-
-    Raises:
-        DataError: if the file cannot be read, if it changes while it is read, or if ``make`` raises
-            this error.
-    """
+    """Return a file with its index, from the cache or made by `make(path, size)`."""
     stamp = Stamp.of(path)
     try:
         place = _IndexPath(path, kind)
@@ -176,17 +142,7 @@ def index_of(
 
 
 def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index]) -> Indexed:
-    """Return a file with its index, newly made by ``make(path, size)`` and not written anywhere.
-
-    Args:
-        path: the file.
-        kind: the kind of file and its options, for the log.
-        stamp: the size and modification time of the file before it is read.
-        make: makes the index of the file, given its path and its size in bytes.
-
-    Raises:
-        DataError: if the file cannot be read, or has changed meanwhile.
-    """
+    """Return a file with its index, newly made by `make(path, size)` and not written anywhere."""
     began = time.monotonic()
     try:
         index = make(path, stamp.size)
@@ -199,18 +155,7 @@ def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index])
 
 
 class _IndexPath:
-    """The place in the cache directory where the index of one file is kept, and its lock.
-
-    The constructor makes the folder of the cache if it is missing.
-
-    Args:
-        path: the file.
-        kind: the kind of file and its options.
-
-    Raises:
-        ConfigError: if no place for the cache directory is known.
-        OSError: if the cache directory cannot be used.
-    """
+    """The place in the cache directory where the index of one file is kept, and its lock."""
 
     def __init__(self, path: str, kind: str) -> None:
         self._path, self._kind = path, kind
@@ -223,26 +168,13 @@ class _IndexPath:
         self._lock = folder / f"{key[:2]}.lock"
 
     def _head(self, stamp: Stamp, payload: bytes) -> bytes:
-        """Return the first line of the index file: what the index belongs to, and a checksum.
-
-        An index file with another first line is out of date or damaged.
-
-        Args:
-            stamp: the size and modification time of the indexed file.
-            payload: the index as bytes.
-        """
+        """Return the first line of the index file: what the index belongs to, and a checksum."""
         about = [VERSION, self._kind, os.path.realpath(self._path), stamp.size, stamp.mtime_ns]
         about += [len(payload), google_crc32c.value(payload)]
         return MAGIC + json.dumps(about).encode() + b"\n"
 
     def read(self, stamp: Stamp) -> Indexed | None:
-        """Return the file with its cached index, or None if the index has to be made.
-
-        It is None if there is no index, or if it is damaged or of another state of the file.
-
-        Args:
-            stamp: the present size and modification time of the file.
-        """
+        """Return the file with its cached index, or None if the index has to be made."""
         try:
             data = self._file.read_bytes()
         except OSError:
@@ -253,14 +185,7 @@ class _IndexPath:
         return Indexed(self._path, stamp, Index.of_payload(payload))
 
     def write(self, made: Indexed) -> None:
-        """Write an index to the cache, and remove temporary files of earlier attempts.
-
-        A failure is only logged. If another process writes the same index at this moment, its
-        temporary file may be removed, and its write fails; the two indexes are equal.
-
-        Args:
-            made: the file with its index.
-        """
+        """Write an index to the cache, and remove temporary files of earlier attempts."""
         payload = made.index.payload()
         fresh = self._file.with_suffix(f".{uuid.uuid4().hex}.new")
         try:
@@ -275,14 +200,7 @@ class _IndexPath:
 
     @contextlib.contextmanager
     def locked(self, wait_s: float) -> Iterator[None]:
-        """Hold the lock of the index during the ``with`` block, waiting for it first.
-
-        If the lock cannot be had in time, or the file system has no locks, the block runs without
-        it. A process that ends or is killed holds its lock no longer.
-
-        Args:
-            wait_s: how many seconds to wait for the lock at most.
-        """
+        """Hold the lock of the index during the `with` block, waiting for it first."""
         lock = FileLock(self._lock, wait_s, fallback_to_soft=False)
         try:
             lock.acquire()

@@ -60,20 +60,14 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """The contents of the header of a ``.npy`` file.
+    """The contents of the header of a `.npy` file."""
 
-    Attributes:
-        dtype: the type of the array's elements.
-        shape: the shape of the array; a record is a row, so the first number counts records. () for
-            a single value.
-        fortran: whether the array is stored in Fortran's order, column after column.
-        length: the length of the header in bytes, with its first bytes (magic): where the data
-            begin.
-    """
-
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # the type of the array's elements
+    # the shape of the array; a record is a row, so the first number counts records. () for a single
+    # value.
     shape: tuple[int, ...]
-    fortran: bool
+    fortran: bool  # whether the array is stored in Fortran's order, column after column
+    # the length of the header in bytes, with its first bytes (magic): where the data begin
     length: int
 
     @property
@@ -93,15 +87,7 @@ class NpyHeader:
         return self.length + rows * row_bytes(self.dtype, self.row)
 
     def check(self, what: str) -> None:
-        """Check that the array has rows, and that they can be read one by one.
-
-        Args:
-            what: the name of the array, for the error message.
-
-        Raises:
-            DataError: if the array holds Python objects, has no dimension, or has several and is
-                in Fortran's order.
-        """
+        """Check that the array has rows, and that they can be read one by one."""
         check_array(what, self.dtype, self.shape)
         if self.fortran and len(self.shape) > 1:
             raise DataError(
@@ -111,20 +97,11 @@ class NpyHeader:
 
 
 class BadHeader(Exception):
-    """The bytes are no intact header of a ``.npy`` array; the message says why.
-
-    The callers in this package catch it and raise a DataError that names the file.
-    """
+    """The bytes are no intact header of a `.npy` array; the message says why."""
 
 
 def read_header(file: IO[bytes]) -> NpyHeader:
-    """Read the header of a ``.npy`` array from ``file``, which must be at its beginning.
-
-    After that ``file`` is where the data of the array begin.
-
-    Raises:
-        BadHeader: if there is no intact header; the message is the reason.
-    """
+    """Read the header of a `.npy` array from `file`, which must be at its beginning."""
     start = file.read(8)
     if len(start) < 8 or not start.startswith(MAGIC):
         raise BadHeader("it does not begin like a .npy file")
@@ -207,14 +184,7 @@ def npy(
 
 
 def check_counts(columns: list[tuple[str, ...]]) -> None:
-    """Check that every column has the same number of files.
-
-    Args:
-        columns: for each column the paths of its files, at least one.
-
-    Raises:
-        DataError: if the numbers differ.
-    """
+    """Check that every column has the same number of files."""
     if len({len(files) for files in columns}) > 1:
         counts = ", ".join(f"{len(files)} like {files[0]}" for files in columns)
         raise DataError(f"columns are read side by side, file by file, but there are {counts}")
@@ -222,35 +192,18 @@ def check_counts(columns: list[tuple[str, ...]]) -> None:
 
 @dataclass(frozen=True)
 class _RowsFound:
-    """The rows that a ``.npy`` file has, which are fewer than its header says if it is cut off.
+    """The rows that a `.npy` file has, which are fewer than its header says if it is cut off."""
 
-    Attributes:
-        header: the header of the array; None if it is damaged.
-        rows: how many whole rows the file has; 0 if the header is damaged.
-        offset: the byte from which on the rest of the array is missing or damaged; 0 if nothing is,
-            or if the header is damaged.
-        problem: why there are no more rows; empty if all are there.
-    """
-
-    header: NpyHeader | None
-    rows: int
+    header: NpyHeader | None  # the header of the array; None if it is damaged
+    rows: int  # how many whole rows the file has; 0 if the header is damaged
+    # the byte from which on the rest of the array is missing or damaged; 0 if nothing is, or if the
+    # header is damaged
     offset: int = 0
-    problem: str = ""
+    problem: str = ""  # why there are no more rows; empty if all are there
 
 
 def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
-    """Read the header of a ``.npy`` file, and return how many of its rows are there.
-
-    Args:
-        path: the path of the ``.npy`` file.
-        stamp: the size and modification time of the file.
-        on_error: ``"skip"``: return a damaged file's rows up to the damage. ``"error"``: raise.
-
-    Raises:
-        DataError: if the file cannot be read, is compressed, or holds an array without rows that
-            can be read one by one (:meth:`NpyHeader.check`); with ``"error"`` also if it is damaged
-            or cut off.
-    """
+    """Read the header of a `.npy` file, and return how many of its rows are there."""
     try:
         with open(path, "rb") as file:
             header = read_header(file)
@@ -280,16 +233,7 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
 def _part(
     paths: tuple[str, ...], stamps: list[Stamp], found: list[_RowsFound], count: int
 ) -> Fragment:
-    """Return the part of the data set that one file of each column makes together.
-
-    Its ``skipped`` has the rows that a file lacks, and those that the files beside it have more.
-
-    Args:
-        paths: the file of each column.
-        stamps: the size and modification time of each file.
-        found: the rows that each file has.
-        count: how many rows the part has: as many as its shortest file.
-    """
+    """Return the part of the data set that one file of each column makes together."""
     skipped = []
     for path, stamp, one in zip(paths, stamps, found, strict=True):
         if one.problem:
@@ -312,14 +256,8 @@ def _part(
 
 
 def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _RowsFound) -> Rows:
-    """Return the array of a ``.npy`` file as a column whose rows are read when they are needed.
-
-    Args:
-        opened: the cache of files that this process has open.
-        path: the path of the ``.npy`` file.
-        stamp: its size and modification time when its header was read.
-        found: what was found in the file; its ``header`` must not be None.
-    """
+    """Return the array of a `.npy` file as a column whose rows are read when they are needed."""
+    # `found`: what was found in the file; its `header` must not be None.
     assert found.header is not None
     reader = partial(opened.get, path, partial(Readable, path, stamp))
     return Stored(reader, found.header.length, found.header.dtype, found.header.row)

@@ -111,19 +111,7 @@ def npz(
 
 
 class CompressedArray:
-    """A column: an array in a compressed member of a ``.npz`` file, held in memory.
-
-    The constructor loads the array. A pickle has only the arguments, so a copy loads it again.
-
-    Args:
-        path: the ``.npz`` file.
-        stamp: the :class:`edl.data.files.Stamp` (size and modification time) of the file when it
-            was indexed.
-        name: the name of the array in the file.
-
-    Raises:
-        DataError: if the array cannot be loaded, or the file has changed.
-    """
+    """A column: an array in a compressed member of a `.npz` file, held in memory."""
 
     def __init__(self, path: str, stamp: Stamp, name: str) -> None:
         self._path, self._stamp, self._name = path, stamp, name
@@ -133,10 +121,7 @@ class CompressedArray:
         return type(self), (self._path, self._stamp, self._name)
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the rows with the numbers ``rows`` (from 0), in that order.
-
-        It is in the machine's byte order.
-        """
+        """Return a new array of the rows with the numbers `rows` (from 0), in that order."""
         return self._array[rows]
 
     def _load(self) -> Array:
@@ -149,23 +134,7 @@ class CompressedArray:
 
 
 def index_members(path: str, size: int, skip: bool) -> Index:
-    """Return an index of an archive: for each array its header, and where its data begin.
-
-    The index's ``facts`` have, by the array's name in the order of the archive, the dict that
-    :func:`_describe` returns. All arrays are read once, to compare their checksums. Members whose
-    name does not end with ``.npy`` are ignored.
-
-    Args:
-        path: the path of the ``.npz`` file, which is a zip archive.
-        size: its size in bytes.
-        skip: whether to leave a damaged archive out: its ``facts`` are empty then, and its
-            ``skipped`` is one range, the whole file. False: raise.
-
-    Raises:
-        DataError: if the archive has no arrays, is compressed as a whole, or is damaged and not to
-            be skipped.
-        OSError: if the archive cannot be read.
-    """
+    """Return an index of an archive: for each array its header, and where its data begin."""
     offset = 0
     try:
         members = {}
@@ -189,22 +158,7 @@ def index_members(path: str, size: int, skip: bool) -> Index:
 
 
 def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> dict[str, int | str]:
-    """Return the header of one member and the offset of its data, for the index of the archive.
-
-    The member is read to its end, where zipfile compares its checksum.
-
-    Args:
-        path: the path of the archive.
-        archive: the open archive.
-        member: the entry of the archive that holds the array.
-
-    Returns:
-        A dict: ``header``, the bytes of the array's header in hexadecimal; and ``offset``, the byte
-        of the archive at which the array's first row begins (-1: the member is compressed).
-
-    Raises:
-        BadHeader: if the member is no intact array. A wrong checksum raises zipfile's BadZipFile.
-    """
+    """Return the header of one member and the offset of its data, for the index of the archive."""
     with archive.open(member) as content:
         header = read_header(content)
         if not header.dtype.hasobject and member.file_size != header.stored_bytes:
@@ -225,12 +179,6 @@ def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> d
 
 
 def _header(file: Indexed, name: str) -> NpyHeader:
-    """Return the header of the array ``name`` in ``file``, from the file's index.
-
-    Raises:
-        DataError: if the file has no such array, or its rows cannot be read one by one
-            (:meth:`~edl.data.npy_file.NpyHeader.check`).
-    """
     if name not in file.index.facts:
         known = ", ".join(sorted(file.index.facts))
         raise DataError(f"{file.path} has no array {name!r}; it has {known}")
@@ -240,14 +188,7 @@ def _header(file: Indexed, name: str) -> NpyHeader:
 
 
 def _rows(opened: PerProcess[Readable], file: Indexed, name: str, header: NpyHeader) -> Rows:
-    """Return the array ``name`` of a file as a column: in memory if compressed, else read by row.
-
-    Args:
-        opened: the cache of files that this process has open.
-        file: the ``.npz`` file with its index.
-        name: the name of the array.
-        header: the header of the array.
-    """
+    """Return the array `name` of a file as a column: in memory if compressed, else read by row."""
     offset = file.index.facts[name]["offset"]
     if offset < 0:
         return CompressedArray(file.path, file.stamp, name)

@@ -80,19 +80,7 @@ def parquet(
 
 
 class _Parquet(Dataset[Any]):
-    """A data set of the rows of Parquet files; :func:`parquet` makes it and checks its arguments.
-
-    Args:
-        paths: the files: paths or glob patterns.
-        columns: the names of the columns to read; None: all columns.
-        parse: a function of the dict of a row that returns what the script sees; None: the dict.
-        on_error: ``"skip"``: damaged row groups and files are left out. ``"error"``: they raise a
-            DataError.
-        cache_bytes: how many bytes of decoded row groups a process keeps.
-
-    Raises:
-        DataError: if a file cannot be indexed, or has other columns than the first one.
-    """
+    """A data set of the rows of Parquet files; `parquet` makes it and checks its arguments."""
 
     def __init__(
         self,
@@ -122,16 +110,7 @@ class _Parquet(Dataset[Any]):
         super().__init__("Parquet", parts, parse)
 
     def _read(self, part: int, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return some rows of one file as dicts by column name, in the order of ``rows``.
-
-        Args:
-            part: the index of the file.
-            rows: the numbers of the rows in the file, from 0; the rows of row groups that are left
-                out are not counted.
-
-        Raises:
-            DataError: a row group cannot be read, or the file has changed.
-        """
+        """Return some rows of one file as dicts by column name, in the order of `rows`."""
         records: list[dict[str, Any]] = [{} for _ in rows]
         places = np.searchsorted(self._first_rows[part], rows, side="right") - 1
         for place in np.unique(places).tolist():
@@ -144,14 +123,6 @@ class _Parquet(Dataset[Any]):
         return records
 
     def _group(self, part: int, place: int) -> _RowGroup:
-        """Return a decoded row group of a file, from the cache or newly decoded and cached.
-
-        Errors of PyArrow reach the caller.
-
-        Args:
-            part: the index of the file.
-            place: the index of the row group among those of the file that are not left out.
-        """
         return self._decoded.get((part, place), lambda: self._decode(part, place))
 
     def _decode(self, part: int, place: int) -> _RowGroup:
@@ -161,17 +132,7 @@ class _Parquet(Dataset[Any]):
 
     @contextlib.contextmanager
     def _blamed(self, part: int, place: int) -> Iterator[None]:
-        """Turn PyArrow's errors in the ``with`` block into a DataError: a context manager.
-
-        The message names the file, the row group and its first byte.
-
-        Args:
-            part: the index of the file.
-            place: the index of the row group among those of the file that are not left out.
-
-        Raises:
-            DataError: if PyArrow cannot read the row group.
-        """
+        """Turn PyArrow's errors in the `with` block into a DataError: a context manager."""
         try:
             yield
         except _damage() as error:
@@ -188,46 +149,28 @@ class _Parquet(Dataset[Any]):
 
 
 class _RowGroup:
-    """A decoded row group, in about the memory that PyArrow takes for it.
-
-    Args:
-        table: the row group, as PyArrow has read it, with the columns that are wanted.
-
-    Attributes:
-        bytes: the size of ``table`` in memory, in bytes.
-        values: the values of each column in row order, by the column's name.
-    """
+    """A decoded row group, in about the memory that PyArrow takes for it."""
 
     def __init__(self, table: pyarrow.Table) -> None:
-        self.bytes = int(table.nbytes)
+        self.bytes = int(table.nbytes)  # the size of `table` in memory, in bytes
+        # the values of each column in row order, by the column's name
         self.values = {name: _values(table.column(name)) for name in table.column_names}
 
     def check(self) -> None:
-        """Convert every value that is not a number or a list of numbers to Python, as a test.
-
-        The results are dropped. A value that Python cannot represent, such as some dates, raises
-        the error of the conversion.
-        """
+        """Convert every value that is not a number or a list of numbers to Python, as a test."""
         for values in self.values.values():
             if isinstance(values, _Objects):
                 values.check()
 
 
 def _weight(group: _RowGroup) -> int:
-    """Return the size of a decoded row group in bytes, which the limit of the cache counts."""
     return group.bytes
 
 
 class _Reader:
-    """A Parquet file, open in this process; threads that call :meth:`decode` wait for each other.
+    """A Parquet file, open in this process; threads that call `decode` wait for each other."""
 
-    Args:
-        path: the file.
-        stamp: the size and modification time that the file had when it was indexed.
-
-    Raises:
-        DataError: if the file cannot be opened, or has changed since it was indexed.
-    """
+    # DataError: if the file cannot be opened, or has changed since it was indexed.
 
     def __init__(self, path: str, stamp: Stamp) -> None:
         Readable(path, stamp)
@@ -239,34 +182,13 @@ class _Reader:
             self._file.close(force=True)
 
     def decode(self, group: int, columns: list[str]) -> _RowGroup:
-        """Return a row group, newly read from the file and decoded.
-
-        Args:
-            group: the number of the row group in the file, from 0, skipped ones included.
-            columns: the names of the columns to decode.
-        """
+        """Return a row group, newly read from the file and decoded."""
         with self._one_thread:
             return _RowGroup(read_group(self._file, group, columns))
 
 
 def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) -> Index:
-    """Return an index of a file's row groups: number, number of rows and first byte of each.
-
-    These are the arrays ``groups``, ``rows`` and ``offsets`` of the index, in the order of the
-    file. Its fact ``schema`` has the types of the columns by name. A file without an intact footer
-    that is left out has no arrays and no ``schema``; its ``skipped`` is the whole file.
-
-    Args:
-        path: the file.
-        size: its size in bytes.
-        columns: the names of the columns that are read; None: all columns.
-        skip: True: read all row groups once, leave out those that cannot be read, and leave out a
-            file without an intact footer. False: read the footer only.
-
-    Raises:
-        DataError: if a column is missing or is there twice, or the file is compressed as a whole;
-            without ``skip`` also if it has no intact footer.
-    """
+    """Return an index of a file's row groups: number, number of rows and first byte of each."""
     try:
         file = open_file(path)
     except _damage() as error:
@@ -297,35 +219,20 @@ def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) ->
 
 
 def open_file(path: str) -> pyarrow.parquet.ParquetFile:
-    """Return the Parquet file ``path``, opened so that PyArrow starts no threads.
-
-    Threads would not survive a fork of the process. Reads compare the checksums of pages that have
-    one. The caller closes the file.
-    """
+    """Return the Parquet file `path`, opened so that PyArrow starts no threads."""
+    # Threads would not survive a fork of the process.
     return _arrow().parquet.ParquetFile(
         path, memory_map=False, pre_buffer=False, page_checksum_verification=True
     )
 
 
 def read_group(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> pyarrow.Table:
-    """Return some columns of one row group as a PyArrow table, read without PyArrow's threads.
-
-    Args:
-        file: the open file.
-        number: the number of the row group in the file.
-        columns: the names of the columns to read.
-    """
+    """Return some columns of one row group as a PyArrow table, read without PyArrow's threads."""
     return file.read_row_group(number, columns=columns, use_threads=False)
 
 
 def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> str:
-    """Read one row group to the last value; return in one line why that fails, or "" if it works.
-
-    Args:
-        file: the open Parquet file.
-        number: the number of the row group in the file.
-        columns: the names of the columns that are read.
-    """
+    """Read one row group to the last value; return in one line why that fails, or "" if it works"""
     try:
         table = read_group(file, number, columns)
         table.validate(full=True)
@@ -338,18 +245,7 @@ def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str])
 def _schema(
     path: str, file: pyarrow.parquet.ParquetFile, columns: list[str] | None
 ) -> dict[str, str]:
-    """Return the type of each column that is read, by the column's name: {"x": "int64"}.
-
-    The types are PyArrow's, as text. The columns are in the order of ``columns``, else of the file.
-
-    Args:
-        path: the path of the file, for the error message.
-        file: the open file.
-        columns: the names of the columns that are read; None: all columns.
-
-    Raises:
-        DataError: if the file has no column of one of these names, or several of one name.
-    """
+    """Return the type of each column that is read, by the column's name: {"x": "int64"}."""
     counts = Counter(field.name for field in file.schema_arrow)
     types = {field.name: str(field.type) for field in file.schema_arrow}
     for name in columns or ():
@@ -365,18 +261,7 @@ def _schema(
 
 
 def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> None:
-    """Check that a file has the same columns, of the same types, as the first file.
-
-    Args:
-        path: the path of the file, for the error message.
-        mine: the types of its columns, by name.
-        first: the path of the first file.
-        facts: the facts in the index of the first file; ``facts["schema"]`` has the types of its
-            columns by name.
-
-    Raises:
-        DataError: if a column is missing in one of them, or has another type.
-    """
+    """Check that a file has the same columns, of the same types, as the first file."""
     theirs = facts[SCHEMA]
     for name in dict.fromkeys([*mine, *theirs]):
         if mine.get(name) != theirs.get(name):
@@ -388,10 +273,7 @@ def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> No
 
 
 def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
-    """Return (a row group's first byte in its file, its length in bytes), from its metadata.
-
-    A row group without columns gives (0, 0).
-    """
+    """Return (a row group's first byte in its file, its length in bytes), from its metadata."""
     starts, stops = [], []
     for number in range(group.num_columns):
         column = group.column(number)
@@ -402,11 +284,7 @@ def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
 
 
 def _values(column: pyarrow.ChunkedArray) -> Values:
-    """Return the values of a column as a sequence in row order; a missing value is None.
-
-    Numbers and booleans are a NumPy array; of a list of numbers, each value that is read is a new
-    NumPy array. All other values stay with PyArrow, and each is converted when it is read.
-    """
+    """Return the values of a column as a sequence in row order; a missing value is None."""
     array = column.combine_chunks()
     if _is_number(array.type) or _arrow().types.is_boolean(array.type):
         values: Values = _filled(array)
@@ -418,12 +296,7 @@ def _values(column: pyarrow.ChunkedArray) -> Values:
 
 
 class _Optional(Sequence[Any]):
-    """A column's values in row order, of which some are missing: those read as None.
-
-    Args:
-        values: the values in row order, with any value in place of a missing one.
-        missing: an array of booleans, of the same length: True where the value is missing.
-    """
+    """A column's values in row order, of which some are missing: those read as None."""
 
     def __init__(self, values: Values, missing: Mask) -> None:
         self._values, self._missing = values, missing
@@ -436,16 +309,7 @@ class _Optional(Sequence[Any]):
 
 
 class _Lists(Sequence[Any]):
-    """The values of a column of lists of numbers, in row order; the numbers lie in one array.
-
-    Each list that is read is a new NumPy array, so it may be written to. A list in which a number
-    is missing is a Python list with None in the number's place.
-
-    A missing list reads as an empty array (:class:`_Optional` makes it None).
-
-    Args:
-        lists: the column, as PyArrow has read it.
-    """
+    """The values of a column of lists of numbers, in row order; the numbers lie in one array."""
 
     def __init__(self, lists: pyarrow.Array) -> None:
         numbers = lists.flatten()  # without those of lists that are missing
@@ -467,13 +331,9 @@ class _Lists(Sequence[Any]):
 
 
 class _Objects(Sequence[Any]):
-    """A column of values that PyArrow converts to Python objects, each when it is read.
+    """A column of values that PyArrow converts to Python objects, each when it is read."""
 
-    Converting all at once would take several times the memory for short texts.
-
-    Args:
-        array: the column, as PyArrow has read it.
-    """
+    # Converting all at once would take several times the memory for short texts.
 
     def __init__(self, array: pyarrow.Array) -> None:
         self._array = array
@@ -485,10 +345,7 @@ class _Objects(Sequence[Any]):
         return self._array[row].as_py()
 
     def check(self) -> None:
-        """Convert all values to Python once and drop the results, as a test.
-
-        A value that Python cannot represent, such as some dates, raises the conversion's error.
-        """
+        """Convert all values to Python once and drop the results, as a test."""
         self._array.to_pylist()
 
 
@@ -511,19 +368,13 @@ def _filled(array: pyarrow.Array) -> np.ndarray[Any, Any]:
 
 
 def _missing(array: pyarrow.Array) -> Mask:
-    """Return a NumPy array of booleans: True where the value of ``array`` is missing."""
     mask: Mask = array.is_null().to_numpy(zero_copy_only=False)
     return mask
 
 
 def _arrow() -> Any:
-    """Return the module ``pyarrow``, imported in the first call, with its parts that are used here.
-
-    It is imported late because it is large and seldom needed.
-
-    Raises:
-        UsageError: if PyArrow is not installed.
-    """
+    """Return the module `pyarrow`, imported in the first call, with its parts that are used here"""
+    # It is imported late because it is large and seldom needed.
     try:
         import pyarrow
         import pyarrow.compute
@@ -537,10 +388,6 @@ def _arrow() -> Any:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """Return the types of the exceptions that reading a row group with PyArrow may raise.
-
-    The causes are a damaged file, and a value (such as a date) that Python cannot represent.
-    """
     return _arrow().ArrowException, OSError, ValueError, OverflowError
 
 

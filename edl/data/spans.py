@@ -17,28 +17,7 @@ STARTS, LENGTHS = "starts", "lengths"  # of the records' bytes in the file
 
 
 class SpanDataset(Dataset[Record]):
-    """A data set whose records are spans of bytes in files: the base class for text and TFRecords.
-
-    The constructor gets the index of every file, from the cache or by reading the file once: where
-    each record begins, and its length. This takes 16 bytes of memory for each record, once for a
-    process and its forks. A derived class defines :meth:`_record`.
-
-    Args:
-        kind: the kind of the files, for the index and for messages.
-        paths: the files: paths or glob patterns; their records follow one another, sorted by path.
-        parse: a function of a decoded record that returns what the script sees; None: the record
-            itself.
-        on_error: ``"error"``: damaged records raise a DataError, when they are indexed or read.
-            ``"skip"``: ``make`` leaves them out.
-        options: a text that names the options on which the index of a file depends, besides
-            ``kind`` and ``on_error``; part of the cached index's key.
-        make: makes the index of a file, given its path and its size in bytes; its arrays are
-            ``starts`` and ``lengths``.
-
-    Raises:
-        UsageError: if ``on_error`` has another value.
-        DataError: if a file is missing or cannot be indexed, or if all records are left out.
-    """
+    """A data set whose records are spans of bytes in files."""
 
     def __init__(
         self,
@@ -72,16 +51,7 @@ class SpanDataset(Dataset[Record]):
 
     @abstractmethod
     def _record(self, readable: Readable, start: int, length: int) -> Any:
-        """Read and decode one record of the file ``readable``, and return it before ``parse``.
-
-        Args:
-            readable: the open file.
-            start: the first byte of the record.
-            length: the number of its bytes.
-
-        Raises:
-            DataError: if the record is damaged.
-        """
+        """Read and decode one record of the file `readable`, and return it before `parse`."""
 
     def _where(self, part: int, row: int) -> str:
         return f"{self._files[part].path}, the record at byte {self._spans[part][0][row]}"

@@ -25,64 +25,34 @@ HEAD = 4  # samples that tell whether a set goes on where it was
 
 
 class Stateful(Protocol):
-    """The interface of an iterable data set whose position can be saved and loaded.
-
-    torchdata defines it: a second copy of the data set that loads the state of the first one
-    after n samples yields sample n + 1 next. Any class with these methods has it.
-    """
+    """The interface of an iterable data set whose position can be saved and loaded."""
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the samples, from the data set's position to the epoch's end."""
 
     def state_dict(self) -> Any:
-        """Return the data set's position in its samples.
-
-        edl copies the result at once (``copy.deepcopy``), so it may be an object that changes
-        later. The copy is sent to newcomers and written into checkpoints: it must consist of dicts,
-        lists, tuples, texts, bytes, numbers, booleans, None, and NumPy arrays or the framework's
-        tensors. With anything else a checkpoint cannot be saved.
-        """
+        """Return the data set's position in its samples."""
+        # The copy is sent to newcomers and written into checkpoints: it must consist of dicts,
+        # lists, tuples, texts, bytes, numbers, booleans, None, and NumPy arrays or the framework's
+        # tensors.
 
     def load_state_dict(self, state: Any) -> None:
-        """Go to the position ``state``, a result of :meth:`state_dict`, perhaps on another worker.
-
-        The next call of ``__iter__`` begins there.
-        """
+        """Go to the position `state`, a result of `state_dict`, perhaps on another worker."""
 
 
 @dataclass
 class _Mark:
-    """A state of a data set, kept to read again from its position.
+    """A state of a data set, kept to read again from its position."""
 
-    Attributes:
-        at: how many samples of the epoch come before the position.
-        state: the result of the data set's ``state_dict()`` at the position.
-        followed: digests of the next :data:`HEAD` samples, by which the state is checked; fewer
-            until they are read, or at the end of the data.
-    """
-
-    at: int
-    state: Any
+    at: int  # how many samples of the epoch come before the position
+    state: Any  # the result of the data set's `state_dict()` at the position
+    # digests of the next `HEAD` samples, by which the state is checked; fewer until they are read,
+    # or at the end of the data
     followed: list[str]
 
 
 class StatefulStream(ShardReader):
-    """A stream of an iterable data set: all workers read all samples, and each trains its own.
-
-    About every :data:`MARK_EVERY` (1000) samples the state of the data set is kept, in memory; of
-    more than :data:`MOST_MARKS` (16) every second one is dropped. A worker that has to read an
-    earlier sample, or joins later, then reads on from a kept state instead of the first sample.
-    Newcomers and checkpoints get the kept states (the stream is a tracked object), which are not
-    compared between workers (``edl_compared`` is False). A state is used only if the same samples
-    follow it as before: a data set that shuffles in a buffer may leave the buffer out of its state,
-    and then yields other samples. The constructor reads the first samples twice, to compare them.
-
-    Args:
-        dataset: the data set.
-
-    Raises:
-        UsageError: if the data set does not begin with the same samples each time.
-    """
+    """A stream of an iterable data set: all workers read all samples, and each trains its own."""
 
     shared = True
     edl_compared = False
@@ -113,45 +83,22 @@ class StatefulStream(ShardReader):
 
     @property
     def fingerprint(self) -> str:
-        """One line with the type of the data set and digests of its first samples.
-
-        If it differs between two workers, their data differ.
-        """
+        """One line with the type of the data set and digests of its first samples."""
         return f"{self._named(0)} that begins with samples of digest {'-'.join(self._begins)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and the kept states of the data set, for newcomers and checkpoints.
-
-        The keys are ``first`` (the state before the first sample), ``epoch``, and ``marks`` (for
-        each kept state its sample number, the state, and digests of the next samples).
-        """
+        """Return the epoch and the kept states of the data set, for newcomers and checkpoints."""
         marks = [[mark.at, mark.state, mark.followed] for mark in self._marks if mark.followed]
         return {"first": self._first, "epoch": self._epoch, "marks": marks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the epoch and the kept states by those of ``state`` (see :meth:`state_dict`).
-
-        The present iterator is closed. The state before the first sample stays this worker's own.
-        """
+        """Replace the epoch and the kept states by those of `state` (see `state_dict`)."""
         self._close()
         self._epoch = state["epoch"]
         self._marks = [_Mark(at, kept, list(digests)) for at, kept, digests in state["marks"]]
 
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
-        """Load the last usable state at or before a sample, and return the samples from there on.
-
-        A kept state is usable if the same samples follow it as before. One that is tried and is not
-        is dropped. Another epoch than the last call's drops all of them.
-
-        Args:
-            epoch: the epoch, from 0.
-            shard: not used; there is one shard.
-            offset: the number of the sample in the epoch, from 0.
-
-        Returns:
-            The number of the sample that is read next, 0 without a usable state; and the samples
-            from it on.
-        """
+        """Load the last usable state at or before a sample, and return the samples from there on"""
         if epoch != self._epoch:
             self._epoch, self._marks = epoch, []
         self._tell_epoch(epoch)
@@ -164,11 +111,9 @@ class StatefulStream(ShardReader):
         return self._from(0, *self._go_on(self._first))
 
     def _take(self, count: int) -> list[Any]:
-        """Return the next ``count`` samples; fewer, or none, at the end of the epoch.
-
-        Also keep a state of the data set if :data:`MARK_EVERY` samples or more were read since the
-        last one kept.
-        """
+        """Return the next `count` samples; fewer, or none, at the end of the epoch."""
+        # Also keep a state of the data set if `MARK_EVERY` samples or more were read since the last
+        # one kept.
         begin, taken = self._at, super()._take(count)
         for mark in self._marks:
             missing = mark.at + len(mark.followed) - begin
@@ -182,14 +127,7 @@ class StatefulStream(ShardReader):
         return taken
 
     def _go_on(self, state: Any) -> tuple[list[Any], Iterator[Any]]:
-        """Load a copy of ``state`` into the data set; return (its next samples, an iterator).
-
-        The first is a list of :data:`HEAD` samples, or fewer at the end of the data; the iterator
-        yields the samples after these.
-
-        Args:
-            state: a state of the data set; None: leave its position as it is.
-        """
+        """Load a copy of `state` into the data set; return (its next samples, an iterator)."""
         if state is not None:
             self._dataset.load_state_dict(copy.deepcopy(state))
         samples = iter(self._dataset)
@@ -200,7 +138,6 @@ class StatefulStream(ShardReader):
         return at, itertools.chain(head, rest)
 
     def _tell_epoch(self, epoch: int) -> None:
-        """Call the data set's ``set_epoch(epoch)``; without this method do nothing."""
         if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
             set_epoch(epoch)
 
@@ -209,20 +146,12 @@ class StatefulStream(ShardReader):
 
 
 def _digests(samples: list[Any]) -> list[str]:
-    """Return for each of ``samples``, in order, a digest of 8 hexadecimal digits.
-
-    Of a value in a sample that cannot be compared, only the type enters the digest.
-    """
     return [hashlib.sha256(repr(_content(each)).encode()).hexdigest()[:8] for each in samples]
 
 
 def _content(value: Any) -> Any:
-    """Return a sample, or a value in it, as plain Python values that are equal for equal samples.
-
-    Containers become lists; arrays and tensors become (type, shape, bytes). For a value that cannot
-    be compared, the name of its type is returned. Pickles would not serve: those of two equal
-    samples may differ.
-    """
+    """Return a sample, or a value in it, as plain Python values that are equal for equal samples"""
+    # Pickles would not serve: those of two equal samples may differ.
     if isinstance(value, dict):
         return [(_content(key), _content(item)) for key, item in value.items()]
     if isinstance(value, list | tuple):

@@ -86,21 +86,11 @@ class ShardReader(ABC):
 
     @abstractmethod
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
-        """Open a shard; return (the number of the first sample, the samples from it on).
-
-        The samples are an iterable. The number is ``offset`` or less; the caller drops the samples
-        before ``offset``.
-
-        Args:
-            epoch: the epoch, from 0.
-            shard: the index of the shard.
-            offset: the number of the sample that the caller wants first, counted in the shard from
-                0.
-        """
+        """Open a shard; return (the number of the first sample, the samples from it on)."""
 
     @abstractmethod
     def _named(self, shard: int) -> str:
-        """Return the name of the shard with the index ``shard`` (from 0), for error messages."""
+        """Return the name of the shard with the index `shard` (from 0), for error messages."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
         """Return up to ``count`` samples of a shard, in order, from ``offset`` on, not parsed.
@@ -146,7 +136,7 @@ class ShardReader(ABC):
                 raise
 
     def _take(self, count: int) -> list[Any]:
-        """Return the next ``count`` samples of the open shard; fewer, or none, at its end."""
+        """Return the next `count` samples of the open shard; fewer, or none, at its end."""
         taken = list(itertools.islice(self._samples, count))
         self._at += len(taken)
         return taken
@@ -219,17 +209,9 @@ class Stream(ShardReader):
 
 
 def refuse_in_stream(what: str) -> None:
-    """Check that this thread is not in code of the script that yields a stream's samples.
-
-    Functions whose result differs between workers, such as ``edl.rank()``, call this first, because
-    all workers must read the same samples from a stream.
-
-    Args:
-        what: the function that was called, for the error message.
-
-    Raises:
-        UsageError: the thread is within the ``with`` block of :func:`reading`.
-    """
+    """Check that this thread is not in code of the script that yields a stream's samples."""
+    # Functions whose result differs between workers, such as `edl.rank()`, call this first, because
+    # all workers must read the same samples from a stream.
     if getattr(_here, "reading", False):
         raise UsageError(
             f"the stream asks for {what}; all workers must read the same samples, and edl shares "
@@ -239,11 +221,7 @@ def refuse_in_stream(what: str) -> None:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Mark this thread as reading a stream of the script during the ``with`` block.
-
-    Within the block, :func:`refuse_in_stream` raises an error in this thread, and in no other. One
-    such block may be inside another.
-    """
+    """Mark this thread as reading a stream of the script during the `with` block."""
     before = getattr(_here, "reading", False)  # a stream may read another one
     _here.reading = True
     try:
@@ -253,11 +231,7 @@ def reading() -> Iterator[None]:
 
 
 def _name_of(shard: Any) -> Any:
-    """Return a name of ``shard`` that does not depend on the folder in which the data lie.
-
-    A path is named by its last part; a list, tuple or dict by the names of its items; an integer by
-    itself; anything else by its type.
-    """
+    """Return a name of `shard` that does not depend on the folder in which the data lie."""
     if isinstance(shard, str | os.PathLike):
         return os.path.basename(os.fspath(shard))
     if isinstance(shard, list | tuple):
@@ -268,11 +242,7 @@ def _name_of(shard: Any) -> Any:
 
 
 def _iterated(samples: Any) -> Iterator[Any]:
-    """Return an iterator over ``samples``, the result of the script's ``open``.
-
-    Raises:
-        UsageError: if ``samples`` cannot be iterated.
-    """
+    """Return an iterator over `samples`, the result of the script's `open`."""
     try:
         return iter(samples)
     except TypeError:
@@ -283,13 +253,8 @@ def _iterated(samples: Any) -> Iterator[Any]:
 
 
 def _offset_of(open: Open) -> _Offset:
-    """Return how the script's function ``open`` takes an offset.
-
-    It is NAMED for a keyword-only parameter ``offset``. It is SECOND if ``open`` has ``*args`` as
-    its first or second parameter, or if its second parameter is positional and has no default, or
-    is named ``offset``. It is NONE otherwise, and for a built-in function whose parameters Python
-    cannot list.
-    """
+    """Return how the script's function `open` takes an offset."""
+    # It is NONE otherwise, and for a built-in function whose parameters Python cannot list.
     try:
         parameters = [*inspect.signature(open).parameters.values()]
     except (TypeError, ValueError):  # of a built-in

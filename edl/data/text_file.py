@@ -66,16 +66,7 @@ def text_lines(
 
 
 class TextLines(SpanDataset[Any]):
-    """A data set of the lines of text files; :func:`text_lines` makes it and checks the encoding.
-
-    Args:
-        paths: the files: paths or glob patterns.
-        encoding: the encoding of the files; None: records are bytes.
-        parse: a function of a line that returns what the script sees; None: the line itself.
-        on_error: ``"skip"``: lines that cannot be decoded are left out. ``"error"``: such a line
-            raises a DataError when it is read.
-        chunk_bytes: how many bytes of a file are read at once to index it.
-    """
+    """A data set of the lines of text files; `text_lines` makes it and checks the encoding."""
 
     def __init__(
         self,
@@ -91,18 +82,7 @@ class TextLines(SpanDataset[Any]):
         super().__init__("text", paths, parse, on_error, str(verified), make)
 
     def _record(self, readable: Readable, start: int, length: int) -> Any:
-        r"""Read a line and return it decoded; without an encoding return its bytes.
-
-        A ``\r`` at its end is left out; of text also a byte order mark at the file's beginning.
-
-        Args:
-            readable: the open file.
-            start: the first byte of the line.
-            length: the number of its bytes, without the newline.
-
-        Raises:
-            DataError: if the line is not valid in the encoding of the files.
-        """
+        r"""Read a line and return it decoded; without an encoding return its bytes."""
         line = readable.read(start, length)
         if line.endswith(b"\r"):
             line = line[:-1]
@@ -120,21 +100,7 @@ class TextLines(SpanDataset[Any]):
 
 
 def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) -> Index:
-    """Return an index of a file's lines: the first byte of each, and its length without newline.
-
-    These are the arrays ``starts`` and ``lengths`` of the index, in the order of the file.
-
-    Args:
-        path: the file.
-        size: its size in bytes; not used.
-        encoding: leave out the lines that are not valid in this encoding, and name them in the
-            index's ``skipped``; None: check nothing.
-        chunk_bytes: how many bytes to read at once.
-
-    Raises:
-        DataError: if the file is compressed.
-        OSError: if the file cannot be read.
-    """
+    """Return an index of a file's lines: the first byte of each, and its length without newline."""
     newlines: list[Integers] = []
     offset = 0
     refuse_compressed(path)
@@ -160,16 +126,7 @@ def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) ->
 def _decodable(
     path: str, starts: Integers, stops: Integers, encoding: str, chunk_bytes: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return for each line of a file whether it is valid in ``encoding``, as an array of booleans.
-
-    Args:
-        path: the path of the text file.
-        starts: the first byte of each line, in the order of the file.
-        stops: the byte after the last one of each line, where its newline is; same order.
-        encoding: the name of the encoding.
-        chunk_bytes: about how many bytes of lines to decode at once; only if these are not valid
-            are the lines decoded one by one.
-    """
+    """Return for each line of a file whether it is valid in `encoding`, as an array of booleans."""
     good = np.ones(len(starts), np.bool_)
     with open(path, "rb") as file:
         first = 0
@@ -188,7 +145,7 @@ def _decodable(
 
 
 def _is_in(data: bytes, encoding: str) -> bool:
-    """Return whether ``data`` can be decoded by ``encoding``, which must exist."""
+    """Return whether `data` can be decoded by `encoding`, which must exist."""
     try:
         data.decode(encoding)
     except UnicodeDecodeError:
@@ -197,16 +154,8 @@ def _is_in(data: bytes, encoding: str) -> bool:
 
 
 def _checked(encoding: str | None) -> str | None:
-    """Return ``encoding`` if it exists and a newline is one byte of its own in it.
-
-    It is utf-8 in place of utf-8-sig, which would look for a byte order mark in each line.
-
-    Args:
-        encoding: the name of the encoding; None, for bytes, is always accepted.
-
-    Raises:
-        UsageError: if the encoding does not exist, or a newline is more than one byte in it.
-    """
+    """Return `encoding` if it exists and a newline is one byte of its own in it."""
+    # It is utf-8 in place of utf-8-sig, which would look for a byte order mark in each line.
     if encoding is None:
         return None
     try:

@@ -67,13 +67,7 @@ def tfrecord(
 
 
 class _TFRecord(SpanDataset[Any]):
-    """A data set of the records of TFRecord files; :func:`tfrecord` makes it.
-
-    Args:
-        paths: the files: paths or glob patterns.
-        parse: a function of a record's bytes that returns what the script sees; None: the bytes.
-        on_error: ``"skip"``: damaged records are left out. ``"error"``: they raise a DataError.
-    """
+    """A data set of the records of TFRecord files; `tfrecord` makes it."""
 
     def __init__(
         self, paths: Paths, parse: Callable[[bytes], Any] | None, on_error: OnError
@@ -82,16 +76,7 @@ class _TFRecord(SpanDataset[Any]):
         super().__init__("TFRecord", paths, parse, on_error, "", make)
 
     def _record(self, readable: Readable, start: int, length: int) -> bytes:
-        """Read the data of a record, check them by the checksum behind them, and return them.
-
-        Args:
-            readable: the open file.
-            start: the first byte of the record's data.
-            length: the number of bytes of the data, without the checksum.
-
-        Raises:
-            DataError: if the checksum does not match, or the file cannot be read.
-        """
+        """Read the data of a record, check them by the checksum behind them, and return them."""
         framed = readable.read(start, length + FOOTER_BYTES)
         data = framed[:length]
         if masked(_sum(data)) != _stored(framed, length):
@@ -108,28 +93,12 @@ class _TFRecord(SpanDataset[Any]):
 
 
 def masked(crc: int) -> int:
-    """Return the CRC-32C ``crc`` in the masked form in which TFRecord files store it.
-
-    Both are 32-bit numbers (tensorflow/core/lib/hash/crc32c.h).
-    """
+    """Return the CRC-32C `crc` in the masked form in which TFRecord files store it."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def index_records(path: str, size: int, skip: bool) -> Index:
-    """Return an index of a file's records: the first byte of the data of each, and their length.
-
-    These are the arrays ``starts`` and ``lengths`` of the index, in the order of the file.
-
-    Args:
-        path: the file.
-        size: its size in bytes.
-        skip: True: check the data of each record as well, leave out what is damaged, and name it in
-            the index's ``skipped``. False: check only the lengths.
-
-    Raises:
-        DataError: if the file is compressed; without ``skip`` also if it is cut off, or a length is
-            damaged.
-    """
+    """Return an index of a file's records: the first byte of the data of each, and their length."""
     starts, lengths = array("q"), array("q")  # 8 bytes each, where a list takes 40
     skipped: list[Skipped] = []
     offset = 0
@@ -161,19 +130,7 @@ def index_records(path: str, size: int, skip: bool) -> Index:
 
 
 def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
-    """Read the header of the record at the file's position, and check it.
-
-    After that, the file's position is where the record's data begin.
-
-    Args:
-        file: the open file.
-        offset: the file's position in bytes, where the record begins.
-        size: the size of the file in bytes.
-
-    Returns:
-        (the length of the record's data in bytes, what is wrong). The second is "" if the header is
-        intact and the record ends within the file; else the length is 0.
-    """
+    """Read the header of the record at the file's position, and check it."""
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
         return 0, "the file ends within a record's header"
@@ -187,23 +144,9 @@ def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
 
 
 def _is_sound(file: BinaryIO, length: int) -> bool:
-    """Read a record's data and checksum at the file's position; return whether they match.
-
-    After that, the file's position is the end of the record.
-
-    Args:
-        file: the open file.
-        length: the number of bytes of the data.
-    """
     framed = file.read(length + FOOTER_BYTES)
     return masked(_sum(framed[:length])) == _stored(framed, length)
 
 
 def _stored(framed: bytes, length: int) -> int:
-    """Return the masked CRC-32C that is stored behind the data of a record.
-
-    Args:
-        framed: the data and, behind them, the 4 bytes of the checksum.
-        length: the number of bytes of the data.
-    """
     return int.from_bytes(framed[length : length + FOOTER_BYTES], "little")
