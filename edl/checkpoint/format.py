@@ -68,55 +68,41 @@ _ZEROS = "0" * 64
 
 @dataclass(frozen=True)
 class Manifest:
-    """The job's position when a checkpoint was written, and what the job had learned until then.
+    """The job's position when a checkpoint was written, and what the job had learned until then."""
 
-    Attributes:
-        job: the name of the job.
-        run: the identifier of the start of the job that wrote the checkpoint.
-        step: how many updates the job had made.
-        epoch: the number of the epoch that the job was in, from 0.
-        framework: the name of the script's framework, such as "torch".
-        source: the description of the training data: total (samples of an epoch), seed, shuffle,
-            batch_size (samples of one worker's batch), chosen (the global batch; 0: the job does
-            not choose it), logical (workers; absent in files of an older edl) and fingerprint (of
-            the files; empty: none).
-        ledger: the ledger (which samples of the epoch are done, leased and free), as JSON values.
-        saved_at: the wall clock's time in seconds since 1970, for people.
-        learned: the job's scaling profile (its measured throughput at each number of workers), as
-            JSON values; empty: none, or not known.
-        samples: how many samples the job had trained, over all epochs; -1: the version of edl that
-            wrote the file did not record it.
-        noise: the estimate of the job's gradient noise scale, as JSON values; empty: none.
-        fits: the script's finished calls of Keras' ``fit``, the first one first, each as the fields
-            of an :class:`edl.core.job.fits.DoneFit` by name.
-        seed: the seed that the script had given to its framework last, in a job with logical
-            workers; -1: not known.
-        arithmetic: what the last bits of the writer's results depended on, as the fields of an
-            :class:`edl.core.job.signature.Arithmetic` by name; empty: not known.
-        fit_stopped: why callbacks had stopped the call of Keras' ``fit`` that had just ended;
-            empty: they had not, a call was under way, or the version of edl did not record it.
-        length: how long the job trains, as the fields of an
-            :class:`edl.core.step.training_length.TrainingLength` by name; empty: not known.
-        batches: the newest changes of the global batch, the oldest first, each as [number of the
-            first update with the new size, size in samples]; empty: not known.
-    """
-
-    job: str
-    run: str
-    step: int
-    epoch: int
-    framework: str
+    job: str  # the name of the job
+    run: str  # the identifier of the start of the job that wrote the checkpoint
+    step: int  # how many updates the job had made
+    epoch: int  # the number of the epoch that the job was in, from 0
+    framework: str  # the name of the script's framework, such as "torch"
     source: Mapping[str, Any]  # what is trained on: total, seed, shuffle, batch_size
+    # the ledger (which samples of the epoch are done, leased and free), as JSON values
     ledger: Mapping[str, Any]
     saved_at: float = 0.0  # wall clock
+    # the job's scaling profile (its measured throughput at each number of workers), as JSON values;
+    # empty: none, or not known
     learned: Mapping[str, Any] = field(default_factory=dict)
+    # how many samples the job had trained, over all epochs; -1: the version of edl that wrote the
+    # file did not record it
     samples: int = -1
+    # the estimate of the job's gradient noise scale, as JSON values; empty: none
     noise: Mapping[str, Any] = field(default_factory=dict)
+    # the script's finished calls of Keras' `fit`, the first one first, each as the fields of an
+    # `DoneFit` by name
     fits: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    # the seed that the script had given to its framework last, in a job with logical workers; -1:
+    # not known
     seed: int = -1
+    # what the last bits of the writer's results depended on, as the fields of an `Arithmetic` by
+    # name; empty: not known
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
+    # why callbacks had stopped the call of Keras' `fit` that had just ended; empty: they had not, a
+    # call was under way, or the version of edl did not record it
     fit_stopped: str = ""
+    # how long the job trains, as the fields of an `TrainingLength` by name; empty: not known
     length: Mapping[str, Any] = field(default_factory=dict)
+    # the newest changes of the global batch, the oldest first, each as [number of the first update
+    # with the new size, size in samples]; empty: not known
     batches: Sequence[Sequence[int]] = field(default_factory=list)
 
 
@@ -125,55 +111,37 @@ _MANIFEST = frozenset(one.name for one in fields(Manifest))
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read from a file and found intact.
+    """A checkpoint that was read from a file and found intact."""
 
-    Attributes:
-        path: the file.
-        manifest: the job's position when the file was written.
-        tensors: the record of each tensor of the state, by name.
-        state: the state of model, optimizer and tracked objects, as it was given to
-            :func:`pack_state`: containers, values and arrays.
-    """
-
-    path: Location
-    manifest: Manifest
+    path: Location  # the file
+    manifest: Manifest  # the job's position when the file was written
+    # the state of model, optimizer and tracked objects, as it was given to `pack_state`:
+    # containers, values and arrays
     state: Any
+    # the record of each tensor of the state, by name
     tensors: Mapping[str, TensorRecord] = field(default_factory=dict)
 
 
 def path_of(directory: L, step: int) -> L:
-    """Return the path of a checkpoint in ``directory``, like "step-000000000120.safetensors".
-
-    ``step`` is the number of its step, at least 0. The file need not exist.
-    """
+    """Return the path of a checkpoint in `directory`, like "step-000000000120.safetensors"."""
     return cast(L, directory / f"step-{step:012d}.safetensors")
 
 
 def step_of(path: Location) -> int:
-    """Return the step in the name of a checkpoint's file, which :func:`path_of` has made."""
+    """Return the step in the name of a checkpoint's file, which `path_of` has made."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])
 
 
 def checkpoint_files(directory: L) -> list[L]:
-    """Return the paths of files in ``directory`` that are named like checkpoints.
-
-    The highest step comes first. No file is opened; the list is empty if there is none.
-
-    Raises:
-        CheckpointError: if the directory cannot be listed.
-    """
+    """Return the paths of files in `directory` that are named like checkpoints."""
     names = sorted(filter(_NAME.fullmatch, names_in(directory)), reverse=True)
     return [cast(L, directory / name) for name in names]
 
 
 def names_in(directory: Location) -> list[str]:
-    """Return the names of the files in ``directory``.
-
-    Raises:
-        CheckpointError: if the directory cannot be listed.
-    """
+    """Return the names of the files in `directory`."""
     try:
         return directory.names() if isinstance(directory, RemotePath) else os.listdir(directory)
     except OSError as error:
@@ -182,29 +150,18 @@ def names_in(directory: Location) -> list[str]:
 
 @dataclass(frozen=True)
 class PackedState:
-    """A state in the form in which a checkpoint file holds it; :func:`pack_state` returns it.
+    """A state in the form in which a checkpoint file holds it; `pack_state` returns it."""
 
-    Attributes:
-        tree: the containers and plain values as JSON values, with a name in place of each array.
-        blobs: the arrays that were copied, by the names that stand in ``tree``.
-        elsewhere: the rank of the worker that copied it, by the name of each other array.
-    """
-
-    tree: Any
-    blobs: Mapping[str, Blob]
+    tree: Any  # the containers and plain values as JSON values, with a name in place of each array
+    blobs: Mapping[str, Blob]  # the arrays that were copied, by the names that stand in `tree`
+    # the rank of the worker that copied it, by the name of each other array
     elsewhere: Mapping[str, int] = field(default_factory=dict)
 
 
 def pack_state(state: Any) -> PackedState:
-    """Divide ``state`` into JSON values and arrays, for :func:`write`.
-
-    An array that lies in one piece in memory is not copied, so it must not change until it is
-    written.
-
-    Raises:
-        CheckpointError: if the state holds something other than containers, plain values and
-            arrays; the message says where.
-    """
+    """Divide `state` into JSON values and arrays, for `write`."""
+    # An array that lies in one piece in memory is not copied, so it must not change until it is
+    # written.
     arrays: dict[str, Blob | RankArray] = {}
     tree = to_tree(state, (), arrays)
     return PackedState(
@@ -215,14 +172,7 @@ def pack_state(state: Any) -> PackedState:
 
 
 def check_plain_values(state: PackedState) -> None:
-    """Check that the plain values of ``state`` do not make a file's header too long.
-
-    :func:`write` finds it, too, but in a thread that cannot stop a job before its first step. What
-    else the header has, which is short, is not counted here.
-
-    Raises:
-        CheckpointError: if they do.
-    """
+    """Check that the plain values of `state` do not make a file's header too long."""
     text = json.dumps(json.dumps(state.tree, separators=(",", ":")))  # a text within the header
     try:
         check_header_length(len(text))
@@ -237,54 +187,23 @@ def write(
     check: Callable[[], None] = nothing,
     records: Mapping[str, TensorRecord] | None = None,
 ) -> int:
-    """Write the file of a checkpoint, whole or not at all, and return its size in bytes.
-
-    It is on the disk when the function returns.
-
-    Args:
-        path: the file to write; an existing one is replaced.
-        manifest: the job's position.
-        state: the state, from :func:`pack_state`.
-        records: the record of each tensor of the state, by name. The data of those that have a
-            ``file`` are there already, and are not written. None: all are written.
-        check: called when all is written, before the file gets its name; an error that it raises
-            is passed on, and the file is not written.
-
-    Raises:
-        CheckpointError: if the plain values of the state are too many to be read again.
-        OSError: if it cannot be written: the disk is full, the directory gone, ...
-    """
+    """Write the file of a checkpoint, whole or not at all, and return its size in bytes."""
     if records is None:
         records = {name: TensorRecord.of(blob) for name, blob in state.blobs.items()}
     return write_whole(path, _serialized(manifest, state, records), check)
 
 
 def prune(directory: Location, step: int, keep: int) -> None:
-    """Remove all checkpoints of steps up to ``step`` except the ``keep`` newest of them.
-
-    Checkpoints of later steps are neither counted nor removed. They were refused when the job began
-    to continue from an earlier one, so good ones must not be removed in favour of them.
-
-    Args:
-        directory: the directory of checkpoints.
-        step: the number of the step that was just saved.
-        keep: how many checkpoints of steps up to ``step`` to keep, that of ``step`` included.
-
-    Raises:
-        CheckpointError: if the directory cannot be listed.
-        OSError: if a file cannot be removed.
-    """
+    """Remove all checkpoints of steps up to `step` except the `keep` newest of them."""
+    # They were refused when the job began to continue from an earlier one, so good ones must not be
+    # removed in favour of them.
     newest = path_of(directory, step).name
     for path in [path for path in checkpoint_files(directory) if path.name <= newest][keep:]:
         path.unlink(missing_ok=True)
 
 
 def remove_leftovers(directory: Location) -> None:
-    """Remove the temporary files of killed writers of checkpoints from ``directory``.
-
-    The file of a writer that still writes is removed, too: call it when nobody writes there. A
-    directory with a URL has no such files. What cannot be removed is logged.
-    """
+    """Remove the temporary files of killed writers of checkpoints from `directory`."""
     if isinstance(directory, RemotePath):
         return
     try:
@@ -300,24 +219,13 @@ def remove_leftovers(directory: Location) -> None:
 
 
 def is_checkpoint(path: Location) -> bool:
-    """Return whether the file ``path`` begins like a checkpoint of edl; its rest may be damaged.
-
-    Raises:
-        CheckpointError: if the file cannot be read.
-    """
+    """Return whether the file `path` begins like a checkpoint of edl; its rest may be damaged."""
     with _opened(path) as file:
         return file.read(LENGTH.size + len(_OPENING))[LENGTH.size :] == _OPENING
 
 
 def read_manifest(path: Location) -> Manifest:
-    """Return the manifest of the checkpoint in the file ``path``.
-
-    Only the header and the length of the file are checked, and that the files are there which have
-    others of its tensors; damaged data are not noticed.
-
-    Raises:
-        CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
-    """
+    """Return the manifest of the checkpoint in the file `path`."""
     with _opened(path) as file:
         header = _read_header(path, file)
     for other in named_files(path, header.tensors):
@@ -326,24 +234,13 @@ def read_manifest(path: Location) -> Manifest:
 
 
 def read_records(path: Location) -> Mapping[str, TensorRecord]:
-    """Return the record of each tensor of the checkpoint in the file ``path``, by name.
-
-    Only the header is checked, as by :func:`read_manifest`.
-
-    Raises:
-        CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
-    """
+    """Return the record of each tensor of the checkpoint in the file `path`, by name."""
     with _opened(path) as file:
         return _read_header(path, file).tensors
 
 
 def read_checkpoint(path: Location) -> Checkpoint:
-    """Return the whole checkpoint in the file ``path``, after checking every byte.
-
-    Raises:
-        CheckpointError: if the file, or one that has some of its tensors, is not intact; the
-            message says what is wrong.
-    """
+    """Return the whole checkpoint in the file `path`, after checking every byte."""
     with _opened(path) as file:
         header = _read_header(path, file)
         payload = bytearray(header.payload_bytes)
@@ -370,15 +267,7 @@ def read_checkpoint(path: Location) -> Checkpoint:
 
 
 def _elsewhere(path: Location, records: Mapping[str, TensorRecord]) -> dict[str, memoryview]:
-    """Return by name the data of those tensors of a checkpoint that lie in other files.
-
-    Args:
-        path: the file of the checkpoint.
-        records: the records of all its tensors, by name.
-
-    Raises:
-        CheckpointError: if such a file is not there or is not whole.
-    """
+    """Return by name the data of those tensors of a checkpoint that lie in other files."""
     found: dict[str, memoryview] = {}
     for other in named_files(path, records):
         check_is_there(path, other)
@@ -396,14 +285,8 @@ def _elsewhere(path: Location, records: Mapping[str, TensorRecord]) -> dict[str,
 def _serialized(
     manifest: Manifest, state: PackedState, records: Mapping[str, TensorRecord]
 ) -> list[bytes | memoryview]:
-    """Return the contents of a checkpoint's file, in pieces, in order.
-
-    The first piece is LENGTH and the header, each further one the bytes of an array (not a copy).
-    The arrays whose record (``records``, by name) names another file are left out.
-
-    Raises:
-        CheckpointError: if the header is so long that reading would refuse it.
-    """
+    """Return the contents of a checkpoint's file, in pieces, in order."""
+    # CheckpointError: if the header is so long that reading would refuse it.
     own = {name: blob for name, blob in state.blobs.items() if not records[name].file}
     layout = Layout.of(own)
     about = {
@@ -427,11 +310,7 @@ def _serialized(
 
 @contextmanager
 def _opened(path: Location) -> Iterator[BinaryIO]:
-    """Provide the file ``path``, opened for reading bytes, while entered.
-
-    Raises:
-        CheckpointError: if the file cannot be opened or read.
-    """
+    """Provide the file `path`, opened for reading bytes, while entered."""
     try:
         with path.open("rb") as file:
             yield file
@@ -441,24 +320,16 @@ def _opened(path: Location) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class _CheckpointHeader:
-    """The header of a checkpoint file.
+    """The header of a checkpoint file."""
 
-    Attributes:
-        length: the number of bytes of LENGTH and header together; the data begin there.
-        manifest: the job's position.
-        state: the containers and plain values of the state, as JSON values.
-        tensors: the record of each array, by name.
-        places: for each array in this file by name, its first byte in the data and the byte after
-            its last one.
-        payload_sha256: in a file of format 2 the SHA-256 of the data, in hexadecimal digits; else
-            empty.
-    """
-
-    length: int
-    manifest: Manifest
-    state: Any
-    tensors: Mapping[str, TensorRecord]
+    length: int  # the number of bytes of LENGTH and header together; the data begin there
+    manifest: Manifest  # the job's position
+    state: Any  # the containers and plain values of the state, as JSON values
+    tensors: Mapping[str, TensorRecord]  # the record of each array, by name
+    # for each array in this file by name, its first byte in the data and the byte after its last
+    # one
     places: Mapping[str, tuple[int, int]]
+    # in a file of format 2 the SHA-256 of the data, in hexadecimal digits; else empty
     payload_sha256: str
 
     @property
@@ -468,15 +339,7 @@ class _CheckpointHeader:
 
 
 def _read_header(path: Location, file: BinaryIO) -> _CheckpointHeader:
-    """Return the header of a checkpoint file, after checking its checksum and the file's length.
-
-    Args:
-        path: the path of the file, for the error message.
-        file: the open file, at its beginning.
-
-    Raises:
-        CheckpointError: if the file is cut off, damaged, of another format, or no checkpoint.
-    """
+    """Return the header of a checkpoint file, after checking its checksum and the file's length."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     opening = file.read(LENGTH.size + len(_OPENING))
@@ -508,16 +371,7 @@ def _read_header(path: Location, file: BinaryIO) -> _CheckpointHeader:
 
 
 def _parsed(text: bytes) -> _CheckpointHeader:
-    """Return the header of a checkpoint file, parsed from its bytes.
-
-    Args:
-        text: the first bytes of the file: LENGTH and the whole header.
-
-    Raises:
-        ValueError: if the header is no valid JSON.
-        KeyError, TypeError: if an entry of the header is missing or of a wrong type. Entries of the
-            manifest that a later version of edl has added are passed over.
-    """
+    """Return the header of a checkpoint file, parsed from its bytes."""
     tensors = json.loads(text[LENGTH.size :])
     metadata = tensors.pop(METADATA)
     about = json.loads(metadata["manifest"])

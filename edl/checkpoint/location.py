@@ -36,20 +36,11 @@ INSTALL = "pip install 'edl-horovod[fsspec]'"
 
 @dataclass(frozen=True)
 class RemotePath:
-    """The path of a file or directory in a file system of fsspec.
+    """The path of a file or directory in a file system of fsspec."""
 
-    Errors of the file system are raised as OSError, whatever the library of that file system
-    raises.
-
-    Attributes:
-        url: the URL, as messages and records have it.
-        within: the path in the file system.
-        system: the file system of fsspec.
-    """
-
-    url: str
-    within: str
-    system: Any = field(compare=False, repr=False)
+    url: str  # the URL, as messages and records have it
+    within: str  # the path in the file system
+    system: Any = field(compare=False, repr=False)  # the file system of fsspec
 
     def __str__(self) -> str:
         return self.url
@@ -98,7 +89,7 @@ class RemotePath:
 
     @contextmanager
     def open(self, mode: str = "rb") -> Iterator[BinaryIO]:
-        """Provide the file, opened for reading bytes, while entered; ``mode`` must be "rb"."""
+        """Provide the file, opened for reading bytes, while entered; `mode` must be "rb"."""
         assert mode == "rb"
         with _as_os_errors(self):
             self.system.invalidate_cache()
@@ -125,7 +116,7 @@ class RemotePath:
             return contents.decode(encoding)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Remove the file; ``missing_ok``: a file that is not there is no error."""
+        """Remove the file; `missing_ok`: a file that is not there is no error."""
         with _as_os_errors(self):
             try:
                 self.system.rm_file(self.within)
@@ -139,13 +130,7 @@ class RemotePath:
             self.system.makedirs(self.within, exist_ok=True)
 
     def write_whole(self, chunks: Iterable[bytes | memoryview], check: Callable[[], None]) -> int:
-        """Write the file, whole or not at all where that can be, and return its size in bytes.
-
-        Args:
-            chunks: the contents, in pieces, in the order of the file.
-            check: called when all is sent, before the file appears; an error that it raises is
-                passed on, and the file does not appear.
-        """
+        """Write the file, whole or not at all where that can be, and return its size in bytes."""
         with _as_os_errors(self):
             with self._deferred() as file:
                 size = sum(_written(file, chunk) for chunk in chunks)
@@ -158,12 +143,7 @@ class RemotePath:
 
     @contextmanager
     def _deferred(self) -> Iterator[Any]:
-        """Provide the file, opened for writing, while entered; it appears at the end of the block.
-
-        After an error in the block it does not appear. In a file system that can defer nothing, it
-        appears when it is closed. The file system in memory has transactions only, which count for
-        all its files of this process.
-        """
+        """Provide the file, opened for writing, while entered."""
         if self.is_of_one_process:
             with self.system.transaction, self.system.open(self.within, "wb") as file:
                 yield file
@@ -184,14 +164,7 @@ Location = Path | RemotePath
 
 
 def location(path: str | PathLike[str]) -> Location:
-    """Return the place that ``path`` names: a local path, or a URL.
-
-    A URL of the schemes ``file`` and ``local`` is a local path.
-
-    Raises:
-        UsageError: the library fsspec, or what it needs for the scheme, is not installed; or fsspec
-            does not know the scheme; or pathlib has taken slashes from a URL.
-    """
+    """Return the place that `path` names: a local path, or a URL."""
     text = fspath(path)
     if _SHORTENED.match(text):
         raise UsageError(
@@ -221,43 +194,26 @@ def location(path: str | PathLike[str]) -> Location:
 
 
 def file_bytes(path: Location) -> int:
-    """Return the size of the file ``path`` in bytes.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     return path.size if isinstance(path, RemotePath) else path.stat().st_size
 
 
 def modified_s(path: Location) -> float:
-    """Return when the file ``path`` was last changed, in seconds since 1970.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return when the file `path` was last changed, in seconds since 1970."""
     return path.modified_s if isinstance(path, RemotePath) else path.stat().st_mtime
 
 
 def _local_path(url: str) -> str:
-    """Return the local path of a URL such as ``file:///runs/17``, or ``file://runs/17``.
-
-    The host ``localhost`` is left out. A ``#`` or ``?`` is a part of the path.
-    """
     path = unquote(url.partition("://")[2])
     return path.removeprefix("localhost") if path.startswith("localhost/") else path
 
 
 def _written(file: Any, chunk: bytes | memoryview) -> int:
-    """Write ``chunk`` into ``file``, and return its size in bytes."""
     file.write(chunk)
     return memoryview(chunk).nbytes
 
 
 def _end(file: Any, how: str) -> None:
-    """Call the method ``how`` of a written file, "commit" or "discard", if the file has it.
-
-    A file that has neither has appeared when it was closed.
-    """
+    """Call the method `how` of a written file, "commit" or "discard", if the file has it."""
     method = getattr(file, how, None)
     if method is not None:
         method()
@@ -265,10 +221,7 @@ def _end(file: Any, how: str) -> None:
 
 @contextmanager
 def _as_os_errors(path: RemotePath) -> Iterator[None]:
-    """Raise errors of the library of a file system, such as botocore's, as OSError.
-
-    A file that is not there is a FileNotFoundError.
-    """
+    """Raise errors of the library of a file system, such as botocore's, as OSError."""
     try:
         yield
     except OSError as error:  # many file systems give no number

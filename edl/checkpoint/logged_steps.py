@@ -21,16 +21,9 @@ FILE = "logged.json"
 
 
 class LoggedSteps:
-    """The highest logged step by series, in the file ``logged.json`` of a checkpoint directory.
+    """The highest logged step by series, in the file `logged.json` of a checkpoint directory."""
 
-    A file that cannot be read counts as empty; a failure to write is logged once. No call but
-    :meth:`forget` waits longer than :data:`LOOK_S` seconds for a file server that is away. While
-    one write waits for it, later ones wait for nothing: the newest steps are written after it.
-
-    Args:
-        directory: the directory of the checkpoints, which exists. In one with a URL nothing is
-            kept, because a write there would hold up the training.
-    """
+    # In one with a URL nothing is kept, because a write there would hold up the training.
 
     def __init__(self, directory: Location) -> None:
         self._path = None if isinstance(directory, RemotePath) else directory / FILE
@@ -48,7 +41,7 @@ class LoggedSteps:
         return found or {}
 
     def put(self, series: str, step: int) -> None:
-        """Write that ``series`` was logged up to ``step``; the others stay as they are."""
+        """Write that `series` was logged up to `step`; the others stay as they are."""
         if self._path is None:
             return
         with self._lock:
@@ -87,7 +80,7 @@ class LoggedSteps:
             self._write(steps)
 
     def _write(self, steps: Mapping[str, int]) -> None:
-        """Write ``steps``, by series, into the file, with the series that are there already."""
+        """Write `steps`, by series, into the file, with the series that are there already."""
         assert self._path is not None
         partial = self._path.with_name(f".{FILE}.{os.getpid()}")
         try:
@@ -97,7 +90,7 @@ class LoggedSteps:
             self._tell(str(error))
 
     def _tell(self, why: str) -> None:
-        """Log once that steps may be logged twice, because of ``why``."""
+        """Log once that steps may be logged twice, because of `why`."""
         if not self._told:
             logger.warning("steps may be logged twice after a restart of the job: %s", why)
         self._told = True

@@ -36,32 +36,18 @@ class OwnerSuperseded(CheckpointError):
 
 @dataclass(frozen=True)
 class Owner:
-    """A ring that has claimed a directory of checkpoints.
+    """A ring that has claimed a directory of checkpoints."""
 
-    Attributes:
-        job: the name of the job.
-        run: the identifier of the start of the job that the ring belongs to.
-        generation: the number of the ring's generation.
-        replaced: the runs from which the run has taken the directory, the newest last.
-        members: where its first workers answer ``/health``, as "host:port"; empty: not known.
-    """
-
-    job: str
-    run: str
-    generation: int
+    job: str  # the name of the job
+    run: str  # the identifier of the start of the job that the ring belongs to
+    generation: int  # the number of the ring's generation
+    # the runs from which the run has taken the directory, the newest last
     replaced: tuple[str, ...] = ()
+    # where its first workers answer `/health`, as "host:port"; empty: not known
     members: tuple[str, ...] = ()
 
     def replaced_by(self, newest: Owner) -> str:
-        """Return why this ring may not write into the directory any more, as a clause.
-
-        The result is empty if it may. It may not if ``newest`` belongs to another start of the job,
-        unless this ring's start has taken the directory from that one, or if ``newest`` has a
-        higher generation.
-
-        Args:
-            newest: the ring that has claimed the directory last.
-        """
+        """Return why this ring may not write into the directory any more, as a clause."""
         if newest.run != self.run:
             return "" if newest.run in self.replaced else _goes_on_in(newest)
         if newest.generation > self.generation:
@@ -73,15 +59,7 @@ class Owner:
 
 
 def owner_of(directory: Location) -> Owner | None:
-    """Return the ring that has claimed ``directory`` last.
-
-    The result is None if none has claimed it, or, after a warning in the log, if the file that says
-    so is damaged. A failed read is repeated after each of :data:`PAUSES_S`: a file server may fail
-    for a moment, and the job may have no later checkpoint.
-
-    Raises:
-        OSError: the file cannot be read, so another ring may have claimed the directory.
-    """
+    """Return the ring that has claimed `directory` last."""
     path = directory / FILE
     try:
         values = json.loads(_text_of(path))
@@ -95,12 +73,7 @@ def owner_of(directory: Location) -> Owner | None:
 
 
 def _text_of(path: Location) -> str:
-    """Return the text of the file ``path``, which is read again if that fails.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        OSError: each read has failed.
-    """
+    """Return the text of the file `path`, which is read again if that fails."""
     for pause_s in PAUSES_S:
         try:
             return path.read_text()
@@ -112,17 +85,7 @@ def _text_of(path: Location) -> str:
 
 
 def take_over(directory: Location, owner: Owner) -> Owner:
-    """Claim ``directory`` for a ring that begins, and return the claim, which is on the disk then.
-
-    Args:
-        directory: the directory of checkpoints.
-        owner: the ring.
-
-    Raises:
-        OwnerSuperseded: a later start of the job has taken the directory from this one, or a later
-            ring of this start has it.
-        OSError: the claim cannot be read or written.
-    """
+    """Claim `directory` for a ring that begins, and return the claim, which is on the disk then."""
     newest = owner_of(directory)
     if newest is None:
         return _claimed(directory, owner, None)
@@ -135,18 +98,8 @@ def take_over(directory: Location, owner: Owner) -> Owner:
 
 
 def renew(directory: Location, owner: Owner) -> Owner:
-    """Claim ``directory`` for a ring that is about to save, and return the claim.
-
-    The same claim is not written again. The record is on the disk when the function returns.
-
-    Args:
-        directory: the directory of checkpoints.
-        owner: the ring, with the runs from which its own has taken the directory.
-
-    Raises:
-        OwnerSuperseded: the ring must not save any more; the message says why.
-        OSError: the claim cannot be read or written.
-    """
+    """Claim `directory` for a ring that is about to save, and return the claim."""
+    # OwnerSuperseded: the ring must not save any more; the message says why.
     newest = owner_of(directory)
     if newest is not None:
         if why := owner.replaced_by(newest):
@@ -157,22 +110,14 @@ def renew(directory: Location, owner: Owner) -> Owner:
 
 
 def check_run(directory: Location, owner: Owner) -> None:
-    """Raise an error if another start of the job has taken ``directory`` from that of ``owner``.
-
-    It is called when a checkpoint is written, just before its file gets its name: a file of many
-    gigabytes takes its time. A newer ring of the same start does no harm.
-
-    Raises:
-        OwnerSuperseded: another start has it.
-        OSError: the claim cannot be read.
-    """
+    """Raise an error if another start of the job has taken `directory` from that of `owner`."""
     newest = owner_of(directory)
     if newest is not None and newest.run not in (owner.run, *owner.replaced):
         raise OwnerSuperseded(_goes_on_in(newest))
 
 
 def _claimed(directory: Location, owner: Owner, newest: Owner | None) -> Owner:
-    """Write a claim unless ``newest`` is the same; return it."""
+    """Write a claim unless `newest` is the same; return it."""
     if owner != newest:
         write_whole(directory / FILE, [json.dumps(asdict(owner)).encode()])
     return owner

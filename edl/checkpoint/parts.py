@@ -43,27 +43,18 @@ class PartMissing(CheckpointError):
 
 @dataclass(frozen=True)
 class PartPlace:
-    """The names of the parts of one checkpoint.
+    """The names of the parts of one checkpoint."""
 
-    Attributes:
-        directory: the directory of checkpoints.
-        step: the number of the step.
-        ring: eight hexadecimal digits that are those of no other ring, of this start of the job or
-            another one.
-        size: how many parts there are, one of each worker.
-    """
-
-    directory: Location
-    step: int
+    directory: Location  # the directory of checkpoints
+    step: int  # the number of the step
+    # eight hexadecimal digits that are those of no other ring, of this start of the job or another
+    # one
     ring: str
-    size: int
+    size: int  # how many parts there are, one of each worker
 
     @classmethod
     def of(cls, directory: Location, step: int, owner: Owner, size: int) -> PartPlace:
-        """Return the place of the parts that the ring ``owner`` writes after ``step``.
-
-        ``directory`` is the directory of checkpoints, and ``size`` the number of workers.
-        """
+        """Return the place of the parts that the ring `owner` writes after `step`."""
         ring = hashlib.sha256(f"{owner.run}/{owner.generation}".encode()).hexdigest()[:8]
         return cls(directory, step, ring, size)
 
@@ -75,16 +66,12 @@ class PartPlace:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a checkpoint that is there.
+    """A part of a checkpoint that is there."""
 
-    Attributes:
-        records: the record of each of its tensors, by name; the ``file`` of those that lie in the
-            part itself is empty.
-        size: the size of its file in bytes.
-    """
-
+    # the record of each of its tensors, by name; the `file` of those that lie in the part itself is
+    # empty
     records: Mapping[str, TensorRecord]
-    size: int
+    size: int  # the size of its file in bytes
 
 
 def write_part(
@@ -93,18 +80,7 @@ def write_part(
     records: Mapping[str, TensorRecord],
     check: Callable[[], None] = nothing,
 ) -> int:
-    """Write a worker's part of a checkpoint, whole or not at all; return its size in bytes.
-
-    Args:
-        path: the file to write.
-        state: the state, with the arrays of this part only.
-        records: the record of each of these arrays, by name. Those with a ``file`` are there
-            already, and are not written.
-        check: called before the file gets its name; an error that it raises is passed on.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a worker's part of a checkpoint, whole or not at all; return its size in bytes."""
     layout = Layout.of({name: x for name, x in state.blobs.items() if not records[name].file})
     about = {name: asdict(record) for name, record in records.items()}
     header = layout.header({_RECORDS: json.dumps(about, separators=(",", ":"))})
@@ -112,12 +88,7 @@ def write_part(
 
 
 def part_at(path: Location) -> Part:
-    """Return what the header of the part in the file ``path`` says; its data are not read.
-
-    Raises:
-        CheckpointError: it is no whole part.
-        OSError: it is not there any more.
-    """
+    """Return what the header of the part in the file `path` says; its data are not read."""
     header = header_of(path)
     try:
         about = json.loads(header.metadata[_RECORDS])
@@ -136,19 +107,7 @@ def gather_parts(
     limit_s: float,
     hurry: threading.Event,
 ) -> dict[int, Part]:
-    """Wait until the parts of all workers but rank 0 are there; return them by rank.
-
-    Args:
-        place: the names of the parts.
-        expected: the rank of the worker that writes it, by the name of each tensor that rank 0 does
-            not write.
-        limit_s: how many seconds to wait at most.
-        hurry: while it is set, nothing is waited for.
-
-    Raises:
-        PartMissing: a part did not come in time, or was not whole then.
-        CheckpointError: the directory cannot be listed, or a part has other tensors than expected.
-    """
+    """Wait until the parts of all workers but rank 0 are there; return them by rank."""
     began, pause_s = time.monotonic(), _FIRST_LOOK_S
     found: dict[int, Part] = {}
     while True:
@@ -185,13 +144,7 @@ def gather_parts(
 def named_parts(
     place: PartPlace, own: Mapping[str, TensorRecord], others: Mapping[int, Part]
 ) -> dict[str, TensorRecord]:
-    """Return the records of all tensors of a checkpoint, each with the name of its file.
-
-    Args:
-        place: the names of the parts.
-        own: the records of the tensors in rank 0's part, by name.
-        others: the parts of the other workers, by rank.
-    """
+    """Return the records of all tensors of a checkpoint, each with the name of its file."""
     parts = {0: own, **{rank: part.records for rank, part in others.items()}}
     return {
         name: record if record.file else replace(record, file=place.path(rank).name)
@@ -201,18 +154,7 @@ def named_parts(
 
 
 def remove_parts(directory: Location, step: int) -> None:
-    """Remove parts, also half-written ones, of steps up to ``step`` that no checkpoint names.
-
-    A part can only be named by the checkpoint of its own step. It stays if that one cannot be read.
-
-    Args:
-        directory: the directory of checkpoints.
-        step: the number of the step that was just saved; no ring writes parts of it any more.
-
-    Raises:
-        CheckpointError: the directory cannot be listed.
-        OSError: a file cannot be removed.
-    """
+    """Remove parts, also half-written ones, of steps up to `step` that no checkpoint names."""
     named: dict[int, set[str] | None] = {}
     for name in names_in(directory):
         match = PART.fullmatch(name) or _HALF.fullmatch(name)
@@ -226,10 +168,7 @@ def remove_parts(directory: Location, step: int) -> None:
 
 
 def _named_by(path: Location) -> set[str] | None:
-    """Return the names of the files that the checkpoint ``path`` names.
-
-    The result is empty if the checkpoint does not exist, and None if it cannot be read.
-    """
+    """Return the names of the files that the checkpoint `path` names."""
     try:
         return {record.file for record in read_records(path).values()}
     except CheckpointError:

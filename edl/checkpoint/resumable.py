@@ -28,18 +28,8 @@ _OTHER = {
 
 
 def check_source(found: Checkpoint, source: Source) -> None:
-    """Check that the sample numbers in a checkpoint's ledger mean the same samples in this script.
-
-    Size, seed, shuffling and files of the data set must be equal. The batch size may differ, and
-    also the seed where the order does not follow from it (:attr:`Source.needs_same_seed`).
-
-    Args:
-        found: the checkpoint that the job is to resume, with the facts about its data.
-        source: the description of the script's training data.
-
-    Raises:
-        CheckpointError: if one of these four differs.
-    """
+    """Check that a checkpoint's sample numbers mean the same samples in this script."""
+    # Size, seed, shuffling and files of the data set must be equal.
     for name, mine in (
         ("total", source.total),
         ("seed", source.seed),
@@ -84,16 +74,7 @@ def check_logical(found: Checkpoint, source: Source, names_directory: bool) -> N
 
 
 def warn_of_another_job(found: Checkpoint, job: str) -> None:
-    """Log a warning if a checkpoint is of a job of another name, and users have given both names.
-
-    It is for a job that goes on from any checkpoint in its directory (``--resume=auto``): the runs
-    of a sweep may have one directory by mistake. A user may also have renamed the job, or have
-    started it anew with its number in the name, as the recipe for Slurm does; so it is no error.
-
-    Args:
-        found: the checkpoint that the job goes on from.
-        job: the name of the job.
-    """
+    """Log a warning if a checkpoint is of a job of another name, and users have given both names"""
     before = found.manifest.job
     if job != before and is_given_name(job) and is_given_name(before):
         logger.warning(
@@ -105,13 +86,7 @@ def warn_of_another_job(found: Checkpoint, job: str) -> None:
 
 
 def check_resumable(directory: Location) -> None:
-    """Check that ``directory`` has a checkpoint to resume from, reading only headers of files.
-
-    Nothing is returned. Damaged data behind an intact header are not noticed.
-
-    Raises:
-        CheckpointError: if there is none; the message says why files were refused.
-    """
+    """Check that `directory` has a checkpoint to resume from, reading only headers of files."""
     refused: list[str] = []
     for path in files.checkpoint_files(directory):
         try:
@@ -124,12 +99,7 @@ def check_resumable(directory: Location) -> None:
 
 
 def nothing_to_resume(directory: Location, refused: Sequence[str]) -> CheckpointError:
-    """Return, without raising it, the error for a directory without a usable checkpoint.
-
-    Args:
-        directory: the directory in which checkpoints were looked for.
-        refused: the reasons why files in it were refused.
-    """
+    """Return, without raising it, the error for a directory without a usable checkpoint."""
     why = f"; refused: {'; '.join(refused)}" if refused else ""
     return CheckpointError(
         f"cannot resume: there is no checkpoint in {directory}{why}; start without --resume to "

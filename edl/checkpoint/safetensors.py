@@ -51,44 +51,26 @@ _NAMES = {kind: name for name, kind in TYPES.items()}
 
 @dataclass(frozen=True)
 class Blob:
-    """An array in plain bytes.
-
-    Attributes:
-        kind: the library whose names ``dtype`` and ``device`` are: "numpy", "torch", ...; or
-            "safetensors", if the array is from a file of another tool.
-        dtype: the name of the type of the array's elements, like "float32".
-        shape: the shape of the array; empty for a single number.
-        data: the bytes of the array, in C order (row after row).
-        device: the type of the device that the array was on, like "cuda".
-    """
+    """An array in plain bytes."""
 
     kind: str  # "numpy", "torch", ...
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # the name of the type of the array's elements, like "float32"
+    shape: tuple[int, ...]  # the shape of the array; empty for a single number
     data: memoryview  # bytes, in C order
     device: str = "cpu"  # where it lived: a device type
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of tensors in a safetensors file, and what its header says about each.
+    """The order of tensors in a safetensors file, and what its header says about each."""
 
-    Attributes:
-        blobs: pairs of name and array, in the order of the data.
-        entries: the header's entry of each tensor by name: type, shape and place in the data.
-    """
-
-    blobs: tuple[tuple[str, Blob], ...]
+    blobs: tuple[tuple[str, Blob], ...]  # pairs of name and array, in the order of the data
+    # the header's entry of each tensor by name: type, shape and place in the data
     entries: Mapping[str, Mapping[str, Any]]
 
     @classmethod
     def of(cls, blobs: Mapping[str, Blob]) -> Layout:
-        """Return the layout of a file with the arrays in ``blobs`` (by name), without gaps.
-
-        The arrays come in the order of their alignment, the largest first: that is the largest
-        power of two that divides the size of their elements. So each array begins at a multiple of
-        its alignment.
-        """
+        """Return the layout of a file with the arrays in `blobs` (by name), without gaps."""
         ordered = sorted(blobs.items(), key=lambda item: -_alignment(item[1]))
         entries: dict[str, Any] = {}
         offset = 0
@@ -101,14 +83,8 @@ class Layout:
         return cls(tuple(ordered), entries)
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
-        """Return the first bytes of the file, LENGTH and the header; the data follow them.
-
-        Args:
-            metadata: texts by name, which the header holds before the tensors.
-
-        Raises:
-            CheckpointError: if the header is so long that reading would refuse it.
-        """
+        """Return the first bytes of the file, LENGTH and the header; the data follow them."""
+        # CheckpointError: if the header is so long that reading would refuse it.
         text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
         check_header_length(len(text))
@@ -116,11 +92,7 @@ class Layout:
 
 
 def check_header_length(length: int) -> None:
-    """Check that a header of ``length`` bytes can be read again.
-
-    Raises:
-        CheckpointError: if it is longer than ``LONGEST_HEADER``; the message is a clause.
-    """
+    """Check that a header of `length` bytes can be read again."""
     if length > LONGEST_HEADER:
         raise CheckpointError(
             f"its header would have {length / 1e6:.1f} MB, and may have "
@@ -130,27 +102,12 @@ def check_header_length(length: int) -> None:
 
 
 def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Return by name where each tensor lies: its first byte and the byte after its last one.
-
-    Both are counted from the first byte of the data, which follow the header.
-
-    Args:
-        entries: the entries of a header by name of the tensor.
-
-    Raises:
-        KeyError: if an entry does not say its place.
-    """
+    """Return by name where each tensor lies: its first byte and the byte after its last one."""
     return {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
 
 
 def read_plain(path: Location) -> dict[str, Blob]:
-    """Read all tensors of the safetensors file ``path``, written by any tool; return them by name.
-
-    Their ``kind`` is "safetensors" and their device "cpu". The file's metadata are left out.
-
-    Raises:
-        CheckpointError: if the file cannot be read, or is no whole safetensors file.
-    """
+    """Read all tensors of the safetensors file `path`, written by any tool; return them by name."""
     try:
         with path.open("rb") as file:
             content = bytearray(file.seek(0, os.SEEK_END))  # that PyTorch may write to
@@ -176,11 +133,7 @@ def read_plain(path: Location) -> dict[str, Blob]:
 
 
 def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
-    """Return the bytes of some tensors of the safetensors file ``path``, by their ``names``.
-
-    Raises:
-        CheckpointError: if the file cannot be read or is not whole, or lacks one of the tensors.
-    """
+    """Return the bytes of some tensors of the safetensors file `path`, by their `names`."""
     found: dict[str, memoryview] = {}
     try:
         with path.open("rb") as file:
@@ -202,16 +155,11 @@ def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a safetensors file.
+    """The header of a safetensors file."""
 
-    Attributes:
-        length: the number of bytes before the data: those of LENGTH and of the header.
-        metadata: texts by name.
-        places: the first byte of each tensor in the data and the byte after its last one, by name.
-    """
-
-    length: int
-    metadata: Mapping[str, str]
+    length: int  # the number of bytes before the data: those of LENGTH and of the header
+    metadata: Mapping[str, str]  # texts by name
+    # the first byte of each tensor in the data and the byte after its last one, by name
     places: Mapping[str, tuple[int, int]]
 
     @property
@@ -221,11 +169,7 @@ class Header:
 
 
 def header_of(path: Location) -> Header:
-    """Return the header of the safetensors file ``path``; its data are not read.
-
-    Raises:
-        CheckpointError: if the file cannot be read or has no whole header.
-    """
+    """Return the header of the safetensors file `path`; its data are not read."""
     try:
         with path.open("rb") as file:
             return _header(file)
@@ -236,11 +180,7 @@ def header_of(path: Location) -> Header:
 
 
 def _header(file: IO[bytes]) -> Header:
-    """Return the header of an open safetensors file, which is read from its beginning.
-
-    Raises:
-        struct.error, ValueError, KeyError, TypeError, AttributeError: it has no whole header.
-    """
+    """Return the header of an open safetensors file, which is read from its beginning."""
     (length,) = LENGTH.unpack(file.read(LENGTH.size))
     if length > LONGEST_HEADER:
         raise ValueError(f"a header of {length} bytes")
@@ -256,23 +196,7 @@ def nothing() -> None:
 def write_whole(
     path: Location, chunks: Iterable[bytes | memoryview], check: Callable[[], None] = nothing
 ) -> int:
-    """Write a file, whole or not at all, and return its size in bytes.
-
-    ``path`` is either as before or complete on the disk. The bytes go into a temporary file in the
-    same directory. That file is synced to the disk before it is renamed to ``path``, and the
-    directory after that, so a power cut at any moment leaves no half of a file under that name.
-    :mod:`edl.checkpoint.location` says what holds for a URL.
-
-    Args:
-        path: the file to write; an existing one is replaced.
-        chunks: the contents, in pieces, in the order of the file.
-        check: called before the file is renamed; an error that it raises is passed on, and
-            ``path`` stays as it was.
-
-    Raises:
-        OSError: if it cannot be written: the disk is full, the directory gone, ... The temporary
-            file is removed then.
-    """
+    """Write a file, whole or not at all, and return its size in bytes."""
     if isinstance(path, RemotePath):
         return path.write_whole(chunks, check)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -290,16 +214,7 @@ def write_whole(
 
 
 def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
-    """Return a tensor as a :class:`Blob` of the kind "safetensors", without a copy of its bytes.
-
-    Args:
-        entry: the tensor's entry in the header: type, shape and place.
-        data: the tensor's bytes.
-
-    Raises:
-        ValueError: if the number of bytes does not fit the entry.
-        KeyError: if the entry is incomplete, or its type is unknown.
-    """
+    """Return a tensor as a `Blob` of the kind "safetensors", without a copy of its bytes."""
     shape, dtype = tuple(entry["shape"]), _NAMES[entry["dtype"]]
     begin, end = entry["data_offsets"]
     if len(data) != end - begin:
@@ -308,23 +223,13 @@ def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
 
 
 def _alignment(blob: Blob) -> int:
-    """Return the number of bytes at a multiple of which ``blob`` must begin in the data.
-
-    It is the largest power of two that divides the size of an element; 0 for an empty array.
-    """
+    """Return the number of bytes at a multiple of which `blob` must begin in the data."""
     item = blob.data.nbytes // max(1, math.prod(blob.shape))
     return item & -item
 
 
 def _sync_directory(directory: Path) -> None:
-    """Sync ``directory`` itself to the disk, so a file's new name survives a power cut.
-
-    Some file systems (of virtual machines and of Windows servers) cannot do that; nothing is done
-    there.
-
-    Raises:
-        OSError: if it fails for another reason.
-    """
+    """Sync `directory` itself to the disk, so a file's new name survives a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -17,17 +17,7 @@ from edl.errors import CheckpointError
 
 
 def to_tree(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob | RankArray]) -> Any:
-    """Return ``value`` as JSON values, with a name in place of each array.
-
-    Args:
-        value: the state, or a part of it.
-        path: the keys that lead from the top of the state to ``value``.
-        blobs: a dict to which the arrays are added, by a name made of the keys that lead to each.
-
-    Raises:
-        CheckpointError: if ``value`` holds something other than containers, plain values and
-            arrays.
-    """
+    """Return `value` as JSON values, with a name in place of each array."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
@@ -61,15 +51,8 @@ def to_tree(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob | RankArray
 
 
 def can_hold(value: Any) -> bool:
-    """Return whether a value has the same type when a checkpoint that holds it is read.
-
-    Of NumPy's arrays, a structured one has not, nor one of a type of another library, such as
-    bfloat16 of ml_dtypes: the text of such a type names bytes only. A masked array would lose its
-    mask. Of NumPy's scalars, dates, complex numbers and ``longdouble`` are no numbers in JSON.
-
-    Args:
-        value: a value that is no container: None, a number, text, bytes, an array or anything else.
-    """
+    """Return whether a value has the same type when a checkpoint that holds it is read."""
+    # A masked array would lose its mask.
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
             return False
@@ -80,19 +63,14 @@ def can_hold(value: Any) -> bool:
 
 
 def _number(value: np.generic) -> int | float | None:
-    """Return a NumPy scalar as Python's number; None if that would be another value.
-
-    A date in nanoseconds, for example, would be an integer.
-    """
+    """Return a NumPy scalar as Python's number; None if that would be another value."""
+    # A date in nanoseconds, for example, would be an integer.
     number = None if value.dtype.kind in "mM" else value.item()
     return number if isinstance(number, int | float) else None
 
 
 def _blob(array: np.ndarray[Any, Any]) -> Blob | None:
-    """Return an array as a Blob with the same memory, if it is contiguous; None if it is refused.
-
-    :func:`can_hold` says which arrays are refused.
-    """
+    """Return an array as a Blob with the same memory, if it is contiguous; None if it is refused"""
     if not can_hold(array):
         return None
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -102,17 +80,7 @@ def _blob(array: np.ndarray[Any, Any]) -> Blob | None:
 
 
 def from_tree(value: Any, blobs: Mapping[str, Blob]) -> Any:
-    """Return a state, or a value in it, from its form in JSON: the inverse of :func:`to_tree`.
-
-    Args:
-        value: the JSON values that :func:`to_tree` returned.
-        blobs: the arrays by the names that stand in ``value`` in their place. Those of NumPy become
-            NumPy arrays with the same memory, the others stay as they are.
-
-    Raises:
-        ValueError: if ``value`` is of an unknown kind.
-        KeyError: if ``blobs`` lacks an array.
-    """
+    """Return a state, or a value in it, from its form in JSON: the inverse of `to_tree`."""
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()

@@ -57,33 +57,18 @@ Resume = Callable[
 
 
 class Checkpoints:
-    """An object that saves and restores one worker's state. Only the training thread may use it.
-
-    Each worker has one. Call :meth:`check_directory`, in a state source without state
-    :meth:`restore`, with each new ring ``writer.take_over``, and then, as rank 0,
-    :meth:`save_if_due`.
-
-    Args:
-        config: the settings: the directory, the interval, and more.
-        records: the job's records.
-
-    Attributes:
-        writer: writes the checkpoints, in a thread of its own.
-    """
+    """An object that saves and restores one worker's state. Only the training thread may use it."""
 
     def __init__(self, config: CheckpointConfig, records: JobRecords) -> None:
         self._config = config
         self._records = records
         self._due_at: float | None = None
         self._refused = set[Location]()  # checkpoints that are not intact
+        # writes the checkpoints, in a thread of its own
         self.writer = CheckpointWriter(config, records)
 
     def check_directory(self) -> None:
-        """Create the directory of checkpoints, and check that files can be written into it.
-
-        Raises:
-            CheckpointError: if that fails.
-        """
+        """Create the directory of checkpoints, and check that files can be written into it."""
         directory = self._config.directory
         name = f".{id(self)}-{time.monotonic_ns()}.probe"
         try:
@@ -110,32 +95,7 @@ class Checkpoints:
         resume: Resume,
         fits: int = 0,
     ) -> Checkpoint | None:
-        """Load the newest good checkpoint that this start of the job may read.
-
-        It may read the checkpoints that it wrote itself, and all others in the directory that it
-        was told to resume from. What it wrote itself comes first.
-
-        Args:
-            source: the description of the script's training data, which must be that of the
-                checkpoint.
-            replica: the model, optimizer and tracked objects to load the state into.
-            resume: called, after the state is loaded, with the position that belongs to the
-                checkpoint: step, ledger, samples, gradient noise scale, global batch (0: the job
-                does not choose it), the seed of the script, why its last ``fit`` was stopped, and
-                the changes of the global batch.
-            fits: how many calls of Keras' ``fit`` the script has done. If the checkpoint was made
-                after more or fewer of them, it is returned, but its state is not loaded and
-                ``resume`` is not called.
-
-        Returns:
-            The checkpoint; None for a fresh start: there is no checkpoint to read, and no file of
-            another run.
-
-        Raises:
-            CheckpointError: if there is nothing to resume from (and ``or_begin`` is not set), if
-                the directory has files of another run, or if the checkpoint is of another
-                framework, model or data set, or another order of the data.
-        """
+        """Load the newest good checkpoint that this start of the job may read."""
         found = self._find()
         if found is None:
             return None
@@ -164,15 +124,7 @@ class Checkpoints:
         return found
 
     def _find(self) -> Checkpoint | None:
-        """Return the newest good checkpoint to continue from; None for a fresh start.
-
-        Checkpoints of another start of the job are read only in the directory that the job was told
-        to resume from.
-
-        Raises:
-            CheckpointError: if there is nothing to resume from (and ``or_begin`` is not set), or if
-                files of another run or damaged files keep a fresh start from using the directory.
-        """
+        """Return the newest good checkpoint to continue from; None for a fresh start."""
         config = self._config
         resumes_here = config.resume_from == config.directory
         found, refused, others = self._newest(config.directory, own_only=not resumes_here)
@@ -201,19 +153,7 @@ class Checkpoints:
     def _newest(
         self, directory: Location, own_only: bool
     ) -> tuple[Checkpoint | None, list[str], list[str]]:
-        """Find the newest good checkpoint in a directory; log each damaged file before it.
-
-        Args:
-            directory: where to look.
-            own_only: whether to skip files of other starts of the job.
-
-        Returns:
-            The checkpoint, or None if there is none; the reasons why newer files were refused; and,
-            for each skipped file, its job and step as text.
-
-        Raises:
-            CheckpointError: if the directory cannot be listed.
-        """
+        """Find the newest good checkpoint in a directory; log each damaged file before it."""
         refused: list[str] = []
         others: list[str] = []
         for path in files.checkpoint_files(directory):
@@ -233,42 +173,22 @@ class Checkpoints:
     # --- saving
 
     def wants_parts(self, size: int) -> bool:
-        """Return whether rank 0 wants all workers to save their parts of a checkpoint.
-
-        It does when a checkpoint is due, in a job that saves in parts, unless the last one in parts
-        was not written: then it saves the next one alone.
-
-        Args:
-            size: how many workers there are.
-        """
+        """Return whether rank 0 wants all workers to save their parts of a checkpoint."""
         may_begin = self._in_parts(size) and not self.writer.is_writing
         return may_begin and self._due_at is not None and self._is_due(self._due_at)
 
     def _in_parts(self, size: int) -> bool:
-        """Return whether ``size`` workers save the next checkpoint in parts, and not rank 0 all."""
         return self._config.sharded and size > 1 and not self.writer.parts_failed
 
     def _is_due(self, due_at: float) -> bool:
-        """Return whether a save is due, at ``due_at`` or at once after a failed one in parts."""
         return time.monotonic() >= due_at or self.writer.parts_failed
 
     def distrust_parts(self) -> None:
-        """Let rank 0 save the whole state at the next boundary: workers' states have differed.
-
-        The last checkpoint in parts may mix them. Nothing happens in a job that saves no parts.
-        """
+        """Let rank 0 save the whole state at the next boundary: workers' states have differed."""
         self.writer.parts_failed = self._config.sharded
 
     def save_part(self, at: CheckpointPosition, replica: Durable, share: StateShare) -> None:
-        """Save this worker's part of a checkpoint, which all workers have agreed on; not rank 0.
-
-        While an earlier part is still being written, nothing is saved, and so no checkpoint.
-
-        Args:
-            at: the job's position.
-            replica: the model, optimizer and tracked objects.
-            share: this worker's part.
-        """
+        """Save this worker's part of a checkpoint, which all workers have agreed on; not rank 0."""
         if not self.writer.is_writing:
             self.writer.save(at, replica, share)
 
@@ -280,28 +200,7 @@ class Checkpoints:
         size: int = 1,
         agreed: bool = False,
     ) -> None:
-        """Save a checkpoint if ``every_s`` seconds have passed; rank 0 calls it between two steps.
-
-        The state is copied before this returns, and written by another thread. The state before the
-        first step is saved at once, unless this worker has read it from a checkpoint. Later saves
-        follow every ``every_s`` seconds; a worker that becomes rank 0 counts them from the newest
-        checkpoint. A save whose time comes while the one before is still being written is made at a
-        later boundary; it counts as failed, once, if that takes longer than ``every_s`` and
-        ``save_timeout_s``.
-
-        Args:
-            at: the job's position.
-            replica: the model, optimizer and tracked objects to save.
-            at_once: whether to save in any case, however new the newest checkpoint is.
-            size: how many workers there are.
-            agreed: whether all workers save their parts of a checkpoint now. A job that saves in
-                parts waits for that; but rank 0 saves alone before the first step, and if
-                ``at_once`` is set.
-
-        Raises:
-            CheckpointError: if the state before the first step cannot be stored. Later failures are
-                only logged.
-        """
+        """Save a checkpoint if `every_s` seconds have passed; rank 0 calls it between two steps."""
         now = time.monotonic()
         if self._due_at is None:
             begins = at.step == 0 and self.writer.last_step < 0
@@ -326,34 +225,20 @@ class Checkpoints:
         self.writer.save(at, replica, StateShare(0, size) if in_parts else WHOLE_STATE)
 
     def hasten(self) -> None:
-        """Make the next :meth:`save_if_due` save, however new the newest checkpoint is.
-
-        It has no effect, also later, on a worker that has not called :meth:`save_if_due` yet: only
-        rank 0, which saves, calls that method.
-        """
+        """Make the next `save_if_due` save, however new the newest checkpoint is."""
         self._due_at = -math.inf if self._due_at is not None else None
 
     def _age_of_newest(self) -> float:
-        """Return the seconds since the last save, from which a new rank 0 counts on.
-
-        They are the age of the newest checkpoint in the directory, by this host's clock, cut to 0
-        to ``every_s``. They are ``every_s`` if there is no checkpoint (save now), and 0 (save in
-        ``every_s`` seconds) if the directory cannot be read, or not in :data:`LOOK_S` seconds. They
-        are also 0, whatever the age, if this worker itself has read or written a checkpoint: it
-        counts from now. If the new rank 0 always counted from its own beginning, a job whose
-        workers all live for less than ``every_s`` would never save. A difference between the clocks
-        of two hosts shifts only this one save, by ``every_s`` at most.
-        """
+        """Return the seconds since the last save, from which a new rank 0 counts on."""
+        # If the new rank 0 always counted from its own beginning, a job whose workers all live for
+        # less than `every_s` would never save.
         if self.writer.last_step >= 0:  # this worker has read it, or written it
             return 0.0
         age_s = looked(self._look_at_age, LOOK_S, otherwise=0.0)
         return min(max(0.0, age_s), self._config.every_s)
 
     def _look_at_age(self) -> float:
-        """Return the age of the newest checkpoint in seconds, by this host's clock.
-
-        It is infinite if there is no checkpoint, and 0 if the directory cannot be read.
-        """
+        """Return the age of the newest checkpoint in seconds, by this host's clock."""
         try:
             newest = next(iter(files.checkpoint_files(self._config.directory)), None)
             return time.time() - modified_s(newest) if newest is not None else math.inf
@@ -363,16 +248,7 @@ class Checkpoints:
     def save_last_part(
         self, at: CheckpointPosition, replica: Durable, share: StateShare, timeout_s: float
     ) -> None:
-        """Begin to save this worker's part of the last checkpoint, in a job that saves in parts.
-
-        Rank 0 calls :meth:`save_last` meanwhile.
-
-        Args:
-            at: the job's position.
-            replica: the model, optimizer and tracked objects.
-            share: this worker's part.
-            timeout_s: how many seconds to wait for an earlier part that is still being written.
-        """
+        """Begin to save this worker's part of the last checkpoint, in a job that saves in parts."""
         if self._config.sharded and self.writer.wait(timeout_s):
             self.writer.save(at, replica, share)
 
@@ -384,27 +260,7 @@ class Checkpoints:
         late: str = "",
         size: int = 1,
     ) -> str:
-        """Save the state before the job ends, and wait until it is written.
-
-        First a save that is still being written is waited for; one in parts is given up unless all
-        parts are there. Nothing more is saved if this worker has read or written the checkpoint of
-        this step already. If a part of the checkpoint does not come, this worker saves all, as long
-        as the time suffices.
-
-        Args:
-            at: the job's position.
-            replica: the model, optimizer and tracked objects to save.
-            timeout_s: how many seconds to wait for the writing at most, in all. If they are over
-                before the state is copied, it is not copied.
-            late: the clause that says that the time was too short; empty: the usual one.
-            size: how many workers save parts of the checkpoint; 1: this worker saves all.
-
-        Returns:
-            Why the checkpoint was not written, as a sentence, which is also logged; empty: it was.
-
-        Raises:
-            CheckpointError: if the state before the first step cannot be stored.
-        """
+        """Save the state before the job ends, and wait until it is written."""
         writer, deadline = self.writer, time.monotonic() + timeout_s
         writer.hurry()
         in_time = writer.wait(timeout_s) and time.monotonic() < deadline
@@ -421,22 +277,10 @@ class Checkpoints:
         return "" if writer.last_step == at.step else writer.why_failed
 
     def newest_saved(self, step: int | None, limit_s: float) -> tuple[int | None, str]:
-        """Return the step and the directory of the newest checkpoint that a job can resume from.
-
-        It is one of a step up to ``step``: the newest one that this start of the job has written,
-        or else the one that this worker has restored; none that it has refused. A checkpoint of
-        another start that was not restored may have been refused because its data are damaged; so
-        one of an earlier step counts only if this worker has restored and written none. Of one of
-        the same step it is not known then: the job may have begun with it, or it was refused. If
-        the directory cannot be read, the result is what this worker has written or restored.
-
-        Args:
-            step: the step of the job; None: this worker has not got the state yet.
-            limit_s: how many seconds the look into the directory may take.
-
-        Returns:
-            The step (-1: there is no checkpoint; None: it is not known) and the directory.
-        """
+        """Return the step and the directory of the newest checkpoint that a job can resume from."""
+        # A checkpoint of another start that was not restored may have been refused because its data
+        # are damaged; so one of an earlier step counts only if this worker has restored and written
+        # none.
         known, directory = self.writer.last_step, str(self._config.directory)
         if known == step:
             return known, directory
@@ -446,14 +290,7 @@ class Checkpoints:
         return found, directory
 
     def _look_for_newest(self, step: int | None) -> int | None:
-        """Look for the checkpoint of :meth:`newest_saved`, by the headers in the directory.
-
-        Args:
-            step: the step of the job; None: this worker has not got the state yet.
-
-        Returns:
-            Its step; -1 if there is none, and None if it is not known.
-        """
+        """Look for the checkpoint of `newest_saved`, by the headers in the directory."""
         known, limit = self.writer.last_step, math.inf if step is None else step
         others: list[int] = []  # steps of checkpoints of other starts
         try:

@@ -18,60 +18,43 @@ PART = re.compile(r"part-(\d{12})-[0-9a-f]{8}-\d{5}-of-\d{5}\.safetensors")
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """The description of one tensor in the header of a checkpoint.
+    """The description of one tensor in the header of a checkpoint."""
 
-    Attributes:
-        kind: the library whose names ``dtype`` and ``device`` are, as in :class:`Blob`.
-        dtype: the name of the type of its elements.
-        shape: its shape.
-        device: the type of the device that it was on.
-        sha256: the SHA-256 of its data, in hexadecimal digits; empty in a file of format 2.
-        file: the name of the file in the same directory that has its data; empty: the checkpoint's.
-    """
-
-    kind: str
-    dtype: str
+    kind: str  # the library whose names `dtype` and `device` are, as in `Blob`
+    dtype: str  # the name of the type of its elements
     shape: tuple[int, ...]
-    device: str
-    sha256: str = ""
+    device: str  # the type of the device that it was on
+    sha256: str = ""  # the SHA-256 of its data, in hexadecimal digits; empty in a file of format 2
+    # the name of the file in the same directory that has its data; empty: the checkpoint's
     file: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse the name of a file elsewhere, which only a forged header can have."""
         if self.file and not is_named_by_checkpoints(self.file):
             raise ValueError(f"a file {self.file!r}")
 
     @classmethod
     def of(cls, blob: Blob) -> TensorRecord:
-        """Return the record of ``blob``, whose bytes are read for the checksum."""
+        """Return the record of `blob`, whose bytes are read for the checksum."""
         digest = hashlib.sha256(blob.data).hexdigest()
         return cls(blob.kind, blob.dtype, tuple(blob.shape), blob.device, digest)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TensorRecord:
-        """Return the record with these ``values``, by the names of its fields, as JSON has them.
-
-        Raises:
-            KeyError, TypeError, ValueError: a value is missing, unknown or not allowed.
-        """
+        """Return the record with these `values`, by the names of its fields, as JSON has them."""
         return cls(**{**values, "shape": tuple(values["shape"])})
 
     def is_unchanged(self, before: TensorRecord | None) -> bool:
-        """Return whether the record ``before`` is of an equal tensor, wherever its data lie."""
+        """Return whether the record `before` is of an equal tensor, wherever its data lie."""
         return before is not None and replace(before, file=self.file) == self
 
 
 def is_named_by_checkpoints(name: str) -> bool:
-    """Return whether ``name`` is that of a file which a checkpoint refers to for some tensors.
-
-    These are the files of unchanged tensors and the parts of a checkpoint; a checkpoint itself has
-    another name.
-    """
+    """Return whether `name` is that of a file which a checkpoint refers to for some tensors."""
     return bool(UNCHANGED.fullmatch(name) or PART.fullmatch(name))
 
 
 def check_is_whole(path: Location) -> None:
-    """Raise CheckpointError if ``path`` has the name of a file with some tensors of checkpoints."""
+    """Raise CheckpointError if `path` has the name of a file with some tensors of checkpoints."""
     if is_named_by_checkpoints(path.name):
         raise CheckpointError(
             f"{path} has only some tensors of a checkpoint; give the directory {path.parent}, or a "
@@ -80,17 +63,12 @@ def check_is_whole(path: Location) -> None:
 
 
 def named_files(path: Location, records: Mapping[str, TensorRecord]) -> list[Location]:
-    """Return the paths of the other files that have tensors of a checkpoint.
-
-    Args:
-        path: the file of the checkpoint.
-        records: the records of its tensors, by name.
-    """
+    """Return the paths of the other files that have tensors of a checkpoint."""
     return [path.parent / name for name in sorted({one.file for one in records.values()} - {""})]
 
 
 def check_is_there(path: Location, other: Location) -> None:
-    """Raise CheckpointError if ``other``, which the checkpoint ``path`` names, is not there."""
+    """Raise CheckpointError if `other`, which the checkpoint `path` names, is not there."""
     try:
         file_bytes(other)
     except OSError as error:

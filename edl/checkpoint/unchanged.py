@@ -31,11 +31,7 @@ LEAST = 1 << 20  # bytes of tensors; for fewer no file is written
 
 
 class UnchangedTensors:
-    """The tensors of the newest checkpoint that one worker has written or read in a directory.
-
-    Args:
-        directory: the directory of checkpoints.
-    """
+    """The tensors of the newest checkpoint that one worker has written or read in a directory."""
 
     def __init__(self, directory: Location) -> None:
         self._directory = directory
@@ -43,31 +39,13 @@ class UnchangedTensors:
         self._before: Mapping[str, TensorRecord] = {}
 
     def restored(self, checkpoint: Checkpoint) -> None:
-        """Note that this worker has read ``checkpoint``, every byte of it, from the directory."""
+        """Note that this worker has read `checkpoint`, every byte of it, from the directory."""
         self._step, self._before = checkpoint.manifest.step, checkpoint.tensors
 
     def set_aside(
         self, step: int, state: PackedState, check: Callable[[], None] = nothing
     ) -> tuple[Mapping[str, TensorRecord], int]:
-        """Write tensors that have not changed since the checkpoint before into a file of their own.
-
-        It does so if they have not been written so before, and have at least 1 MiB
-        (:data:`LEAST`) together.
-
-        Args:
-            step: the number of the step that is saved.
-            state: the state, or the part of it that this worker saves.
-            check: called before the file gets its name; an error that it raises is passed on, and
-                the file is not written.
-
-        Returns:
-            The record of each tensor of the state, by name, as :func:`edl.checkpoint.format.write`
-            takes it; and how many bytes were written.
-
-        Raises:
-            CheckpointError: the directory cannot be listed.
-            OSError: the file cannot be written.
-        """
+        """Write tensors with not changed since the checkpoint before into a file of their own"""
         before = self._before if self._step < step else {}
         kept = {name for name in files.names_in(self._directory) if UNCHANGED.fullmatch(name)}
         found, fresh = dict[str, TensorRecord](), list[str]()
@@ -92,33 +70,13 @@ class UnchangedTensors:
 
 
 def check_named(path: Location, records: Mapping[str, TensorRecord]) -> None:
-    """Check that the files are there which a checkpoint is about to name.
-
-    Args:
-        path: the file of the checkpoint, which need not exist.
-        records: the records of its tensors, by name.
-
-    Raises:
-        OSError: one of them is not there: a later ring of the job has removed it.
-    """
+    """Check that the files are there which a checkpoint is about to name."""
     for other in named_files(path, records):
         file_bytes(other)
 
 
 def remove_unreferenced(directory: Location) -> None:
-    """Remove files of unchanged tensors that no checkpoint in ``directory`` names any more.
-
-    A file stays while there is a checkpoint of its step or an earlier one: a worker of an earlier
-    ring may be about to write one that names it. All stay if a checkpoint cannot be read, for it
-    may name them.
-
-    Args:
-        directory: the directory of checkpoints.
-
-    Raises:
-        CheckpointError: if the directory cannot be listed.
-        OSError: if a file cannot be removed.
-    """
+    """Remove files of unchanged tensors that no checkpoint in `directory` names any more."""
     found = {name: UNCHANGED.fullmatch(name) for name in files.names_in(directory)}
     steps = {name: int(match[1]) for name, match in found.items() if match is not None}
     if not steps:

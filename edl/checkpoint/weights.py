@@ -24,11 +24,7 @@ _OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".npy", ".on
 
 
 def newest(directory: Location) -> Checkpoint:
-    """Return the intact checkpoint of the highest step in ``directory``; warn of damaged ones.
-
-    Raises:
-        CheckpointError: if there is none; the message says why files were refused.
-    """
+    """Return the intact checkpoint of the highest step in `directory`; warn of damaged ones."""
     refused: list[str] = []
     for path in files.checkpoint_files(directory):
         try:
@@ -44,33 +40,13 @@ def newest(directory: Location) -> Checkpoint:
 
 
 def checkpoint_at(path: Location) -> Checkpoint:
-    """Return the checkpoint in the file ``path``, or the newest one if ``path`` is a directory.
-
-    Raises:
-        CheckpointError: if the file is no checkpoint, a part of one, or damaged, or if the
-            directory has no intact one.
-    """
+    """Return the checkpoint in the file `path`, or the newest one if `path` is a directory."""
     check_is_whole(path)
     return newest(path) if path.is_dir() else files.read_checkpoint(path)
 
 
 def weights(path: Location) -> Mapping[str, Any]:
-    """Return the weights of a model from a file, by the names that its ``state_dict()`` has.
-
-    A checkpoint of TensorFlow, or of an earlier version of edl, does not have these names: it has
-    each parameter and each buffer once, under the name that the job uses.
-
-    Args:
-        path: a checkpoint, any other safetensors file, or a directory of checkpoints, of which the
-            newest intact one is read.
-
-    Returns:
-        For each tensor a :class:`Blob`, and for each other entry of ``state_dict()`` its value, by
-        name. A file that is no checkpoint has only its tensors.
-
-    Raises:
-        CheckpointError: if there is no such file, or it is damaged or a part of a checkpoint.
-    """
+    """Return the weights of a model from a file, by the names that its `state_dict()` has."""
     check_is_whole(path)
     if path.is_dir() or files.is_checkpoint(path):
         return _model(checkpoint_at(path))
@@ -80,27 +56,10 @@ def weights(path: Location) -> Mapping[str, Any]:
 def export_weights(
     source: Location, target: Path, tied_once: bool = False
 ) -> tuple[Checkpoint, int, int]:
-    """Write the weights of a checkpoint into a safetensors file, without optimizer and ledger.
-
-    A tensor with several names in the model is written under each of them, so that the file is a
-    whole ``state_dict()``. The file's metadata give the first name of such a tensor for each of its
-    other names, as ``safetensors.torch.save_model`` writes it.
-
-    Args:
-        source: a checkpoint, or a directory of checkpoints, of which the newest intact one is read.
-        target: the file to write, which must not exist yet.
-        tied_once: whether to write a tensor with several names under its first name only, as
-            ``save_model`` does and ``load_model`` expects.
-
-    Returns:
-        The checkpoint that was read, the number of tensors that were written, and the file's size
-        in bytes.
-
-    Raises:
-        CheckpointError: if there is no good checkpoint, or ``target`` cannot be written.
-        UsageError: if ``target`` exists or has the name of a file of another kind, or if
-            safetensors has no name for the type of a tensor.
-    """
+    """Write the weights of a checkpoint into a safetensors file, without optimizer and ledger."""
+    # A tensor with several names in the model is written under each of them, so that the file is a
+    # whole `state_dict()`.
+    # `target`: the file to write, which must not exist yet.
     if target.suffix in _OTHERS:
         raise UsageError(
             f"{target} would be a safetensors file, whatever its name; choose "
@@ -129,11 +88,7 @@ def export_weights(
 
 
 def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return a checkpoint's weights and other values by the names in the model's ``state_dict()``.
-
-    A checkpoint of TensorFlow, or of an earlier edl, gives only the weights, by the names that the
-    job uses.
-    """
+    """Return a checkpoint's weights and other values by the names in the model's `state_dict()`."""
     model: Mapping[str, Blob] = checkpoint.state["model"]
     exported = checkpoint.state.get("state_dict")
     if exported is None:
@@ -143,14 +98,7 @@ def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _ties(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return, for each further name of a tensor that has several, the tensor's first name.
-
-    The first one is the first in alphabetical order. The result is empty for a checkpoint of
-    TensorFlow or of an earlier edl.
-
-    Args:
-        checkpoint: the checkpoint of the model.
-    """
+    """Return, for each further name of a tensor that has several, the tensor's first name."""
     firsts: dict[str, str] = {}
     ties: dict[str, str] = {}
     names: Mapping[str, str] = checkpoint.state.get("state_dict", {}).get("names", {})

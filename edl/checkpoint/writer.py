@@ -37,53 +37,37 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy of the state, or of a part of it, that is to be written.
+    """A copy of the state, or of a part of it, that is to be written."""
 
-    Attributes:
-        manifest: the job's position, without what the job has learned, which is added.
-        owner: the ring that saves, which claims the directory again.
-        state: the state, or the part of it that this worker writes.
-        share: which part that is.
-        capture_s: how many seconds the training thread took to copy it, for the log.
-        last_s: how many seconds the last checkpoint of the job has; None: it is not the last one.
-    """
-
-    manifest: Manifest
-    owner: Owner
-    state: PackedState
-    share: StateShare
-    capture_s: float
+    manifest: Manifest  # the job's position, without what the job has learned, which is added
+    owner: Owner  # the ring that saves, which claims the directory again
+    state: PackedState  # the state, or the part of it that this worker writes
+    share: StateShare  # which part that is
+    capture_s: float  # how many seconds the training thread took to copy it, for the log
+    # how many seconds the last checkpoint of the job has; None: it is not the last one
     last_s: float | None
 
 
 class CheckpointWriter:
-    """The part of a worker that writes checkpoints. Only the training thread may use it.
-
-    Args:
-        config: the settings: the directory, the interval, and more.
-        records: the job's records, which the thread that writes a checkpoint uses.
-
-    Attributes:
-        generation: the number of the generation of this worker's ring; 0 before :meth:`take_over`.
-        superseded: why this ring must not save any more, as the writing thread has found before a
-            save; empty: it has not found that.
-        last_step: the step of the newest checkpoint that this worker has written, or read in the
-            directory; -1: there is none.
-        why_failed: why the last checkpoint was not written, as a sentence.
-        disk: where the disk of the directory is mounted; empty: not known, or no disk.
-        parts_failed: whether the last checkpoint was to be one in parts, and was not written or
-            is not to be trusted; :meth:`save` sets it to False.
-    """
+    """The part of a worker that writes checkpoints. Only the training thread may use it."""
 
     def __init__(self, config: CheckpointConfig, records: JobRecords) -> None:
         self.config = config
         self._records = records
+        # the number of the generation of this worker's ring; 0 before `take_over`
         self.generation = 0
         self.members: tuple[str, ...] = ()  # of the ring, where they answer
+        # why this ring must not save any more, as the writing thread has found before a save;
+        # empty: it has not found that
         self.superseded = ""
+        # the step of the newest checkpoint that this worker has written, or read in the directory;
+        # -1: there is none
         self.last_step = -1
+        # why the last checkpoint was not written, as a sentence
         self.why_failed = "its last checkpoint was not written"
-        self.disk = ""
+        self.disk = ""  # where the disk of the directory is mounted; empty: not known, or no disk
+        # whether the last checkpoint was to be one in parts, and was not written or is not to be
+        # trusted; `save` sets it to False
         self.parts_failed = False
         self._replaced: tuple[str, ...] = ()  # runs from which this one has the directory
         self._writing: threading.Thread | None = None
@@ -94,17 +78,7 @@ class CheckpointWriter:
         self._last_part: tuple[int, Location] | None = None  # step and file
 
     def take_over(self, generation: int) -> None:
-        """Claim the directory of checkpoints for this worker's new ring.
-
-        Older rings find the claim before their next save, and save no more.
-
-        Args:
-            generation: the number of the ring's generation.
-
-        Raises:
-            CheckpointError: if a later ring has claimed the directory, or the claim cannot be read
-                or written.
-        """
+        """Claim the directory of checkpoints for this worker's new ring."""
         self.generation = generation
         try:
             self._replaced = take_over(self.config.directory, self._owner).replaced
@@ -114,13 +88,12 @@ class CheckpointWriter:
             ) from error
 
     def restored(self, found: Checkpoint) -> None:
-        """Note that this worker has read ``found``, every byte of it, in the directory."""
+        """Note that this worker has read `found`, every byte of it, in the directory."""
         self.last_step = found.manifest.step
         self._unchanged.restored(found)
 
     @property
     def _owner(self) -> Owner:
-        """The ring that this worker is in, as the owner of the directory of checkpoints."""
         config = self.config
         return Owner(config.job, config.run, self.generation, self._replaced, self.members)
 
@@ -136,21 +109,8 @@ class CheckpointWriter:
         share: StateShare = WHOLE_STATE,
         last_s: float | None = None,
     ) -> None:
-        """Copy the state, start a thread that writes it into a file, and return without waiting.
-
-        Args:
-            at: the job's position.
-            replica: the model, optimizer and tracked objects to save.
-            share: the part of the state that this worker writes. Rank 0 of several workers also
-                waits for the parts of the others, and writes the checkpoint that names them.
-            last_s: how many seconds the last checkpoint of the job has. If a part of it does not
-                come, that is no failure, because the caller saves all then. None: it is not the
-                last one.
-
-        Raises:
-            CheckpointError: if the state before the first step cannot be stored; if that happens
-                later, it is logged only.
-        """
+        """Copy the state, start a thread that writes it into a file, and return without waiting."""
+        # If a part of it does not come, that is no failure, because the caller saves all then.
         began = time.monotonic()
         self.parts_failed = False
         config, source = self.config, at.source
@@ -204,12 +164,7 @@ class CheckpointWriter:
         self._writing.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait, for at most ``timeout_s`` seconds, until no checkpoint is being written.
-
-        Returns:
-            True if no checkpoint is being written; False, after a warning in the log, if one still
-            was when the time was up.
-        """
+        """Wait, for at most `timeout_s` seconds, until no checkpoint is being written."""
         if self._writing is not None:
             self._writing.join(max(0.0, timeout_s))
             if self._writing.is_alive():
@@ -222,15 +177,7 @@ class CheckpointWriter:
         self._hurry.set()
 
     def failed(self, step: int, why: str, superseded: bool = False) -> None:
-        """Log that a checkpoint was not written, and keep the reason in :attr:`why_failed`.
-
-        The directory is not touched: the training thread calls this, too, when the storage hangs.
-
-        Args:
-            step: the number of the step.
-            why: the reason, as a clause.
-            superseded: whether a newer ring writes checkpoints.
-        """
+        """Log that a checkpoint was not written, and keep the reason in `why_failed`."""
         reason = f"the checkpoint of step {step} was not written: {why}"
         logger.warning("%s", reason)
         self.why_failed = reason
@@ -238,14 +185,7 @@ class CheckpointWriter:
         self._records.log(details, step, reason)
 
     def failed_if_slow(self, step: int, limit_s: float) -> None:
-        """Report that no checkpoint of ``step`` is written if the save before it takes too long.
-
-        It is reported once for each save that takes too long.
-
-        Args:
-            step: the number of the step that is due to be saved.
-            limit_s: how many seconds the save before it may take.
-        """
+        """Report that no checkpoint of `step` is written if the save before it takes too long."""
         before, began_s = self._begun
         taken_s = time.monotonic() - began_s
         if taken_s >= limit_s and not self._is_slow:
@@ -256,10 +196,7 @@ class CheckpointWriter:
     # --- in the writing thread
 
     def _write(self, copy: _Copy) -> None:
-        """Write a checkpoint, as rank 0, and remove old ones; a failure is logged.
-
-        If a newer ring has claimed the directory, nothing is written, and ``superseded`` is set.
-        """
+        """Write a checkpoint, as rank 0, and remove old ones; a failure is logged."""
         began, share, state = time.monotonic(), copy.share, copy.state
         directory, step = self.config.directory, copy.manifest.step
         path = files.path_of(directory, step)
@@ -277,7 +214,6 @@ class CheckpointWriter:
                 records = named_parts(place, records, others)
 
             def check_all() -> None:
-                """Check that this ring may write, and that no file is gone that is named."""
                 check()
                 unchanged.check_named(path, records)
 
@@ -307,7 +243,7 @@ class CheckpointWriter:
         self._remove_old(step)
 
     def _remove_old(self, step: int) -> None:
-        """Remove what is not needed after the checkpoint of ``step``; a failure is only logged."""
+        """Remove what is not needed after the checkpoint of `step`; a failure is only logged."""
         directory = self.config.directory
         try:
             files.prune(directory, step, self.config.keep)
@@ -338,29 +274,12 @@ class CheckpointWriter:
             )
 
     def _part_failed(self, step: int, share: StateShare, why: str) -> None:
-        """Log that a part was not written; rank 0 then records that it did not come.
-
-        Args:
-            step: the number of the step.
-            share: the part.
-            why: the reason, as a clause.
-        """
         logger.warning("part %d of step %d was not written: %s", share.rank + 1, step, why)
 
     def _remove_last_part(self, path: Location) -> None:
-        """Remove the last part that this worker wrote, if it belongs to no checkpoint.
-
-        Rank 0 does so, too, in the directory that it sees; hosts may not share it. A part that is
-        about to be written again, after the same step, stays until it is replaced, because rank 0
-        may be about to name it.
-
-        Args:
-            path: the part that this worker is about to write.
-
-        Raises:
-            CheckpointError: the directory cannot be listed.
-            OSError: the file cannot be removed.
-        """
+        """Remove the last part that this worker wrote, if it belongs to no checkpoint."""
+        # A part that is about to be written again, after the same step, stays until it is replaced,
+        # because rank 0 may be about to name it.
         if self._last_part is not None:
             step, last = self._last_part
             there = files.names_in(last.parent)
@@ -370,7 +289,7 @@ class CheckpointWriter:
 
 
 def _clause(error: Exception, path: Location) -> str:
-    """Return why a file was not written, as a clause; ``path`` is the checkpoint's."""
+    """Return why a file was not written, as a clause; `path` is the checkpoint's."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename or path}"
     return str(error) if isinstance(error, EdlError) else f"{type(error).__name__}: {error}"
