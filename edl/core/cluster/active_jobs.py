@@ -31,36 +31,24 @@ FEWEST_ASKED = 50  # of each queue, however many there are
 
 @dataclass(frozen=True)
 class ActiveJob:
-    """A job that a policy may give slots to; :func:`find_active_jobs` makes it.
+    """A job that a policy may give slots to; `find_active_jobs` makes it."""
 
-    "Hosts that count" are the hosts on which jobs may get slots now, as :func:`hosts_with_slots`
-    returns them.
-
-    Attributes:
-        job: the job as the leader has read it: its manifest, life, run and measurements.
-        limits: host -> the most slots that it may have there, above 0.
-        present: host -> the slots that it has there by the last decision, at most the limit; hosts
-            that do not count are left out.
-        why_fixed: why the policy may not change the job's slots ``present`` now, as a sentence;
-            empty: it may.
-        most: the most slots that a policy may give it, on all hosts together.
-        hosts: the hosts that count and have the labels that it asks for.
-        labels: these labels as a text, "key=value,..."; empty if all hosts have them.
-        requested: the slots that a policy of fixed sizes gives it; 0: as its manifest requests.
-    """
-
-    job: JobView
-    limits: Mapping[str, int]
+    job: JobView  # the job as the leader has read it: its manifest, life, run and measurements
+    limits: Mapping[str, int]  # host -> the most slots that it may have there, above 0
+    # host -> the slots that it has there by the last decision, at most the limit; hosts that do not
+    # count are left out
     present: Mapping[str, int]
+    # why the policy may not change the job's slots `present` now, as a sentence; empty: it may
     why_fixed: str
-    most: int
-    hosts: tuple[str, ...]
-    labels: str
+    most: int  # the most slots that a policy may give it, on all hosts together
+    hosts: tuple[str, ...]  # the hosts that count and have the labels that it asks for
+    labels: str  # these labels as a text, "key=value,..."; empty if all hosts have them
+    # the slots that a policy of fixed sizes gives it; 0: as its manifest requests
     requested: int = 0
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the policy may not change the job's slots ``present`` now."""
+        """Whether the policy may not change the job's slots `present` now."""
         return bool(self.why_fixed)
 
     @property
@@ -70,20 +58,13 @@ class ActiveJob:
 
     @property
     def group(self) -> tuple[int, int, str]:
-        """The group of jobs that a policy is asked about together; lower groups are served first.
-
-        It is (-priority, the number of hosts with the job's labels, the labels as a text).
-        """
+        """The group of jobs that a policy is asked about together; lower groups are served first"""
         return -self.job.wanted.priority, len(self.hosts), self.labels
 
     def cluster_job(self, now_s: float, models: StepTimeModels | None = None) -> ClusterJob:
-        """Return the job as the value that a cluster policy reads.
-
-        Args:
-            now_s: the time, in seconds since 1970, up to which the slot-seconds that the job has
-                had count.
-            models: fits the models of all jobs that the policy is asked about together.
-        """
+        """Return the job as the value that a cluster policy reads."""
+        # `now_s`: the time, in seconds since 1970, up to which the slot-seconds that the job has
+        # had count.
         job, sizes = self.job, self.job.manifest.allowed_sizes
         batch, limit = batch_of(job), job.manifest.batch
         chosen = limit is not None and limit.set_by_policy
@@ -111,15 +92,7 @@ class ActiveJob:
 
 
 def hosts_with_slots(cluster: ClusterView, table: DeviceTable) -> dict[str, int]:
-    """Return how many slots a policy can count on, by host; hosts without any are left out.
-
-    A host that offers nothing just now counts, with the slots that jobs keep there, until it is
-    lost. A drained host does not count.
-
-    Args:
-        cluster: the hosts and the settings as they were read.
-        table: the devices, the run that each belongs to, and the time.
-    """
+    """Return how many slots a policy can count on, by host; hosts without any are left out."""
     settings, found = cluster.settings, {}
     for host in cluster.hosts:
         lost = host.is_lost(table.now_s, settings.lost_after_s)
@@ -132,16 +105,7 @@ def hosts_with_slots(cluster: ClusterView, table: DeviceTable) -> dict[str, int]
 def find_active_jobs(
     cluster: ClusterView, table: DeviceTable
 ) -> tuple[list[ActiveJob], dict[str, str]]:
-    """Return the jobs that may get slots, in the order of submission, and why others wait.
-
-    Args:
-        cluster: the jobs, hosts and settings as they were read.
-        table: the devices, the run that each belongs to, and the time.
-
-    Returns:
-        (the active jobs; for each other job whose user wants it to run, by name, the sentence that
-        says why it waits).
-    """
+    """Return the jobs that may get slots, in the order of submission, and why others wait."""
     nodes = hosts_with_slots(cluster, table)
     choices = _HostChoices(cluster, table, nodes)
     count = len(cluster.queues)
@@ -168,15 +132,8 @@ def find_active_jobs(
 
 
 def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
-    """Return why a queued job would get nothing from slots now; None if nothing is in its way.
-
-    It is None, too, for a job that is not queued.
-
-    Args:
-        job: the job, with its state, its run and its manifest.
-        cluster: all jobs, among them those that must have finished before this one starts.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return why a queued job would get nothing from slots now; None if nothing is in its way."""
+    # `now_s`: the time, in seconds since 1970.
     if job.life.state is not LifeState.QUEUED:
         return None
     if job.unreadable:
@@ -197,11 +154,7 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
 
 
 def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
-    """Return which job must finish before ``job`` starts, as a sentence; empty: none.
-
-    It is empty, too, if ``job`` was started before: the other jobs had finished then, and their
-    records may be removed by now.
-    """
+    """Return which job must finish before `job` starts, as a sentence; empty: none."""
     if job.life.started_s:
         return ""
     for name in job.manifest.after:
@@ -217,38 +170,23 @@ def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
 
 
 def _too_long_paths(job: JobView) -> str:
-    """Return a sentence if the paths of ``job`` are too long to ask a host for them; else ""."""
     why = too_long_for_a_question(job.manifest.required_paths)
     return f"waits: {why}; delete it, and submit it with fewer or shorter paths" if why else ""
 
 
 @dataclass(frozen=True)
 class _HostChoice:
-    """The hosts that a job can use.
+    """The hosts that a job can use."""
 
-    Attributes:
-        limits: host -> the most slots that it may have there, above 0.
-        hosts: the hosts that have its labels, and are not known to lack its files.
-        labels: a text that only jobs with the same hosts have; empty if they are all.
-        check: what the hosts have said of its files.
-        room: the slots that it could have, on all hosts together.
-    """
-
-    limits: Mapping[str, int]
-    hosts: tuple[str, ...]
-    labels: str
-    check: PathCheck
-    room: int
+    limits: Mapping[str, int]  # host -> the most slots that it may have there, above 0
+    hosts: tuple[str, ...]  # the hosts that have its labels, and are not known to lack its files
+    labels: str  # a text that only jobs with the same hosts have; empty if they are all
+    check: PathCheck  # what the hosts have said of its files
+    room: int  # the slots that it could have, on all hosts together
 
 
 class _HostChoices:
-    """The hosts that each job can use; those of most jobs are the same.
-
-    Args:
-        cluster: the cluster.
-        table: the devices, and the run that each belongs to.
-        nodes: host -> the slots that can be counted on.
-    """
+    """The hosts that each job can use; those of most jobs are the same."""
 
     def __init__(self, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]) -> None:
         self.nodes = nodes
@@ -258,12 +196,7 @@ class _HostChoices:
         self._silent = [host for host in cluster.hosts if host.offer is None]
 
     def of(self, job: JobView) -> _HostChoice:
-        """Return the hosts that ``job`` can use.
-
-        Jobs of one tenant with the same labels and required paths get the same object, but not one
-        that may have more, or fewer, slots on its own hosts than other such jobs: those where it
-        has devices, or a limit of its own.
-        """
+        """Return the hosts that `job` can use."""
         tenant = tenant_of(job.name, self._cluster.tenants)
         key = tenant, tuple(job.manifest.labels.items()), tuple(job.manifest.required_paths)
         found = self._kept.get(key)
@@ -281,10 +214,7 @@ class _HostChoices:
         return self._choose(job)
 
     def _choose(self, job: JobView) -> _HostChoice:
-        """Compute the hosts that ``job`` can use, and return them as a new object; keep nothing.
-
-        If the job can use no host, the ``limits`` of the result are empty.
-        """
+        """Compute the hosts that `job` can use, and return them as a new object; keep nothing."""
         check = self._cluster.path_checks.of(job.manifest)
         limits = _limits(job, self._cluster, self._table, self.nodes, check)
         closed = (host for host in self.nodes if self._cluster.is_closed_to(host, job.name))
@@ -296,14 +226,7 @@ class _HostChoices:
 def _active(
     job: JobView, cluster: ClusterView, table: DeviceTable, choices: _HostChoices
 ) -> ActiveJob | str:
-    """Return ``job`` as an active one or, as a sentence, why it cannot be one.
-
-    Args:
-        job: a job that wants slots.
-        cluster: the cluster.
-        table: the devices, and the run that each belongs to.
-        choices: the hosts that each job can use.
-    """
+    """Return `job` as an active one or, as a sentence, why it cannot be one."""
     choice = choices.of(job)
     limits, check, room = choice.limits, choice.check, choice.room
     sizes = job.manifest.allowed_sizes
@@ -344,12 +267,7 @@ def _active(
 
 
 def _why_fixed(job: JobView, unchanged_s: float) -> str:
-    """Return why a job keeps the slots that it has, as a sentence; empty if it need not.
-
-    Args:
-        job: a job that starts or trains.
-        unchanged_s: for how many seconds it has had these slots.
-    """
+    """Return why a job keeps the slots that it has, as a sentence; empty if it need not."""
     manifest = job.manifest
     if job.life.state is LifeState.STARTING:
         return "keeps its slots while it starts"
@@ -363,16 +281,9 @@ def _why_fixed(job: JobView, unchanged_s: float) -> str:
 
 
 def _waits_for_answers(job: JobView, cluster: ClusterView, now_s: float, check: PathCheck) -> bool:
-    """Return whether a queued job waits until all hosts have said whether they have its files.
-
-    It does so for a short time, so that it starts with all its slots at once.
-
-    Args:
-        job: the job.
-        cluster: the cluster.
-        now_s: the time, in seconds since 1970.
-        check: what the hosts have said.
-    """
+    """Return whether a queued job waits until all hosts have said whether they have its files."""
+    # It does so for a short time, so that it starts with all its slots at once.
+    # `now_s`: the time, in seconds since 1970.
     asked = any(cluster.host_named[host].takes_slots for host in check.unknown)
     waited_s = now_s - job.life.since_s
     return (
@@ -387,16 +298,7 @@ def _hosts_of(
     known: Collection[str],
     lacking: Collection[str],
 ) -> tuple[tuple[str, ...], str]:
-    """Return the hosts that a job can use, and a text that only jobs with the same hosts have.
-
-    Args:
-        job: the job.
-        cluster: the cluster.
-        nodes: host -> the slots that can be counted on.
-        known: hosts that the job can use, whatever they say of its files.
-        lacking: hosts that say that they lack its files, on which it could not start, or that are
-            closed to its tenant.
-    """
+    """Return the hosts that a job can use, and a text that only jobs with the same hosts have."""
     labelled = [host for host in nodes if has_labels(job, cluster, host)]
     hosts = tuple(host for host in labelled if host in known or host not in lacking)
     labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
@@ -408,13 +310,7 @@ def _hosts_of(
 def _within_hosts(
     active: list[ActiveJob], nodes: Mapping[str, int], table: DeviceTable
 ) -> list[ActiveJob]:
-    """Return the active jobs, changed so that they have at most the slots of each host together.
-
-    Args:
-        active: the jobs that may get slots, in the order of submission.
-        nodes: host -> the slots that can be counted on.
-        table: the devices, and the run that each belongs to.
-    """
+    """Return the active jobs, changed so that they have at most the slots of each host together."""
     present: Counter[str] = Counter()
     for one in active:
         present.update(one.present)
@@ -425,18 +321,10 @@ def _within_hosts(
 
 
 def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) -> list[ActiveJob]:
-    """Return the active jobs, changed so that they have together at most ``slots`` on ``host``.
-
-    If they have more by the last decision, because slots were not given back, each keeps only those
-    that belong to it already. If these are too many, because the host offers fewer than before, the
-    jobs that were submitted last have fewer. A job that has fewer than before is not fixed.
-
-    Args:
-        active: the jobs that may get slots, in the order of submission.
-        host: the name of the host.
-        slots: the slots there that can be counted on.
-        table: the devices, and the run that each belongs to.
-    """
+    """Return the active jobs, changed so that they have together at most `slots` on `host`."""
+    # If they have more by the last decision, because slots were not given back, each keeps only
+    # those that belong to it already. If these are too many, because the host offers fewer than
+    # before, the jobs that were submitted last have fewer.
     found = []
     for one in active:
         entry = table.entries(one.job.name, one.job.life.run).get(host)
@@ -458,18 +346,7 @@ def _limits(
     nodes: Mapping[str, int],
     check: PathCheck,
 ) -> dict[str, int]:
-    """Return the most slots that ``job`` may have on each host, above 0, in the order of ``nodes``.
-
-    A host that still has something of a former run of the job has no slots for it, nor has a host
-    without the job's files, or that is closed to its tenant, unless its run is there already.
-
-    Args:
-        job: the job, with its labels and its limits on hosts.
-        cluster: the hosts as they were read, with their labels.
-        table: the devices, the run that each belongs to, and the time.
-        nodes: host -> the slots that can be counted on.
-        check: what the hosts have said of the job's files.
-    """
+    """Return the most slots that `job` may have on each host, above 0, in the order of `nodes`."""
     life = job.life
     own = table.entries(job.name, life.run) if life.state.has_run else {}
     blocked: set[str] = set()
@@ -490,16 +367,7 @@ def _limits(
 
 
 def has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
-    """Return whether ``host`` has all labels that ``job`` asks for.
-
-    If the host offers nothing just now, its labels are not known: the result is True if the job
-    asks for none or has slots there.
-
-    Args:
-        job: the job.
-        cluster: the cluster.
-        host: the name of the host.
-    """
+    """Return whether `host` has all labels that `job` asks for."""
     view = cluster.host_named[host]
     wanted = job.manifest.labels
     if view.offer is None:
@@ -508,16 +376,7 @@ def has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
 
 
 def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str, int]:
-    """Return the slots of a job by the policy's last decision, by host.
-
-    If there is no decision about it, or the job only starts, they are the slots that it has. A job
-    without a run has none: the result is empty.
-
-    Args:
-        job: the job, with its state and its run.
-        cluster: the cluster, with the last decision.
-        table: the devices, and the run that each belongs to.
-    """
+    """Return the slots of a job by the policy's last decision, by host."""
     if job.life.state not in HAS_SLOTS:
         return {}
     last = cluster.allocation
@@ -551,15 +410,7 @@ def _closed(job: JobView, cluster: ClusterView, choice: _HostChoice) -> str:
 def _too_large(
     job: JobView, room: int, nodes: Mapping[str, int], check: PathCheck, more_hosts: str
 ) -> str:
-    """Return the sentence that says that a job needs more slots than there are.
-
-    Args:
-        job: the job that waits, with the fewest slots that it may have.
-        room: the slots that it could have, on all hosts together.
-        nodes: host -> the slots that can be counted on.
-        check: what the hosts have said of its files.
-        more_hosts: how the cluster gets more hosts.
-    """
+    """Return the sentence that says that a job needs more slots than there are."""
     needs = f"waits: it needs {counted(job.min_slots, 'slot')}"
     total = sum(nodes.values())
     if room == total:

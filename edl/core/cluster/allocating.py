@@ -45,21 +45,9 @@ from edl.core.cluster.view import ClusterView
 def allocate(
     cluster: ClusterView, policy: ClusterPolicy, table: DeviceTable
 ) -> tuple[AllocationRecord, dict[str, str]]:
-    """Return the decision that holds now, and why jobs wait that the policy is not told of.
-
-    The policy is asked if the jobs, hosts, limits or the policy have changed since it was asked
-    last, or the interval has passed. Otherwise its last decision holds. If its answer breaks a
-    rule, the last decision holds, with that rule in ``problem``.
-
-    Args:
-        cluster: the jobs and hosts as they were read, with the policy's last decision.
-        policy: the cluster policy to ask.
-        table: the devices, the run that each belongs to, and the time.
-
-    Returns:
-        (the decision, as the record to write; for each job that wants slots and of which the policy
-        is not told, by name, the reason).
-    """
+    """Return the decision that holds now, and why jobs wait that the policy is not told of."""
+    # The policy is asked if the jobs, hosts, limits or the policy have changed since it was asked
+    # last, or the interval has passed. Otherwise its last decision holds.
     active, obstacles = find_active_jobs(cluster, table)
     nodes, last = hosts_with_slots(cluster, table), cluster.allocation
     inputs = _digest(active, nodes, cluster, policy, table.now_s)
@@ -90,15 +78,8 @@ def _digest(
     policy: ClusterPolicy,
     now_s: float,
 ) -> str:
-    """Return a digest, 16 hexadecimal digits, whose change lets the policy be asked at once.
-
-    Args:
-        active: the jobs that may get slots.
-        nodes: host -> the slots that can be counted on.
-        cluster: the cluster, for the kinds of its hosts.
-        policy: the policy, whose text has its parameters.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return a digest, 16 hexadecimal digits, whose change lets the policy be asked at once."""
+    # `now_s`: the time, in seconds since 1970.
     limits = _OwnLimits(nodes)
     jobs = [
         (
@@ -116,10 +97,7 @@ def _digest(
 
 
 def _within_queue(one: ActiveJob, answer: Decision, cluster: ClusterView) -> ActiveJob:
-    """Return a job that gets no more slots for its profile than the policy gives it.
-
-    It is so if its queue may have a limited number of slots; else the job is returned as it is.
-    """
+    """Return a job that gets no more slots for its profile than the policy gives it."""
     queue = cluster.queues.get(one.job.manifest.queue)
     if queue is None or queue.most is None:
         return one
@@ -127,21 +105,14 @@ def _within_queue(one: ActiveJob, answer: Decision, cluster: ClusterView) -> Act
 
 
 class _OwnLimits:
-    """A finder of the hosts where jobs may have fewer slots than can be counted on.
-
-    Args:
-        nodes: host -> the slots that can be counted on.
-    """
+    """A finder of the hosts where jobs may have fewer slots than can be counted on."""
 
     def __init__(self, nodes: Mapping[str, int]) -> None:
         self._nodes = nodes
         self._kept: dict[tuple[int, int], list[tuple[str, int]]] = {}  # of the same objects
 
     def of(self, one: ActiveJob) -> list[tuple[str, int]]:
-        """Return (host, limit) for such hosts; hosts without the job's labels are left out.
-
-        Most jobs of a cluster share one object with their limits, which is looked at once.
-        """
+        """Return (host, limit) for such hosts; hosts without the job's labels are left out."""
         key = id(one.limits), id(one.hosts)
         found = self._kept.get(key)
         if found is None:
@@ -154,17 +125,8 @@ class _OwnLimits:
 def _recorded(
     answer: Decision, last: AllocationRecord, inputs: str, now_s: float
 ) -> AllocationRecord:
-    """Return the record of a policy's answer, for the node ``allocation``.
-
-    A target that is as before keeps the time of its last change; a job about which the answer has
-    no batch keeps its last batch.
-
-    Args:
-        answer: the answers of the policy about all groups of jobs.
-        last: the record of the decision before this one.
-        inputs: the digest of the jobs, hosts and policy that were asked about.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the record of a policy's answer, for the node `allocation`."""
+    # `now_s`: the time, in seconds since 1970.
     changed_s = {}
     for name, target in answer.targets.items():
         same = last.targets.get(name) == target
@@ -182,7 +144,6 @@ def _recorded(
 
 
 def _without_others(record: AllocationRecord, active: Sequence[ActiveJob]) -> AllocationRecord:
-    """Return a copy of ``record`` whose targets are only those of the jobs in ``active``."""
     names = {one.job.name for one in active}
     targets = {name: target for name, target in record.targets.items() if name in names}
     return replace(record, targets=targets)

@@ -33,11 +33,7 @@ from edl.core.sizes import Sizes
 
 
 def profile_end_s(job: JobView, now_s: float) -> float:
-    """Return until when a job that begins to train may be profiled, in seconds since 1970.
-
-    It is 0 if its user has not asked for it, and ``now_s`` if something is known of its speed. What
-    was decided when it trained for the first time stays so.
-    """
+    """Return until when a job that begins to train may be profiled, in seconds since 1970."""
     limits, before_s = job.manifest.profile, job.life.profile_until_s
     if limits is None or before_s:
         return before_s
@@ -48,27 +44,18 @@ def profile_end_s(job: JobView, now_s: float) -> float:
 
 @dataclass(frozen=True)
 class ProfileProgress:
-    """How far the profile of a job is.
+    """How far the profile of a job is."""
 
-    Attributes:
-        known: the numbers of workers that are measured, sorted.
-        is_settled: whether the job has had its present slots for ``each_s`` seconds.
-    """
-
-    known: tuple[int, ...]
-    is_settled: bool
+    known: tuple[int, ...]  # the numbers of workers that are measured, sorted
+    is_settled: bool  # whether the job has had its present slots for `each_s` seconds
 
 
 def profile_progress(
     job: JobView, allocation: AllocationRecord, now_s: float
 ) -> ProfileProgress | None:
-    """Return how far the profile of a job is; None: the job is not profiled, or not any more.
-
-    Args:
-        job: the job.
-        allocation: the last decision, which says since when the job has its slots.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return how far the profile of a job is; None: the job is not profiled, or not any more."""
+    # `allocation`: the last decision, which says since when the job has its slots.
+    # `now_s`: the time, in seconds since 1970.
     limits, life = job.manifest.profile, job.life
     if limits is None or life.state is not LifeState.RUNNING or now_s >= life.profile_until_s:
         return None
@@ -88,15 +75,7 @@ def settled_s(job: JobView, allocation: AllocationRecord) -> float:
 def next_size(
     progress: ProfileProgress, sizes: Sizes, present: int, most: int, count: int
 ) -> int | None:
-    """Return the number of workers with which a job is profiled now; None: it is complete.
-
-    Args:
-        progress: how far the profile is.
-        sizes: the numbers of workers that the job may have.
-        present: the number of slots that it has.
-        most: how many it can have without a loss for others.
-        count: how many sizes to measure.
-    """
+    """Return the number of workers with which a job is profiled now; None: it is complete."""
     known = progress.known
     if not progress.is_settled or present not in known:
         return present if present <= most and sizes.allows(present) else None
@@ -112,15 +91,10 @@ def next_size(
 
 @dataclass(frozen=True)
 class ProfileSlots:
-    """The slots of the jobs that are profiled now.
+    """The slots of the jobs that are profiled now."""
 
-    Attributes:
-        targets: job -> host -> the number of its slots there.
-        reasons: job -> what is measured, as a clause.
-    """
-
-    targets: Mapping[str, Mapping[str, int]]
-    reasons: Mapping[str, str]
+    targets: Mapping[str, Mapping[str, int]]  # job -> host -> the number of its slots there
+    reasons: Mapping[str, str]  # job -> what is measured, as a clause
 
 
 def profiled_slots(
@@ -130,15 +104,8 @@ def profiled_slots(
     allocation: AllocationRecord,
     now_s: float,
 ) -> ProfileSlots:
-    """Return the slots that jobs get for their profiles in place of those that the policy gives.
-
-    Args:
-        active: the jobs that may get slots.
-        nodes: host -> the slots that can be counted on.
-        targets: job -> host -> the slots that the policy gives it.
-        allocation: the last decision.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the slots that jobs get for their profiles in place of those that the policy gives."""
+    # `now_s`: the time, in seconds since 1970.
     free = Counter(nodes)
     for slots in targets.values():
         free.subtract(slots)
@@ -176,20 +143,11 @@ def profiled_slots(
 
 
 def _most(one: ActiveJob, room: Mapping[str, int]) -> int:
-    """Return how many slots a job can have where ``room`` is, host -> slots."""
     return min(one.most, sum(min(n, one.limits.get(host, 0)) for host, n in room.items()))
 
 
 def _placed(
     one: ActiveJob, size: int, present: Mapping[str, int], room: Mapping[str, int]
 ) -> Mapping[str, int]:
-    """Return the slots of a job by host: ``size`` of them, or fewer if the room is too small.
-
-    Args:
-        one: the job.
-        size: how many slots it is to have.
-        present: the slots that it has, most of which stay.
-        room: host -> the slots that it may have there.
-    """
     job = JobSize(one.job.name, size, present, (), one.limits, lambda count: count)
     return place_stably([job], {host: room[host] for host in sorted(room)}).get(job.name, {})

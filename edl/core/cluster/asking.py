@@ -27,21 +27,17 @@ Targets = dict[str, Mapping[str, int]]
 
 @dataclass
 class Decision:
-    """The answers of a policy about the groups of jobs that it was asked about so far.
+    """The answers of a policy about the groups of jobs that it was asked about so far."""
 
-    Attributes:
-        targets: job -> host -> the number of slots that the job shall have there.
-        reasons: job -> why it has its slots or waits, as the policy's sentence.
-        batches: job -> the global batch that the policy chose, in samples.
-        state: group of jobs -> what the policy keeps for its next decision.
-        problem: the rule that its decision broke, as a sentence; empty: it broke none.
-    """
-
+    # job -> host -> the number of slots that the job shall have there
     targets: Targets = field(default_factory=dict)
+    # job -> why it has its slots or waits, as the policy's sentence
     reasons: dict[str, str] = field(default_factory=dict)
+    # job -> the global batch that the policy chose, in samples
     batches: dict[str, int] = field(default_factory=dict)
+    # group of jobs -> what the policy keeps for its next decision
     state: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    problem: str = ""
+    problem: str = ""  # the rule that its decision broke, as a sentence; empty: it broke none
 
     @property
     def used(self) -> int:
@@ -51,27 +47,17 @@ class Decision:
 
 @dataclass(frozen=True)
 class AllocationRequest:
-    """All that a policy is asked about together.
+    """All that a policy is asked about together."""
 
-    Attributes:
-        active: the jobs that may get slots.
-        nodes: host -> the slots that they may have.
-        cluster: the cluster, with the policy's last decision.
-        policy: the policy.
-        now_s: the time, in seconds since 1970.
-        later: jobs that are asked about later, in another request, with what this one leaves.
-        most: the most slots that the jobs may have together; None: all of ``nodes``.
-        queue: the queue whose jobs they are; empty: those of all queues.
-    """
-
-    active: Sequence[ActiveJob]
-    nodes: Mapping[str, int]
-    cluster: ClusterView
+    active: Sequence[ActiveJob]  # the jobs that may get slots
+    nodes: Mapping[str, int]  # host -> the slots that they may have
+    cluster: ClusterView  # the cluster, with the policy's last decision
     policy: ClusterPolicy
-    now_s: float
+    now_s: float  # the time, in seconds since 1970
+    # jobs that are asked about later, in another request, with what this one leaves
     later: Sequence[ActiveJob] = ()
-    most: int | None = None
-    queue: str = ""
+    most: int | None = None  # the most slots that the jobs may have together; None: all of `nodes`
+    queue: str = ""  # the queue whose jobs they are; empty: those of all queues
 
 
 Spare = Callable[[Sequence[ActiveJob], Decision], Mapping[str, str]]
@@ -80,17 +66,7 @@ may not, each with the reason."""
 
 
 def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> Decision:
-    """Ask the policy, and again until no job loses all slots that may not.
-
-    In the next request such a job has its fewest slots, which the policy may not change.
-
-    Args:
-        request: what the policy is asked.
-        spare: says which jobs may not lose all slots; None: those of :func:`spare_young`.
-
-    Returns:
-        The last answers; if one breaks a rule, only its ``problem``.
-    """
+    """Ask the policy, and again until no job loses all slots that may not."""
     slots = sum(request.nodes.values()) if request.most is None else request.most
     spare = spare or (
         lambda asked, answer: {
@@ -111,16 +87,8 @@ def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> De
 
 
 def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> dict[str, str]:
-    """Return the jobs that lose all slots and may not, by their manifests, with reasons.
-
-    They have trained for less than ``min_run_s`` seconds, or may not be preempted. The policy may
-    change the slots of the latter only while they have lost some, as with a host.
-
-    Args:
-        asked: the jobs that the policy was asked about.
-        answer: what it answered.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the jobs that lose all slots and may not, by their manifests, with reasons."""
+    # `now_s`: the time, in seconds since 1970.
     found = {}
     for one in losers(asked, answer):
         name, least_s = one.job.name, one.job.manifest.min_run_s
@@ -132,10 +100,7 @@ def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> d
 
 
 def spare_unsaved(asked: Sequence[ActiveJob], answer: Decision, slots: int) -> Mapping[str, str]:
-    """Return the jobs that lose all slots to jobs of no higher priority, and save nothing.
-
-    Their users have not said that they may be preempted. ``slots`` are those of all jobs together.
-    """
+    """Return the jobs that lose all slots to jobs of no higher priority, and save nothing."""
     found: dict[str, str] = {}
     kept = 0
     lost = {one.job.name for one in losers(asked, answer)}
@@ -159,10 +124,7 @@ def spare_unsaved(asked: Sequence[ActiveJob], answer: Decision, slots: int) -> M
 
 
 def losers(asked: Sequence[ActiveJob], answer: Decision) -> list[ActiveJob]:
-    """Return the jobs that train on their fewest slots or more, and get none by ``answer``.
-
-    ``asked`` has the jobs; those whose slots the policy may not change are left out.
-    """
+    """Return the jobs that train on their fewest slots or more, and get none by `answer`."""
     return [
         one
         for one in asked
@@ -174,16 +136,12 @@ def losers(asked: Sequence[ActiveJob], answer: Decision) -> list[ActiveJob]:
 
 
 def _at_fewest(one: ActiveJob, why: str) -> ActiveJob:
-    """Return the active job with only the fewest of its present slots, fixed because of ``why``."""
+    """Return the active job with only the fewest of its present slots, fixed because of `why`."""
     return replace(one, present=trimmed(one.present, one.job.min_slots), why_fixed=why)
 
 
 def _ask(request: AllocationRequest) -> Decision:
-    """Ask the policy about one group of jobs after the other, and return all answers together.
-
-    A group has the jobs of one priority whose labels leave them the same hosts. If one answer
-    breaks a rule, the result has only that ``problem``.
-    """
+    """Ask the policy about one group of jobs after the other, and return all answers together."""
     cluster, left = request.cluster, dict(request.nodes)
     answer, most, models = Decision(), request.most, StepTimeModels()
     silent = [host.name for host in cluster.hosts if host.offer is None]
@@ -233,16 +191,7 @@ def kind_of(cluster: ClusterView, host: str) -> str:
 
 
 def _limited(free: Mapping[str, int], most: int, jobs: Sequence[ActiveJob]) -> dict[str, int]:
-    """Return at most ``most`` of the ``free`` slots of hosts, in the same order.
-
-    First come the slots of jobs that keep them, then those that other jobs have, then those of the
-    hosts with the most.
-
-    Args:
-        free: host -> its free slots.
-        most: how many slots are returned at most.
-        jobs: the jobs that are to have them, with the slots that they have now.
-    """
+    """Return at most `most` of the `free` slots of hosts, in the same order."""
     found: Counter[str] = Counter()
     fixed = _sum(one.present for one in jobs if one.is_fixed)
     present = _sum(one.present for one in jobs if not one.is_fixed)
@@ -256,7 +205,7 @@ def _limited(free: Mapping[str, int], most: int, jobs: Sequence[ActiveJob]) -> d
 
 
 def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Return, by host, the sum of the numbers of slots in all mappings of ``many``."""
+    """Return, by host, the sum of the numbers of slots in all mappings of `many`."""
     total: Counter[str] = Counter()
     for slots in many:
         total.update(slots)
@@ -264,15 +213,7 @@ def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[JobSize]:
-    """Return the jobs that get slots by a policy's decision, each with an allowed size.
-
-    They are in the order of ``jobs``; a job that gets none is left out.
-
-    Args:
-        jobs: the jobs of one group, in the order of submission.
-        decision: the policy's decision about them.
-        slots: the number of slots of their hosts together.
-    """
+    """Return the jobs that get slots by a policy's decision, each with an allowed size."""
     suggested = decision.placements
     sizes, left = {}, slots
     for one in jobs:

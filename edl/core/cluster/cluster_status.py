@@ -17,11 +17,7 @@ from edl.core.record import Record
 
 @dataclass(frozen=True)
 class HostStatus(Record):
-    """One host of a cluster as `edl cluster status` shows it.
-
-    It has the host's name, state, labels and kind, the slots that it offers and that jobs have, and
-    the slots of each job there. Each field says its meaning.
-    """
+    """One host of a cluster as `edl cluster status` shows it."""
 
     host: Annotated[str, "its name"]
     state: Annotated[
@@ -42,12 +38,7 @@ class HostStatus(Record):
 
 @dataclass(frozen=True)
 class ClusterStatus(Record):
-    """The status of a cluster as `edl cluster status` shows it.
-
-    It has the leader and its term, the policy, the number of offered and of used slots, the number
-    of jobs in each state, a :class:`HostStatus` for each host, and a
-    :class:`edl.core.cluster.queue_status.QueueStatus` for each queue. Each field says its meaning.
-    """
+    """The status of a cluster as `edl cluster status` shows it."""
 
     cluster: Annotated[str, "its name"]
     leader: Annotated[str, "the controller that leads; empty: none does now"]
@@ -72,10 +63,7 @@ class ClusterStatus(Record):
 
 @dataclass(frozen=True)
 class JobPlan(Record):
-    """One row of `edl cluster plan`: a job's state, its slots by host now and planned, and why.
-
-    Jobs that have ended are in no plan.
-    """
+    """One row of `edl cluster plan`: a job's state, its slots by host now and planned, and why."""
 
     job: Annotated[str, "its name"]
     state: Annotated[LifeState, "its state now"]
@@ -92,16 +80,7 @@ def cluster_status(
     zookeeper: str,
     fleet: str = "",
 ) -> ClusterStatus:
-    """Return the status of a cluster, as `edl cluster status` prints it.
-
-    Args:
-        cluster: the name of the cluster.
-        view: its jobs and hosts.
-        leader: the record of the newest leader; None: there was none.
-        controllers: the number of controllers in the election; 0: nobody leads.
-        zookeeper: the ZooKeeper servers from which this was read, ``host:port,...``.
-        fleet: what an engine lends and is asked for, as a sentence; empty: there is none.
-    """
+    """Return the status of a cluster, as `edl cluster status` prints it."""
     hosts = tuple(_host_status(host) for host in view.hosts)
     states = Counter(str(job.life.state) for job in view.jobs)
     return ClusterStatus(
@@ -124,10 +103,7 @@ def cluster_status(
 
 
 def job_plans(view: ClusterView, found: ClusterPlan) -> tuple[JobPlan, ...]:
-    """Return the slots of each job of ``view`` now and by the plan ``found``, with the reason.
-
-    The jobs are in the order of submission; those that have ended are left out.
-    """
+    """Return the slots of each job of `view` now and by the plan `found`, with the reason."""
     targets = (found.allocation or view.allocation).targets
     return tuple(
         JobPlan(
@@ -143,10 +119,7 @@ def job_plans(view: ClusterView, found: ClusterPlan) -> tuple[JobPlan, ...]:
 
 
 def slots_of(view: ClusterView, job: str) -> dict[str, int]:
-    """Return how many slots ``job`` has on each host, without those that it is giving back.
-
-    Hosts where the number is 0 are left out.
-    """
+    """Return how many slots `job` has on each host, without those that it is giving back."""
     found = {}
     for host in view.hosts:
         entry = host.assigned.jobs.get(job)
@@ -156,18 +129,12 @@ def slots_of(view: ClusterView, job: str) -> dict[str, int]:
 
 
 def with_new_decision(view: ClusterView) -> ClusterView:
-    """Return a copy of ``view`` for which a plan asks the policy at once; all else is the same."""
+    """Return a copy of `view` for which a plan asks the policy at once; all else is the same."""
     return replace(view, allocation=replace(view.allocation, inputs=""))
 
 
 def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> ClusterView:
-    """Return a copy of ``view`` with one more host, which has no jobs and a new name ("new").
-
-    Args:
-        view: the cluster as it was read; it is not changed.
-        slots: the number of slots that the new host offers.
-        labels: the labels of the new host, key -> value. It has the files of all jobs.
-    """
+    """Return a copy of `view` with one more host, which has no jobs and a new name ("new")."""
     name, number = "new", 1
     while name in view.host_named:
         number += 1
@@ -180,26 +147,15 @@ def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> C
 def with_new_job(
     view: ClusterView, name: str, request: JobRequest, priority: int, now_s: float
 ) -> ClusterView:
-    """Return a copy of ``view`` with one more job, which was submitted last.
-
-    Args:
-        view: the cluster as it was read; it is not changed.
-        name: the name of the job; no other job of ``view`` has it.
-        request: what the job asks for.
-        priority: its priority.
-        now_s: when it was submitted, in seconds since 1970.
-    """
+    """Return a copy of `view` with one more job, which was submitted last."""
+    # `now_s`: when it was submitted, in seconds since 1970.
     order = 1 + max((job.order for job in view.jobs), default=0)
     added = JobView(name, order, request, now_s, Wanted(priority=priority))
     return replace(view, jobs=(*view.jobs, added))
 
 
 def _host_status(host: HostView) -> HostStatus:
-    """Return the status of a host: its state, its slots and how many of them jobs have.
-
-    The state is "silent" if the host offers nothing now, else "drained", "leaves", "taken out",
-    "lease ended", "other format" or "offers".
-    """
+    """Return the status of a host: its state, its slots and how many of them jobs have."""
     offer = host.offer
     state = "silent" if offer is None else "offers"
     if offer is not None and (host.drained or offer.leaves):

@@ -10,10 +10,6 @@ _FIRST = re.compile(rf"[{CONTROL}\ud800-\udfff]")
 
 
 def first_control_character(text: str) -> tuple[str, int] | None:
-    """Return the first character of ``text`` that YAML does not allow, and its index.
-
-    These are control characters, which no command and no environment variable of a process can
-    have (NUL) or should have, and halves of surrogate pairs. None: there is none.
-    """
+    """Return the first character of `text` that YAML does not allow, and its index."""
     found = _FIRST.search(text)
     return None if found is None else (found[0], found.start())

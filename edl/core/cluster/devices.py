@@ -26,14 +26,9 @@ FAILED_JOBS = 3  # so many different jobs that could not start take a host out
 
 
 class DeviceTable:
-    """The devices of all hosts, and the run that each belongs to.
+    """The devices of all hosts, and the run that each belongs to."""
 
-    Its methods change this table only; see :meth:`changed` for the records to write.
-
-    Args:
-        hosts: the hosts, with their records as they were read.
-        now_s: the time, in seconds since 1970.
-    """
+    # `now_s`: the time, in seconds since 1970.
 
     def __init__(self, hosts: Sequence[HostView], now_s: float) -> None:
         self.hosts = {host.name: host for host in hosts}
@@ -57,20 +52,11 @@ class DeviceTable:
     # --- what is so
 
     def of_job(self, job: str) -> dict[str, JobAssignment]:
-        """Return the run and devices of ``job`` on each host, also those of its former runs.
-
-        The result is by host, in the order of the hosts' names; a host on which the job has nothing
-        is not in it.
-        """
+        """Return the run and devices of `job` on each host, also those of its former runs."""
         return {host: self._jobs[host][job] for host in sorted(self._hosts_of.get(job, ()))}
 
     def entries(self, job: str, run: str) -> dict[str, JobAssignment]:
-        """Return the devices of one run by host, without hosts where the run was told to end.
-
-        Args:
-            job: the name of the job.
-            run: the token of the run.
-        """
+        """Return the devices of one run by host, without hosts where the run was told to end."""
         return {
             host: entry
             for host, entry in self.of_job(job).items()
@@ -78,31 +64,18 @@ class DeviceTable:
         }
 
     def all_entries(self) -> Iterator[tuple[str, str, JobAssignment]]:
-        """Yield (host name, job name, the job's devices there) for each job with devices on a host.
-
-        The table may be changed while one iterates.
-        """
+        """Yield (host name, job name, a job's devices there) for each job with devices on a host"""
         for host, jobs in self._jobs.items():
             for job, entry in list(jobs.items()):
                 yield host, job, entry
 
     def blocked(self, job: str, run: str) -> set[str]:
-        """Return the hosts on which another run of ``job``, or one told to end, still has devices.
-
-        The job's run ``run`` gets no devices there until those are given back.
-
-        Args:
-            job: the name of the job.
-            run: the token of the run that is to get devices; empty: none.
-        """
+        """Return the hosts on which another run of `job`, or one told to end, still has devices."""
         entries = self.of_job(job).items()
         return {host for host, entry in entries if entry.run != run or entry.ends}
 
     def free(self, host: str) -> list[int]:
-        """Return the devices of ``host`` that belong to no run and may be given, ascending.
-
-        The list is empty if the host is unknown, offers nothing, or takes no slots.
-        """
+        """Return the devices of `host` that belong to no run and may be given, ascending."""
         view = self.hosts.get(host)
         if view is None or view.offer is None or not view.takes_slots:
             return []
@@ -110,11 +83,7 @@ class DeviceTable:
         return sorted(set(view.offer.numbers) - taken)
 
     def stuck(self, host: str, after_s: float) -> int:
-        """Return how many devices of ``host`` should have been given back ``after_s`` seconds ago.
-
-        These are the devices that runs were told that long ago, or earlier, to give back, and all
-        of runs that were told then to end there. Devices that the host does not offer do not count.
-        """
+        """Return how many devices of `host` should have been given back `after_s` seconds ago."""
         offer = self.hosts[host].offer
         late = [e for e in self._jobs[host].values() if self.now_s - e.changed_s >= after_s]
         devices = {
@@ -123,14 +92,7 @@ class DeviceTable:
         return len(devices if offer is None else devices.intersection(offer.numbers))
 
     def capacity(self, host: str, after_s: float) -> int:
-        """Return how many slots of ``host`` a policy can count on.
-
-        Args:
-            host: the name of the host. If it offers nothing just now, the slots that jobs keep
-                there count.
-            after_s: a device that was to be given back this many seconds ago or earlier does not
-                count.
-        """
+        """Return how many slots of `host` a policy can count on."""
         offer = self.hosts[host].offer
         if offer is not None:
             return max(0, len(offer.numbers) - self.stuck(host, after_s))
@@ -140,18 +102,7 @@ class DeviceTable:
     # --- what is changed
 
     def give(self, host: str, job: str, run: str, count: int) -> None:
-        """Assign up to ``count`` free devices of ``host`` to a run, the lowest numbers first.
-
-        Nothing is assigned if the host still has devices of another run of this job, or if ``run``
-        itself was told to end there.
-
-        Args:
-            host: the name of the host.
-            job: the name of the job.
-            run: the token of the run.
-            count: how many devices, besides those that the run has; fewer are given if fewer are
-                free.
-        """
+        """Assign up to `count` free devices of `host` to a run, the lowest numbers first."""
         devices = self.free(host)[:count]
         if devices and host not in self.blocked(job, run):
             entry = self._jobs[host].get(job, JobAssignment(run))
@@ -159,19 +110,7 @@ class DeviceTable:
             self._put(host, job, replace(entry, devices=both))
 
     def reclaim(self, host: str, job: str, count: int, run: RunView) -> None:
-        """Mark all but ``count`` devices of a run on a host as to be given back; unmark the others.
-
-        It keeps only devices that the host offers, if it offers any: those that were not marked
-        before, that the run's record has, and that are busy, in this order; then the lowest
-        numbers.
-
-        Args:
-            host: the name of the host, on which the job must have devices.
-            job: the name of the job.
-            count: how many devices the run keeps; fewer are kept if fewer of its devices are
-                offered.
-            run: the run, as it was read.
-        """
+        """Mark all but `count` devices of a run on a host as to be given back; unmark the others"""
         entry = self._jobs[host][job]
         assigned, busy = run.devices.get(host, ()), run.busy(host)
         offer = self.hosts[host].offer
@@ -187,16 +126,7 @@ class DeviceTable:
             self._put(host, job, replace(entry, leaving=leaving))
 
     def release(self, host: str, job: str, run: RunView) -> None:
-        """Take the devices from a run that were marked to be given back and that it no longer uses.
-
-        It uses a device as long as its record ``assigned`` or its agent's record there has the
-        device, or there is no agent's record.
-
-        Args:
-            host: the name of the host, on which the job must have devices.
-            job: the name of the job.
-            run: the run, as it was read.
-        """
+        """Take the devices from a run marked to be given back and that it no longer uses"""
         entry = self._jobs[host][job]
         gone = {device for device in entry.leaving if not run.uses(host, device)}
         if gone:
@@ -208,10 +138,8 @@ class DeviceTable:
                 self._remove(host, job)
 
     def end(self, host: str, job: str) -> None:
-        """Mark the run of ``job`` as to be ended by ``host``; do nothing if it was marked before.
-
-        `edl host` ends it when the record is written. The job must have something on the host.
-        """
+        """Mark the run of `job` as to be ended by `host`; do nothing if it was marked before."""
+        # The job must have something on the host.
         entry = self._jobs[host][job]
         if not entry.ends:
             # The record is written with a check of its version, so this is the next one.
@@ -219,16 +147,11 @@ class DeviceTable:
             self._put(host, job, replace(entry, ends=ends, idle_s=0.0))
 
     def release_ended(self, host: str, job: str) -> None:
-        """Take all devices on ``host`` from a run of ``job`` that was told to end there.
-
-        Do nothing unless the host reports, about a version of its assignment that tells it to end
-        the run, that no process of it lives.
-        """
+        """Take all devices on `host` from a run of `job` that was told to end there."""
         if self.hosts[host].reports_end(job):
             self._remove(host, job)
 
     def ask(self, host: str, paths: Sequence[str]) -> None:
-        """Ask ``host`` which of ``paths`` it has; do nothing if it is asked for all of them."""
         if not set(paths) <= set(self._paths[host]):
             self._paths[host] = tuple(paths)
 
@@ -238,10 +161,7 @@ class DeviceTable:
         return {host: one for host, one in found.items() if one and one.order == order}
 
     def fail(self, host: str, job: str, order: int, reason: str, blamed: bool) -> None:
-        """Note that a job could not start on a host; ``blamed``: that is the host's fault.
-
-        It is, too, where that was so of another job.
-        """
+        """Note that a job could not start on a host; `blamed`: that is the host's fault."""
         if host in self._failures:
             blamed = blamed or any(name != job for name in self._blamed(host))
             self._failures[host][job] = HostFailure(order, reason, self.now_s, blamed)
@@ -262,15 +182,7 @@ class DeviceTable:
         return {job: one for job, one in self._failures[host].items() if one.blamed}
 
     def note_idle(self, host: str, job: str, is_idle: bool) -> float:
-        """Note whether a run has idle devices on a host; return since when, in seconds since 1970.
-
-        The result is 0 if it has none.
-
-        Args:
-            host: the name of the host, on which the job must have something.
-            job: the name of the job.
-            is_idle: whether at least one device that the run keeps there has no process.
-        """
+        """Note whether a run has idle devices on a host; since when, in seconds since 1970"""
         entry = self._jobs[host][job]
         if is_idle != bool(entry.idle_s):
             idle_s = self.now_s if is_idle else 0.0
@@ -278,10 +190,8 @@ class DeviceTable:
         return self._jobs[host][job].idle_s
 
     def changed(self) -> dict[str, HostAssignment]:
-        """Return the records ``assigned`` to write, by host: those that differ from what was read.
-
-        A record also says since when its host has offered nothing.
-        """
+        """Return the records `assigned` to write, by host: those that differ from what was read."""
+        # A record also says since when its host has offered nothing.
         found = {}
         for name, host in self.hosts.items():
             silent_s = 0.0
@@ -295,11 +205,9 @@ class DeviceTable:
         return found
 
     def _put(self, host: str, job: str, entry: JobAssignment) -> None:
-        """Set the run and devices of ``job`` on ``host`` to ``entry``, changed now."""
         self._jobs[host][job] = replace(entry, changed_s=self.now_s)
         self._hosts_of.setdefault(job, set()).add(host)
 
     def _remove(self, host: str, job: str) -> None:
-        """Remove the run and devices of ``job`` on ``host``; without any, raise a KeyError."""
         del self._jobs[host][job]
         self._hosts_of[job].remove(host)

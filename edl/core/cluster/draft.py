@@ -18,87 +18,57 @@ from edl.core.records import JobState
 
 @dataclass(frozen=True)
 class JobChange:
-    """A change of a job's state, for the log of events.
+    """A change of a job's state, for the log of events."""
 
-    Attributes:
-        job: the name of the job.
-        event: what happened to the job, so that its state changed.
-        before: the state before.
-        after: the state after.
-        reason: why, in a sentence.
-    """
-
-    job: str
-    event: LifeEvent
+    job: str  # the name of the job
+    event: LifeEvent  # what happened to the job, so that its state changed
     before: LifeState
     after: LifeState
-    reason: str
+    reason: str  # why, in a sentence
 
 
 class Draft:
-    """The draft of a plan: the lives, devices and orders that are decided so far.
+    """The draft of a plan: the lives, devices and orders that are decided so far."""
 
-    The life of a job is the state that the leader keeps of it. :func:`edl.core.cluster.plan.plan`
-    makes one draft in each call, and its parts change it one after the other.
-
-    Args:
-        cluster: the jobs, hosts and settings as they were read from ZooKeeper.
-        now_s: the time, in seconds since 1970.
-
-    Attributes:
-        table: the devices of each host, and the job and run that has each.
-        lost: the names of the hosts that have been without an offer for too long.
-        jobs: the jobs by name, with the lives that they will have.
-        allocation: the policy's decision that holds now.
-        waits: name of a job -> why it waits, as a sentence, where that is not the policy's reason.
-        orders: the orders to runs (to begin, change their devices, stop), in the order of their
-            making.
-        changes: the changes of jobs' states, in their order.
-        times_s: times at which the controller is to plan again even if nothing has changed, in
-            seconds since 1970.
-    """
+    # `now_s`: the time, in seconds since 1970.
 
     def __init__(self, cluster: ClusterView, now_s: float) -> None:
         self.cluster, self.now_s = cluster, now_s
         self.settings = cluster.settings
+        # the devices of each host, and the job and run that has each
         self.table = DeviceTable(cluster.hosts, now_s)
         self.lost = frozenset(
             host.name for host in cluster.hosts if host.is_lost(now_s, self.settings.lost_after_s)
-        )
+        )  # the names of the hosts that have been without an offer for too long
+        # the jobs by name, with the lives that they will have
         self.jobs: dict[str, JobView] = {job.name: job for job in cluster.jobs}
         for job in cluster.jobs:
             life = life_by(now_s, job.life, self.settings.limit_s)
             if life is not job.life:
                 self.live_on(job, life)
+        # the policy's decision that holds now
         self.allocation = allocation_by(now_s, cluster.allocation)
+        # name of a job -> why it waits, as a sentence, where that is not the policy's reason
         self.waits: dict[str, str] = {}
+        # the orders to runs (to begin, change their devices, stop), in the order of their making
         self.orders: list[Order] = []
-        self.changes: list[JobChange] = []
+        self.changes: list[JobChange] = []  # the changes of jobs' states, in their order
+        # times at which the controller is to plan again even if nothing has changed, in seconds
+        # since 1970
         self.times_s: list[float] = []
 
     def live_on(self, job: JobView, life: JobLife) -> None:
-        """Replace the life of ``job`` in ``jobs`` by ``life``, which has the same state."""
+        """Replace the life of `job` in `jobs` by `life`, which has the same state."""
         self.jobs[job.name] = replace(job, life=life)
 
     def change(self, job: JobView, event: LifeEvent, life: JobLife) -> None:
-        """Replace the life of ``job`` by ``life``, and note the change of its state in ``changes``.
-
-        Args:
-            job: the job, with the life before.
-            event: what happened to the job.
-            life: the life after that.
-        """
+        """Replace the life of `job` by `life`, and note the change of its state in `changes`."""
         change = JobChange(job.name, event, job.life.state, life.state, life.reason)
         self.changes.append(change)
         self.live_on(job, life)
 
     def stop(self, job: JobView, reason: str) -> None:
-        """Begin to stop the run of ``job``: give it the life after the event ``STOP``.
-
-        Args:
-            job: the job, with the life before.
-            reason: why, in a sentence.
-        """
+        """Begin to stop the run of `job`: give it the life after the event `STOP`."""
         if job.saves_nothing:
             trained = duration_in_words(max(0.0, self.now_s - job.life.since_s))
             steps = counted(job.measured.done_steps, "step")
@@ -106,7 +76,7 @@ class Draft:
         self.change(job, LifeEvent.STOP, job.life.after(LifeEvent.STOP, reason, self.now_s))
 
     def facts(self, job: JobView) -> RunHosts:
-        """Return what hosts and agents say of the run of ``job``: slots, lost hosts, processes."""
+        """Return what hosts and agents say of the run of `job`: slots, lost hosts, processes."""
         slots, lost, lives = 0, [], False
         refusals: dict[str, str] = {}
         useless: dict[str, str] = {}
@@ -137,7 +107,7 @@ class Draft:
         return RunHosts(slots, lost_hosts, lives, is_dead, refusals, before, others, tried)
 
     def _lost_before(self, job: JobView) -> str:
-        """Return which job of ``after`` will never finish, and why, as a sentence; else empty."""
+        """Return which job of `after` will never finish, and why, as a sentence; else empty."""
         if job.manifest.after_failed != "end" or job.life.started_s:
             return ""
         for name in job.manifest.after:
@@ -148,7 +118,7 @@ class Draft:
         return ""
 
     def _has_others(self, job: JobView, refusals: Collection[str]) -> bool:
-        """Return whether a start of ``job`` has failed, and other hosts have room for it."""
+        """Return whether a start of `job` has failed, and other hosts have room for it."""
         run = job.present_run
         failed = run is not None and run.state is JobState.FAILED
         if job.life.state is not LifeState.STARTING or not (failed or refusals):
@@ -167,17 +137,14 @@ class Draft:
         return room >= job.min_slots
 
     def target(self, job: JobView) -> Mapping[str, int]:
-        """Return how many slots the policy gives ``job`` on each host; empty if it gives none."""
+        """Return how many slots the policy gives `job` on each host; empty if it gives none."""
         return self.allocation.targets.get(job.name, {})
 
     def why(self, job: JobView) -> str:
-        """Return the policy's reason for the slots of ``job``; empty if it has given none."""
+        """Return the policy's reason for the slots of `job`; empty if it has given none."""
         return self.allocation.reasons.get(job.name, "")
 
     def is_late_to_stop(self, job: JobView) -> bool:
-        """Return whether ``job`` has been stopping for ``halt_timeout_s`` (a setting) or longer.
-
-        It is False if the job is not stopping.
-        """
+        """Return whether `job` has been stopping for `halt_timeout_s` (a setting) or longer."""
         late = self.now_s - job.life.since_s >= self.settings.halt_timeout_s
         return job.life.state is LifeState.HALTING and late

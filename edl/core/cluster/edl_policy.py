@@ -76,49 +76,35 @@ TINY = 1e-9  # slot-seconds; no job is shorter
 
 @dataclass(frozen=True)
 class EdlPolicy:
-    """The cluster policy ``edl``: least mean job completion time, by goodput and remaining work.
+    """The cluster policy `edl`: least mean job completion time, by goodput and remaining work."""
 
-    Call it with the state of a cluster to get an allocation. It also weighs what a change of slots
-    costs. Between decisions the allocation's ``state`` keeps the time of the decision, and for each
-    job what is left of its fair wait or of its turn.
-
-    Attributes:
-        exponent: p of jobs that may have several numbers of slots, where k slots are as a rule k^p
-            times as fast as one.
-        resize_s: the time that a change of a job's slots costs, in seconds.
-        horizon_s: the time within which a change has to repay its cost, in seconds.
-        patience: a job is due after this many times the time that it takes alone, if it can do with
-            one slot.
-        wide_patience: the same of a job that needs all slots; in between it grows in proportion.
-        quantum_s: the seconds with slots after which the turn of a due job ends, unless it ends
-            itself within as many.
-        rest_weight: a due job's deadline is this many times what is left of it, on its fewest
-            slots, after the time since when it is due.
-        rest_most_s: of what is left of it, at most this many seconds count in the deadline.
-        speeds: the relative speeds of kinds of nodes, like "h100=4,t4=1"; a kind that is not named
-            has 1. Another text raises UsageError.
-    """
-
+    # p of jobs that may have several numbers of slots, where k slots are as a rule k^p times as
+    # fast as one
     exponent: float = setting(0.5, "p: as a rule k slots are k^p times as fast as one", least=0)
+    # the time that a change of a job's slots costs, in seconds
     resize_s: float = setting(30.0, "what a change of slots costs")
+    # the time within which a change has to repay its cost, in seconds
     horizon_s: float = setting(600.0, "within which a change has to repay")
+    # a job is due after this many times the time that it takes alone, if it can do with one slot
     patience: float = setting(0.1, "times what it takes alone, a job of one slot waits until due")
+    # the same of a job that needs all slots; in between it grows in proportion
     wide_patience: float = setting(10.0, "the same of a job that needs all slots of the cluster")
+    # the seconds with slots after which the turn of a due job ends, unless it ends itself within as
+    # many
     quantum_s: float = setting(3600.0, "for which a due job has slots before all others")
+    # a due job's deadline is this many times what is left of it, on its fewest slots, after the
+    # time since when it is due
     rest_weight: float = setting(24.0, "times what is left of a due job, it may be passed")
+    # of what is left of it, at most this many seconds count in the deadline
     rest_most_s: float = setting(900.0, "of what is left of a due job, at most this counts there")
+    # the relative speeds of kinds of nodes, like "h100=4,t4=1"; a kind that is not named has 1.
+    # Another text raises UsageError.
     speeds: str = setting("", "relative speeds of kinds of hosts, like h100=4,t4=1")
 
     def __post_init__(self) -> None:
         parse_speeds(self.speeds)
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation with the largest sum, over all jobs, of price times speed.
-
-        The price is the worth of a slot-second of the job's work. The cost of a change of slots is
-        subtracted. Jobs with slots that may not be preempted keep them. Due jobs get at least their
-        fewest slots before all other jobs, as long as there are slots.
-        """
         curves = self._curves(cluster)
         waits = self._waits(cluster, curves)
         widest = max((one.least for one in curves), default=0)
@@ -150,7 +136,7 @@ class EdlPolicy:
         return Allocation(placements, reasons, state, batches)
 
     def _curves(self, cluster: ClusterState) -> list[SlotValues]:
-        """Return the speeds of the jobs of ``cluster`` whose slots may change."""
+        """Return the speeds of the jobs of `cluster` whose slots may change."""
         readings, fixed = cluster.state.get("readings", {}), cluster.fixed
         return [
             curve(
@@ -172,18 +158,7 @@ class EdlPolicy:
         urgent: Mapping[str, int],
         held: bool,
     ) -> list[_Candidate]:
-        """Return the jobs whose slots may change, as the program weighs them.
-
-        Args:
-            cluster: the jobs and nodes.
-            curves: the speeds of these jobs.
-            pools: the pools of nodes, the fastest first.
-            urgent: the fewest slots of each job that is due and has them for certain, by name, the
-                earliest deadline first.
-            held: whether a job that is due has no slots for certain, so that no job starts that may
-                not be preempted, except for those of ``urgent``. If one of these fits into no pool,
-                the ones behind it do not start either.
-        """
+        """Return the jobs whose slots may change, as the program weighs them."""
         homes = {
             one.job.name: slowest_pool(cluster.present.get(one.job.name, ()), pools)
             for one in curves
@@ -204,15 +179,7 @@ class EdlPolicy:
         ]
 
     def _waits(self, cluster: ClusterState, curves: Sequence[SlotValues]) -> dict[str, JobWait]:
-        """Return the account of each job at this decision, by job name.
-
-        A job that can have no number of slots is left out; one that keeps its slots as it may not
-        be preempted keeps its account.
-
-        Args:
-            cluster: the jobs and nodes, with the state of the policy's last decision.
-            curves: the speeds of the jobs whose slots may change.
-        """
+        """Return the account of each job at this decision, by job name."""
         now_s, then_s = cluster.now_s, float(cluster.state.get("at_s", cluster.now_s))
         known = read_waits(cluster.state.get("waits", {}))
         waits = {job.name: known[job.name] for job in cluster.jobs if job.name in known}
@@ -233,12 +200,6 @@ class EdlPolicy:
         return waits
 
     def _due(self, curves: Sequence[SlotValues], waits: Mapping[str, JobWait]) -> list[JobDeadline]:
-        """Return the jobs that are due, the earliest deadline first.
-
-        Args:
-            curves: the speeds of the jobs whose slots may change.
-            waits: their accounts, by job name.
-        """
         found = []
         for one in curves:
             due_s = waits[one.job.name].due_s if one.least else None
@@ -249,15 +210,7 @@ class EdlPolicy:
         return sorted(found, key=lambda one: one.deadline_s)
 
     def _prices(self, curves: Sequence[SlotValues]) -> dict[str, float]:
-        """Return the worth v_j of a slot-second of work on each job j, by job name.
-
-        v_j is the total weight of the jobs that can be expected to end after j, to the power p. The
-        size of a rigid job counts as many times as it has slots. Jobs that can have no slots are
-        left out.
-
-        Args:
-            curves: the jobs whose slots may change.
-        """
+        """Return the worth v_j of a slot-second of work on each job j, by job name."""
         able = [one for one in curves if one.least]
         weights = np.array([one.job.weight for one in able])
         counted = [one.size_slot_s * (one.least if one.is_rigid else 1) for one in able]
@@ -267,11 +220,7 @@ class EdlPolicy:
         return {one.job.name: float(price) for one, price in zip(able, prices, strict=True)}
 
     def _power(self, able: Sequence[SlotValues]) -> float:
-        """Return p: 1 for rigid jobs, ``exponent`` for others, the mean by their remaining work.
-
-        Args:
-            able: the jobs that can have slots.
-        """
+        """Return p: 1 for rigid jobs, `exponent` for others, the mean by their remaining work."""
         work = sum(max(one.size_slot_s, TINY) for one in able)
         rigid = sum(max(one.size_slot_s, TINY) for one in able if one.is_rigid)
         part = rigid / work if work else 0.0
@@ -280,13 +229,7 @@ class EdlPolicy:
     def _sizes(
         self, candidates: Sequence[_Candidate], pools: Sequence[NodePool]
     ) -> list[dict[str, int]]:
-        """Return the number of slots of each job in each pool, by job name, pool by pool.
-
-        Args:
-            candidates: the jobs whose slots may change.
-            pools: the pools of nodes, the fastest first. A job that gets slots in one takes no part
-                in the next.
-        """
+        """Return the number of slots of each job in each pool, by job name, pool by pool."""
         found: list[dict[str, int]] = []
         left = list(candidates)
         for at, pool in enumerate(pools):
@@ -305,21 +248,7 @@ class EdlPolicy:
         return found
 
     def _values(self, candidate: _Candidate, at: int, pools: Sequence[NodePool]) -> Values:
-        """Return the value of each number of slots to a job in a pool, less the cost of a change.
-
-        In a pool that is faster than the one in which it is, the value of what it has there is
-        subtracted, as it keeps that if it gets nothing here.
-
-        Args:
-            candidate: the job.
-            at: the place of the pool in ``pools``.
-            pools: the pools of nodes, the fastest first.
-
-        Returns:
-            An array in which entry k + 1 is the value of k slots. Entry 0 is minus infinity, as the
-            dynamic program gives each job at least one slot; so is entry 1 if the job must have
-            some.
-        """
+        """Return the value of each number of slots to a job in a pool, less the cost of a change"""
         one, own = candidate.curve, candidate.pool
         worth = candidate.price * pools[at].speed * one.speeds
         if candidate.held:
@@ -348,21 +277,14 @@ class EdlPolicy:
 
 
 class _Candidate(NamedTuple):
-    """A job whose slots may change, as the program weighs it.
+    """A job whose slots may change, as the program weighs it."""
 
-    Attributes:
-        curve: its speed, remaining time and batch, by its number of slots.
-        price: the worth of a slot-second of its work.
-        pool: the place of the pool that it is in; None: it has no slots.
-        reserved: the place of the pool in which it must have slots at the latest; None: none.
-        held: whether the job must not be started by this decision.
-    """
-
-    curve: SlotValues
-    price: float
-    pool: int | None
+    curve: SlotValues  # its speed, remaining time and batch, by its number of slots
+    price: float  # the worth of a slot-second of its work
+    pool: int | None  # the place of the pool that it is in; None: it has no slots
+    # the place of the pool in which it must have slots at the latest; None: none
     reserved: int | None
-    held: bool
+    held: bool  # whether the job must not be started by this decision
 
     @property
     def name(self) -> str:

@@ -41,35 +41,21 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class ElasticTiresias:
-    """The cluster policy ``elastic_tiresias``: two queues by attained service, with elastic jobs.
-
-    Between decisions it keeps which jobs are in the second queue, the attained service of promoted
-    jobs at their promotion, and the times at which jobs started and stopped.
-
-    Attributes:
-        demotion_slot_hours: the attained service at which a job goes to the second queue.
-        promotion: a job of the second queue goes back to the first when it has waited this many
-            times as long as it last ran.
-        compaction: if more jobs than this have no slots, the jobs of the second queue get their
-            minimum.
-    """
+    """The cluster policy `elastic_tiresias`: two queues by attained service, with elastic jobs."""
 
     demotion_slot_hours: float = setting(
         1.0, "attained service at which a job goes to the second queue", least=0
-    )
+    )  # the attained service at which a job goes to the second queue
+    # a job of the second queue goes back to the first when it has waited this many times as long as
+    # it last ran
     promotion: float = setting(
         8.0, "how many times its last run a job of the second queue waits until it is promoted"
     )
     compaction: int = setting(
         10, "jobs without slots above which those of the second queue have their minimum", least=0
-    )
+    )  # if more jobs than this have no slots, the jobs of the second queue get their minimum
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation that serves the first queue, then the second.
-
-        Each job gets the slots that it requested, while slots last. Spare slots go to the jobs
-        whose speedup grows most.
-        """
         second, served = self._queues(cluster)
         started: Mapping[str, float] = cluster.state.get("started", {})
         order = sorted(
@@ -91,12 +77,7 @@ class ElasticTiresias:
         return Allocation(place_slots(sizes, cluster), reasons, noted)
 
     def _queues(self, cluster: ClusterState) -> tuple[set[str], dict[str, float]]:
-        """Move jobs between the queues, by attained service and by wait, and return the queues.
-
-        Returns:
-            (the names of the jobs in the second queue; for each promoted job by name, the
-            slot-seconds that it had attained when it was promoted).
-        """
+        """Move jobs between the queues, by attained service and by wait, and return the queues."""
         names = {job.name for job in cluster.jobs}
         second = names.intersection(cluster.state.get("second", ()))
         served = {
@@ -120,11 +101,9 @@ class ElasticTiresias:
 
 
 def speedup(job: ClusterJob, slots: int, slots_a_node: int) -> float:
-    """Return how many times as fast ``job`` is on ``slots`` slots as on one slot.
-
-    The slots lie on as few nodes as possible, each of ``slots_a_node`` slots. Up to the job's
-    minimum the speedup is taken to be linear, since the speed with fewer slots is not known.
-    """
+    """Return how many times as fast `job` is on `slots` slots as on one slot."""
+    # Up to the job's minimum the speedup is taken to be linear, since the speed with fewer slots is
+    # not known.
     if slots <= job.min_slots:
         return float(slots)
     least_s = job.model.step_s(compact(job.min_slots, slots_a_node), job.batch)
@@ -138,16 +117,7 @@ def _expand(
     left: int,
     largest: int,
 ) -> None:
-    """Add ``left`` spare slots to ``sizes``, each to the job whose speedup grows most by it.
-
-    Args:
-        jobs: the jobs whose number of slots may change, in the order of submission.
-        second: the names of the jobs in the second queue; of two jobs with the same gain, the one
-            in the first queue gets the slot.
-        sizes: the number of slots of each job that has any, by job name; changed in place.
-        left: the number of spare slots; some stay free if no job gains by them.
-        largest: the slots of the largest node.
-    """
+    """Add `left` spare slots to `sizes`, each to the job whose speedup grows most by it."""
 
     def gain(job: ClusterJob) -> float:
         has = sizes.get(job.name, 0)
@@ -171,17 +141,10 @@ def _expand(
 
 
 def _ran(cluster: ClusterState, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the times at which jobs started and stopped, for the policy's next decision.
-
-    Args:
-        cluster: the jobs, with the state of the policy's last decision.
-        sizes: the number of slots of each job that runs from this decision on, by name.
-
-    Returns:
-        Three dictionaries by job name, with times in seconds: ``started``, when a job first ran;
-        ``began``, since when a running job runs; ``stopped``, when a waiting job last stopped, and
-        how long it had run by then.
-    """
+    """Return the times at which jobs started and stopped, for the policy's next decision."""
+    # Three dictionaries by job name, with times in seconds: `started`, when a job first ran;
+    # `began`, since when a running job runs; `stopped`, when a waiting job last stopped, and how
+    # long it had run by then.
     started, began, stopped = {}, {}, {}
     for job in cluster.jobs:
         name = job.name
@@ -199,14 +162,7 @@ def _ran(cluster: ClusterState, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _reason(job: ClusterJob, has: int, demoted: bool, compacted: bool) -> str:
-    """Return the sentence that says why a job has its slots, or why it waits.
-
-    Args:
-        job: the job, with the slot-seconds that it has attained.
-        has: how many slots it gets; 0: it waits.
-        demoted: whether it is in the second queue.
-        compacted: whether the jobs of that queue were cut down to their minima.
-    """
+    """Return the sentence that says why a job has its slots, or why it waits."""
     queue = "queue 2" if demoted else "queue 1"
     if not has:
         requested = counted(job.requested_slots, "slot")

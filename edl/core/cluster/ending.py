@@ -11,13 +11,7 @@ from edl.core.records import JobState
 
 
 def end_runs(draft: Draft) -> None:
-    """Tell hosts to end the runs that do not go on there, and free the devices of ended ones.
-
-    A run does not go on if it is over, is not the present run of its job, or is late to stop; nor
-    does it on a host that it is to leave and where no agent is. Only ``draft`` is changed: in its
-    table such a run is marked, and has its devices until its host reports that no process of it
-    lives.
-    """
+    """Tell hosts to end the runs that do not go on there, and free the devices of ended ones."""
     for host, name, entry in draft.table.all_entries():
         job = draft.jobs.get(name)
         if job is None or not _goes_on(draft, job, entry) or _is_abandoned(draft, job, host, entry):
@@ -26,11 +20,7 @@ def end_runs(draft: Draft) -> None:
 
 
 def stop_runs(draft: Draft) -> None:
-    """Add to ``draft`` the orders that stop runs: those of halting jobs, and those of no job.
-
-    A run of a halting job saves a checkpoint, unless the job is being deleted, has been stopping
-    for too long, or has no slots. A run that its job's record does not name is stopped at once.
-    """
+    """Add to `draft` the orders that stop runs: those of halting jobs, and those of no job."""
     for job in draft.jobs.values():
         run, life = job.run, job.life
         if run is None or run.state.over or job.run_is_foreign:
@@ -45,7 +35,7 @@ def stop_runs(draft: Draft) -> None:
 
 
 def _why_not_saved(draft: Draft, job: JobView) -> str | None:
-    """Return why the run of ``job``, which halts, is over at once; None: it saves a checkpoint."""
+    """Return why the run of `job`, which halts, is over at once; None: it saves a checkpoint."""
     facts = draft.facts(job)
     if draft.is_late_to_stop(job):
         return f"it did not stop within {draft.settings.halt_timeout_s:g} s"
@@ -57,16 +47,9 @@ def _why_not_saved(draft: Draft, job: JobView) -> str | None:
 
 
 def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:
-    """Return whether a run that has devices on a host may go on to use them.
-
-    The result is False if the run is not the present one of its job, if it is over, or if it was to
-    stop and was either never created or takes longer than ``halt_timeout_s``.
-
-    Args:
-        draft: the plan so far, with the time and the settings; it is not changed.
-        job: the job, with its state and its present run.
-        entry: the devices on the host, and the run that they are assigned to.
-    """
+    """Return whether a run that has devices on a host may go on to use them."""
+    # The result is False if the run is not the present one of its job, if it is over, or if it was
+    # to stop and was either never created or takes longer than `halt_timeout_s`.
     life, run = job.life, job.present_run
     if life.run != entry.run or not life.state.has_run:
         return False
@@ -76,17 +59,7 @@ def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:
 
 
 def _is_abandoned(draft: Draft, job: JobView, host: str, entry: JobAssignment) -> bool:
-    """Return whether a run is to leave a host, and no agent there can say that it has.
-
-    The result is True if the run is to give back all its devices there, has done so by its own
-    record, has no agent there, and was told to for ``stuck_s`` seconds (a setting) or more.
-
-    Args:
-        draft: the plan so far, with the time and the settings; it is not changed.
-        job: the job, with its present run.
-        host: the name of the host.
-        entry: the devices that the run has there, with those that it is to give back.
-    """
+    """Return whether a run is to leave a host, and no agent there can say that it has."""
     run = job.present_run
     if run is None or entry.leaving != entry.devices or host in run.agents:
         return False

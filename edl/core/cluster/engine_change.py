@@ -14,31 +14,14 @@ from edl.core.plural import counted
 
 
 def table_for(engine: str, table: LeaseTable, forget: str = "") -> LeaseTable:
-    """Return the record of the leases with which a leader that borrows from ``engine`` goes on.
-
-    It is ``table`` itself if it is of that engine, or has leases of another one that may go on.
-    Else it is one without leases; the number of the newest lease is kept, as none is used twice.
-
-    Args:
-        engine: the name of the engine that the leader borrows from.
-        table: the record as it was read.
-        forget: the name of an engine that lends nothing any more: its leases do not count.
-    """
+    """Return the record of the leases with which a leader that borrows from `engine` goes on."""
     if table.engine == engine or (_lease_count(table) and table.engine != forget):
         return table
     return replace(LeaseTable(engine), last=table.last)
 
 
 def without_asking(engine: str, table: LeaseTable) -> LeaseTable:
-    """Return ``table``, of another engine, with the reason why ``engine`` is asked for nothing.
-
-    The reason says how to go on. It takes the place of why the last lease came to nothing, so the
-    former engine is asked again without a rest.
-
-    Args:
-        engine: the name of the engine that the leader borrows from.
-        table: the record, with leases of another engine.
-    """
+    """Return `table`, of another engine, with the reason why `engine` is asked for nothing."""
     former = table.engine
     why = (
         f"{engine} is asked for no host while {former} has {counted(_lease_count(table), 'lease')} "
@@ -50,5 +33,4 @@ def without_asking(engine: str, table: LeaseTable) -> LeaseTable:
 
 
 def _lease_count(table: LeaseTable) -> int:
-    """Return how many leases of ``table`` are not over, as far as its engine has said."""
     return sum(not one.is_over for one in table.leases.values()) + len(table.strays)

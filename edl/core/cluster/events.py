@@ -13,18 +13,7 @@ from edl.core.record import Record
 
 
 class ClusterEventKind(StrEnum):
-    """The kind of an event in a cluster's event log.
-
-    By users: ``SUBMITTED``: a job was submitted. ``WANTED``: something else is wanted of a job, or
-    its priority has changed. ``DRAIN``: a host is drained, or is no longer. ``POLICY``: the cluster
-    has another policy or other limits. ``SECRET``: a secret was set or deleted. ``QUEUE``: a queue
-    was set or deleted. ``TENANT``: a tenant was made or removed, or a request of it was refused.
-
-    By the leader: ``LEADER``: it begins to lead. ``STATE``: a job has entered another state.
-    ``SLOTS``: a job gets other slots. ``HOST``: a host has come, gone or come back. ``REMOVED``: an
-    ended job, or a host, was removed from the records. ``LEASE``: another engine is asked for a
-    host, or a host is given back to it, or its loan has ended.
-    """
+    """The kind of an event in a cluster's event log."""
 
     SUBMITTED = "submitted"
     WANTED = "wanted"
@@ -43,11 +32,10 @@ class ClusterEventKind(StrEnum):
 
 @dataclass(frozen=True)
 class ClusterEvent(Record):
-    """One entry of a cluster's event log.
+    """One entry of a cluster's event log."""
 
-    It has a time in seconds since 1970, a kind, the reason as a sentence, the job and the host that
-    it is about, who has written it, and for programs what has changed. Each field says its meaning.
-    """
+    # It has a time in seconds since 1970, a kind, the reason as a sentence, the job and the host
+    # that it is about, who has written it, and for programs what has changed.
 
     time_s: Annotated[
         float,
@@ -67,9 +55,6 @@ class ClusterEvent(Record):
     ] = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as JSON values; a long text is cut to its beginning and its end.
-
-        What an event of its kind does not have is left out.
-        """
+        """Return the event as JSON values; a long text is cut to its beginning and its end."""
         values: dict[str, Any] = excerpts(super().to_json())
         return {name: value for name, value in values.items() if value is not None}

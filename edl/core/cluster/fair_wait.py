@@ -23,48 +23,26 @@ LEAST_S = 1e-6  # a shorter rest of a wait or a turn is none: times are sums of 
 
 
 class JobWait(NamedTuple):
-    """The account of one job: its wait until it is due, or its turn.
+    """The account of one job: its wait until it is due, or its turn."""
 
-    Attributes:
-        left_s: the seconds that are left of its fair wait; if it is due, of its turn.
-        due_s: since when it is due, on the clock of the decisions; None: it is not.
-        served: whether it has had a turn.
-    """
-
-    left_s: float
+    left_s: float  # the seconds that are left of its fair wait; if it is due, of its turn
+    # since when it is due, on the clock of the decisions; None: it is not
     due_s: float | None = None
-    served: bool = False
+    served: bool = False  # whether it has had a turn
 
 
 class JobDeadline(NamedTuple):
-    """A job that is due.
-
-    Attributes:
-        name: the name of the job.
-        least: the fewest slots that it may have.
-        deadline_s: the time by which due jobs are ordered.
-    """
+    """A job that is due."""
 
     name: str
-    least: int
-    deadline_s: float
+    least: int  # the fewest slots that it may have
+    deadline_s: float  # the time by which due jobs are ordered
 
 
 def fair_wait_s(
     alone_s: float, least: int, slots: int, patience: float, wide_patience: float
 ) -> float:
-    """Return the seconds that a job has to wait until it is due.
-
-    They are ``patience`` times what it takes alone if it can do with one slot, and grow in
-    proportion to the part of the cluster that its fewest slots take, to ``wide_patience`` times.
-
-    Args:
-        alone_s: the seconds that the job takes alone, on the slots that it requested.
-        least: the fewest slots that it may have.
-        slots: the number of slots of the cluster.
-        patience: the fair wait of a job that can do with one slot, as a multiple of ``alone_s``.
-        wide_patience: that of a job which needs all slots.
-    """
+    """Return the seconds that a job has to wait until it is due."""
     part = (least - 1) / max(1, slots - 1)
     return alone_s * (patience + part * (wide_patience - patience))
 
@@ -78,17 +56,8 @@ def next_wait(
     quantum_s: float,
     rest_s: float,
 ) -> JobWait:
-    """Return the account of a job at a decision.
-
-    Args:
-        known: its account at the last decision, or a new one.
-        span_s: the seconds since then.
-        runs: whether the job has had slots in that time.
-        now_s: the time of the decision.
-        wait_s: its fair wait, which begins if a turn ends now.
-        quantum_s: the length of a turn, which begins if the job is due now.
-        rest_s: the seconds until its end on its fewest slots.
-    """
+    """Return the account of a job at a decision."""
+    # `span_s`: the seconds since then.
     counts = runs if known.due_s is not None else not (runs and known.served)
     left_s = known.left_s - (span_s if counts else 0.0)
     if left_s > LEAST_S:
@@ -101,18 +70,7 @@ def next_wait(
 
 
 def first_in_turn(due: Sequence[JobDeadline], slots: int) -> tuple[set[str], str]:
-    """Choose the due jobs that get their fewest slots, the earliest deadline first.
-
-    They are taken up to the first one that does not fit.
-
-    Args:
-        due: the jobs that are due.
-        slots: the number of slots that can be given.
-
-    Returns:
-        (the names of the chosen jobs; the name of the first one that does not fit, or "" if all
-        fit).
-    """
+    """Choose the due jobs that get their fewest slots, the earliest deadline first."""
     chosen: set[str] = set()
     for one in sorted(due, key=lambda one: one.deadline_s):
         slots -= one.least

@@ -24,24 +24,16 @@ from edl.core.settings import setting
 
 @dataclass(frozen=True)
 class Fifo:
-    """The cluster policies ``fifo``, ``fifo_backfill`` and ``priority``, which take no slots away.
+    """The cluster policies `fifo`, `fifo_backfill` and `priority`, which take no slots away."""
 
-    Waiting jobs start with the slots that they requested, in the order of submission or by weight.
-
-    Attributes:
-        backfill: whether a job that fits may start before an earlier one that does not.
-        by_weight: whether heavier waiting jobs come before lighter ones.
-    """
-
+    # whether a job that fits may start before an earlier one that does not
     backfill: bool = setting(False, "whether a job that fits may start before an earlier one")
+    # whether heavier waiting jobs come before lighter ones
     by_weight: bool = setting(False, "whether heavier jobs come before lighter ones")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation that keeps running jobs and starts waiting jobs in order.
-
-        Each job that starts gets the slots that it requested. Jobs that have too few slots to
-        train, because nodes were lost, come after the running jobs and before the waiting ones.
-        """
+        # Jobs that have too few slots to train, because nodes were lost, come after the running
+        # jobs and before the waiting ones.
         running, incomplete, waiting = [], [], []
         for job in cluster.jobs:
             if job.name not in cluster.present:
@@ -57,16 +49,9 @@ class Fifo:
 
     @property
     def in_order(self) -> bool:
-        """Whether no job starts before a job that was submitted earlier.
-
-        It is False with ``backfill`` or ``by_weight``.
-        """
+        """Whether no job starts before a job that was submitted earlier."""
         return not (self.backfill or self.by_weight)
 
     def _why(self, job: ClusterJob, now_s: float) -> str:
-        """Return the clause that explains a waiting job's rank: its age, and any weight used.
-
-        ``now_s`` is the time of the decision, in seconds.
-        """
         submitted = f"submitted {now_s - job.arrival_s:.0f} s ago"
         return f"weight {job.weight:g}, {submitted}" if self.by_weight else submitted

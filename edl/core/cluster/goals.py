@@ -10,16 +10,9 @@ from edl.errors import UsageError
 
 
 def deleted(before: Wanted, life: JobLife, once: bool = False) -> Wanted:
-    """Return what is wanted of a job that a user deletes: that it is gone.
-
-    If it has ended, its records are to be removed, too.
-
-    Args:
-        before: what is wanted now.
-        life: the state of the job.
-        once: whether nothing changes for a job that a user has deleted before: the request may be a
-            repeated one, and the job may have ended because of the first.
-    """
+    """Return what is wanted of a job that a user deletes: that it is gone."""
+    # `once`: whether nothing changes for a job that a user has deleted before: the request may be a
+    # repeated one, and the job may have ended because of the first.
     if once and before.goal is Goal.GONE:
         return before
     removed = before.removed or life.state is LifeState.ENDED
@@ -27,18 +20,7 @@ def deleted(before: Wanted, life: JobLife, once: bool = False) -> Wanted:
 
 
 def check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> None:
-    """Raise an error if it is too late to change what users want of ``job``.
-
-    Args:
-        job: the name of the job.
-        life: the state of the job.
-        before: what is wanted now.
-        after: what shall be wanted.
-
-    Raises:
-        UsageError: the job has ended or is being deleted, and ``after`` has another goal than
-            ``Goal.GONE``.
-    """
+    """Raise an error if it is too late to change what users want of `job`."""
     if life.state is LifeState.ENDED and after.goal is not Goal.GONE:
         how = life.result or "ended"
         raise UsageError(f"job {job} has ended ({how}); submit it again to run it once more")
@@ -47,10 +29,7 @@ def check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> None
 
 
 def describe_change(before: Wanted, after: Wanted) -> str:
-    """Return a text for the event log that says in what ``after`` differs from ``before``.
-
-    It names what has changed of goal, priority and removal; it is empty if nothing has.
-    """
+    """Return a text for the event log that says in what `after` differs from `before`."""
     changes = []
     if before.goal is not after.goal:
         changes.append(f"{after.goal} is wanted, no longer {before.goal}")

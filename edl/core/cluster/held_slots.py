@@ -14,20 +14,11 @@ from edl.core.cluster.state import Allocation, ClusterState, slot_count
 
 @dataclass(frozen=True)
 class HeldSlots:
-    """The cluster policy that changes nothing: each job keeps its slots, and no job gets more.
+    """The cluster policy that changes nothing: each job keeps its slots, and no job gets more."""
 
-    Attributes:
-        why: why the cluster's policy is not asked, as a sentence for the reasons.
-    """
-
-    why: str = ""
+    why: str = ""  # why the cluster's policy is not asked, as a sentence for the reasons
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the decision that each job of ``cluster`` keeps the slots that it has.
-
-        A job that has lost slots with a host may have fewer than its fewest, or more than it may
-        have on the hosts that are left. The former keeps none, the latter as many as it may have.
-        """
         kept, reasons = {}, {}
         for job in cluster.jobs:
             present = cluster.present.get(job.name, ())

@@ -105,16 +105,12 @@ class HostSlots(Record):
 
 @dataclass(frozen=True)
 class JobHistoryState(Record):
-    """A job as far as its events were replayed.
+    """A job as far as its events were replayed."""
 
-    Attributes:
-        history: what is known of it; its slot-seconds are those of the intervals that have ended.
-        hosts: host -> the slots that it has there.
-        last_s: the time of the last event about it that a leader has written; 0: there is none.
-    """
-
+    # what is known of it; its slot-seconds are those of the intervals that have ended
     history: JobHistory
     hosts: Mapping[str, HostSlots] = field(default_factory=dict)
+    # the time of the last event about it that a leader has written; 0: there is none
     last_s: float = 0.0
 
     @property
@@ -123,7 +119,7 @@ class JobHistoryState(Record):
         return self.history.ended_s > 0.0
 
     def until(self, now_s: float) -> JobHistory:
-        """Return what is known of the job, with its slot-seconds until ``now_s``."""
+        """Return what is known of the job, with its slot-seconds until `now_s`."""
         running = sum(one.slots * max(0.0, now_s - one.since_s) for one in self.hosts.values())
         return replace(self.history, slot_s=self.history.slot_s + running)
 
@@ -138,28 +134,16 @@ class JobHistoryState(Record):
 
 
 class EventOutcome(NamedTuple):
-    """The changes of the history that follow from one event.
+    """The changes of the history that follow from one event."""
 
-    Attributes:
-        jobs: the jobs that it changes, as they are after it; the last one has the event's name now.
-        intervals: the intervals that end with it.
-        audit: the entry in the audit; None: no user has asked for it.
-    """
-
+    # the jobs that it changes, as they are after it; the last one has the event's name now
     jobs: tuple[JobHistoryState, ...] = ()
-    intervals: tuple[SlotInterval, ...] = ()
-    audit: AuditEntry | None = None
+    intervals: tuple[SlotInterval, ...] = ()  # the intervals that end with it
+    audit: AuditEntry | None = None  # the entry in the audit; None: no user has asked for it
 
 
 def replayed(before: JobHistoryState | None, number: int, event: ClusterEvent) -> EventOutcome:
-    """Return what an event adds to the history.
-
-    Args:
-        before: the job of the event's name that has not ended, as it was before the event; None:
-            there is none, or the event is about no job.
-        number: the number of the event.
-        event: the event.
-    """
+    """Return what an event adds to the history."""
     audit = None
     if event.kind in BY_USERS:
         audit = AuditEntry(
@@ -184,35 +168,24 @@ def replayed(before: JobHistoryState | None, number: int, event: ClusterEvent) -
 
 
 def ended(job: JobHistoryState, now_s: float, reason: str) -> EventOutcome:
-    """Return what is added when a job is over of which no event says how it ended.
-
-    Args:
-        job: the job.
-        now_s: until when it had its slots, in seconds since 1970.
-        reason: why nothing more is known of it.
-    """
+    """Return what is added when a job is over of which no event says how it ended."""
+    # `now_s`: until when it had its slots, in seconds since 1970.
     now, intervals = _with_slots(job, {}, now_s)
     over = replace(now.history, ended_s=now.last_s or now_s, reason=reason)
     return EventOutcome((replace(now, history=over),), intervals)
 
 
 def missed(job: JobHistoryState, reason: str = MISSED) -> EventOutcome:
-    """Return what is added for a job of which events may be missing: it ends with its last one.
-
-    Args:
-        job: the job.
-        reason: why nothing more is known of it.
-    """
+    """Return what is added for a job of which events may be missing: it ends with its last one."""
     return ended(job, job.last_s or job.history.submitted_s, reason)
 
 
 def _known(before: JobHistoryState | None, number: int, event: ClusterEvent) -> JobHistoryState:
-    """Return ``before``, or a job of which ``event`` is the first that is there."""
     return before or JobHistoryState(JobHistory(number, event.job), last_s=event.time_s)
 
 
 def _with_state(job: JobHistoryState, event: ClusterEvent, state: LifeState) -> EventOutcome:
-    """Return what the event that a job has entered ``state`` adds to the history."""
+    """Return what the event that a job has entered `state` adds to the history."""
     intervals: tuple[SlotInterval, ...] = ()
     now = replace(job, last_s=max(job.last_s, event.time_s))
     if not state.has_run:
@@ -234,13 +207,8 @@ def _with_state(job: JobHistoryState, event: ClusterEvent, state: LifeState) -> 
 def _with_slots(
     job: JobHistoryState, slots: Mapping[str, int], now_s: float
 ) -> tuple[JobHistoryState, tuple[SlotInterval, ...]]:
-    """Return ``job`` with other slots from ``now_s`` on, and the intervals that end then.
-
-    Args:
-        job: the job.
-        slots: host -> the slots that it has there from then on.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return `job` with other slots from `now_s` on, and the intervals that end then."""
+    # `now_s`: the time, in seconds since 1970.
     now_s = max(now_s, job.last_s)
     hosts = {host: HostSlots(count, now_s) for host, count in slots.items() if count > 0}
     closed = []

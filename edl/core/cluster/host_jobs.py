@@ -27,26 +27,19 @@ from edl.errors import ALREADY_HERE_EXIT
 
 @dataclass(frozen=True)
 class HostLimits:
-    """The time limits of `edl host`, in seconds.
+    """The time limits of `edl host`, in seconds."""
 
-    Attributes:
-        by_itself_s: how long a run that ends may take to end by itself.
-        kill_after_s: how long after SIGTERM the processes of a run are killed.
-        move_s: how long the leader has to move jobs off a host that leaves, before its agents let
-            their workers leave by themselves.
-        stable_s: an agent that lives so long has not failed at its start.
-        pause_s: the pause before an agent that has failed at its start twice is started again; it
-            doubles each time.
-        most_pause_s: the longest such pause.
-        left_pause_s: the pause after an agent that has left because its run has no devices here.
-    """
-
-    by_itself_s: float = 2.0
-    kill_after_s: float = 10.0
+    by_itself_s: float = 2.0  # how long a run that ends may take to end by itself
+    kill_after_s: float = 10.0  # how long after SIGTERM the processes of a run are killed
+    # how long the leader has to move jobs off a host that leaves, before its agents let their
+    # workers leave by themselves
     move_s: float = 5.0
-    stable_s: float = 10.0
+    stable_s: float = 10.0  # an agent that lives so long has not failed at its start
+    # the pause before an agent that has failed at its start twice is started again; it doubles each
+    # time
     pause_s: float = 1.0
-    most_pause_s: float = 30.0
+    most_pause_s: float = 30.0  # the longest such pause
+    # the pause after an agent that has left because its run has no devices here
     left_pause_s: float = 0.5
 
 
@@ -56,24 +49,16 @@ REFUSED_AFTER = 4  # agents of a run that failed soon after their start, one aft
 
 @dataclass(frozen=True)
 class RunProcess:
-    """A living process of a run of a job on this host.
+    """A living process of a run of a job on this host."""
 
-    Attributes:
-        pid: the process id.
-        started: when it was started, in clock ticks since the machine came up.
-        job: the name of the job.
-        run: the token of the run.
-        attempt_id: the id of the start attempt of the worker that it is, or that has started it;
-            empty: it is the agent, or belongs to the agent.
-        is_agent: whether it is an agent.
-    """
-
-    pid: int
-    started: int
-    job: str
-    run: str
+    pid: int  # the process id
+    started: int  # when it was started, in clock ticks since the machine came up
+    job: str  # the name of the job
+    run: str  # the token of the run
+    # the id of the start attempt of the worker that it is, or that has started it; empty: it is the
+    # agent, or belongs to the agent
     attempt_id: str = ""
-    is_agent: bool = False
+    is_agent: bool = False  # whether it is an agent
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -88,31 +73,23 @@ class RunProcess:
 
 @dataclass(frozen=True)
 class LastAgent:
-    """How the last agent of a run on this host that has ended did so.
+    """How the last agent of a run on this host that has ended did so."""
 
-    Attributes:
-        run: the token of the run.
-        exit_code: its exit code; None: it is not known.
-        reason: why it ended, as a sentence; empty: it is not known.
-        is_final: whether no other agent of the run is started.
-        has_left: whether it ended because its run has no devices here any more. The leader is about
-            to take the run out of the assignment; only if it has missed what the agent said, it
-            needs another one that says so.
-        failures: how many agents of the run have ended soon after their start, one after another.
-        ended_s: when it ended, by the clock of the decision.
-    """
-
-    run: str
-    exit_code: int | None = None
-    reason: str = ""
-    is_final: bool = False
+    run: str  # the token of the run
+    exit_code: int | None = None  # its exit code; None: it is not known
+    reason: str = ""  # why it ended, as a sentence; empty: it is not known
+    is_final: bool = False  # whether no other agent of the run is started
     refused: bool = False  # final, though its run is not over
+    # whether it ended because its run has no devices here any more. The leader is about to take the
+    # run out of the assignment; only if it has missed what the agent said, it needs another one
+    # that says so.
     has_left: bool = False
+    # how many agents of the run have ended soon after their start, one after another
     failures: int = 0
-    ended_s: float = 0.0
+    ended_s: float = 0.0  # when it ended, by the clock of the decision
 
     def again_s(self, limits: HostLimits) -> float:
-        """Return when the run may get its next agent, in seconds of the clock of ``ended_s``."""
+        """Return when the run may get its next agent, in seconds of the clock of `ended_s`."""
         if self.failures < 2:
             return self.ended_s + (limits.left_pause_s if self.has_left else 0.0)
         pause_s = limits.pause_s * 2.0 ** min(self.failures - 2, 30)
@@ -121,79 +98,52 @@ class LastAgent:
 
 @dataclass(frozen=True)
 class HostObservation:
-    """The facts on this host from which `edl host` decides: processes found, and its own memory.
+    """The facts on this host from which `edl host` decides: processes found, and its own memory."""
 
-    Attributes:
-        version: the version of the assignment that was read before the processes were looked at.
-        processes: the processes of the cluster's jobs that live on this host.
-        agents: job -> the last agent that has ended.
-        obstacles: job -> why no agent of the assigned run can be started now, as a sentence.
-        ending_s: (job, run) -> since when the run is to end here, for runs that still live.
-        terminated: the identities of the processes that have got SIGTERM.
-        leaves: whether this host leaves the cluster, so that all its agents are to leave their
-            jobs.
-        kills: whether the time for that is over.
-        paths: path -> whether it is there, for those that the leader asks for and that are known.
-    """
-
-    version: int
+    version: int  # the version of the assignment that was read before the processes were looked at
+    # the processes of the cluster's jobs that live on this host
     processes: Sequence[RunProcess] = ()
+    # job -> the last agent that has ended
     agents: Mapping[str, LastAgent] = field(default_factory=dict)
+    # job -> why no agent of the assigned run can be started now, as a sentence
     obstacles: Mapping[str, str] = field(default_factory=dict)
+    # (job, run) -> since when the run is to end here, for runs that still live
     ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    # the identities of the processes that have got SIGTERM
     terminated: frozenset[tuple[int, int]] = frozenset()
+    # whether this host leaves the cluster, so that all its agents are to leave their jobs
     leaves: bool = False
-    kills: bool = False
+    kills: bool = False  # whether the time for that is over
+    # path -> whether it is there, for those that the leader asks for and that are known
     paths: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ProcessSignal:
-    """An order of a host's decision: send one process a signal.
-
-    Attributes:
-        process: the process that gets the signal.
-        kill: whether the signal is SIGKILL; otherwise it is SIGTERM.
-        reason: why the process is to end, as a clause.
-    """
+    """An order of a host's decision: send one process a signal."""
 
     process: RunProcess
-    kill: bool
-    reason: str
+    kill: bool  # whether the signal is SIGKILL; otherwise it is SIGTERM
+    reason: str  # why the process is to end, as a clause
 
 
 @dataclass(frozen=True)
 class HostDecision:
-    """A decision of `edl host`: the report to write, agents to start and processes to end.
+    """A decision of `edl host`: the report to write, agents to start and processes to end."""
 
-    Attributes:
-        report: the report to write.
-        starts: the jobs whose assigned runs get an agent, sorted.
-        signals: the processes that get a signal, in this order.
-        ending_s: (job, run) -> since when the run is to end here; the next observation has it.
-        next_s: when to decide again although nothing has changed; None: no time limit runs.
-    """
-
-    report: HostReport
-    starts: tuple[str, ...] = ()
-    signals: tuple[ProcessSignal, ...] = ()
+    report: HostReport  # the report to write
+    starts: tuple[str, ...] = ()  # the jobs whose assigned runs get an agent, sorted
+    signals: tuple[ProcessSignal, ...] = ()  # the processes that get a signal, in this order
+    # (job, run) -> since when the run is to end here; the next observation has it
     ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    # when to decide again although nothing has changed; None: no time limit runs
     next_s: float | None = None
 
 
 def after_end(
     before: LastAgent | None, ended: LastAgent, lived_s: float, limits: HostLimits = LIMITS
 ) -> LastAgent:
-    """Return ``ended`` with its number of ``failures``, to be kept for the next decision.
-
-    Args:
-        before: the agent of the job that ended before it; None: there was none. If it belonged to
-            the same run, its failures count.
-        ended: how the agent has ended, with 0 failures.
-        lived_s: for how many seconds it has lived. From ``limits.stable_s`` on its end is no
-            failure, and 0 is returned.
-        limits: the time limits.
-    """
+    """Return `ended` with its number of `failures`, to be kept for the next decision."""
     if lived_s >= limits.stable_s:
         return ended
     earlier = before.failures if before is not None and before.run == ended.run else 0
@@ -205,15 +155,7 @@ def after_end(
 def decide_host(
     assigned: HostAssignment, seen: HostObservation, now_s: float, limits: HostLimits = LIMITS
 ) -> HostDecision:
-    """Return which agents `edl host` starts, which processes it ends, and what it reports.
-
-    Args:
-        assigned: the jobs, runs and devices that are assigned to the host.
-        seen: the host's processes and the memory of `edl host`, found after ``assigned`` was read.
-        now_s: the time in seconds, by any clock that only goes forward; times in ``seen`` and in
-            the result are by it.
-        limits: the time limits of `edl host`.
-    """
+    """Return which agents `edl host` starts, which processes it ends, and what it reports."""
     runs: dict[tuple[str, str], list[RunProcess]] = {}
     for process in sorted(seen.processes, key=lambda one: (one.started, one.pid)):
         runs.setdefault(process.of_run, []).append(process)
@@ -244,33 +186,17 @@ def decide_host(
 
 @dataclass(frozen=True)
 class _Terms:
-    """Why the processes of a run are to end on this host, and how long after that was decided.
+    """Why the processes of a run are to end on this host, and how long after that was decided."""
 
-    Attributes:
-        reason: why, as a clause.
-        terminate_after_s: when they get SIGTERM, in seconds.
-        kill_after_s: when they are killed, in seconds; infinite: never.
-    """
-
-    reason: str
-    terminate_after_s: float
-    kill_after_s: float
+    reason: str  # why, as a clause
+    terminate_after_s: float  # when they get SIGTERM, in seconds
+    kill_after_s: float  # when they are killed, in seconds; infinite: never
 
 
 def _terms(
     assigned: HostAssignment, of_run: tuple[str, str], seen: HostObservation, limits: HostLimits
 ) -> _Terms | None:
-    """Return why and when the processes of a run are to end on this host; None: the run goes on.
-
-    A run ends that is not assigned to the host, whose assignment says that it ends, or when the
-    host leaves the cluster. When the host kills, SIGKILL is sent at once.
-
-    Args:
-        assigned: the jobs and runs that are assigned to the host.
-        of_run: the pair (name of the job, token of the run).
-        seen: the facts on the host: whether it leaves and whether it kills.
-        limits: the time limits of `edl host`.
-    """
+    """Return why and when the processes of a run are to end on this host; None: the run goes on."""
     job, run = of_run
     entry = assigned.jobs.get(job)
     if entry is None or entry.run != run:
@@ -291,16 +217,8 @@ def _signals(
     passed_s: float,
     terminated: Collection[tuple[int, int]],
 ) -> list[ProcessSignal]:
-    """Return the signals that the processes of one run get now.
-
-    An agent is killed before its workers, so that it starts no others.
-
-    Args:
-        processes: the processes of the run, the oldest first.
-        terms: why the run is to end, and after which times SIGTERM and SIGKILL are sent.
-        passed_s: the seconds since it was found that the run is to end.
-        terminated: (pid, start time) of the processes that have got SIGTERM before.
-    """
+    # An agent is killed before its workers, so that it starts no others.
+    # `passed_s`: the seconds since it was found that the run is to end.
     if passed_s >= terms.kill_after_s:
         order = sorted(processes, key=lambda one: not one.is_agent)
         return [ProcessSignal(one, True, terms.reason) for one in order]
@@ -315,17 +233,7 @@ def _signals(
 
 
 def _oldest_of_attempts(processes: Sequence[RunProcess]) -> list[RunProcess]:
-    """Return one process for each start attempt of a worker: its oldest living one.
-
-    That is the worker itself or, if it has ended, a process that it started. All processes without
-    an attempt id together count as one more attempt.
-
-    Args:
-        processes: the living processes of one run, the oldest first.
-
-    Returns:
-        The processes, in the order of the argument.
-    """
+    """Return one process for each start attempt of a worker: its oldest living one."""
     found: dict[str, RunProcess] = {}
     for one in processes:
         found.setdefault(one.attempt_id, one)
@@ -339,16 +247,7 @@ def _starts(
     now_s: float,
     limits: HostLimits,
 ) -> tuple[tuple[str, ...], list[float]]:
-    """Return the pair (jobs that get an agent now, sorted; times at which others may get one).
-
-    Args:
-        assigned: the jobs and runs that are assigned to the host.
-        seen: the facts on the host: its processes, ended agents and obstacles. While it kills, or a
-            run that is not assigned lives here, no job gets an agent.
-        runs: the living processes by (job, run).
-        now_s: the time, in seconds, by the clock of ``seen``; the returned times are by it, too.
-        limits: the time limits, with the pauses after agents that have failed.
-    """
+    """Return the pair (jobs that get an agent now, sorted; times at which others may get one)."""
     strangers = [of_run for of_run in runs if not _is_assigned(assigned, of_run)]
     if seen.kills or strangers:
         return (), []
@@ -369,12 +268,7 @@ def _starts(
 
 
 def missing_agents(assigned: HostAssignment, processes: Iterable[RunProcess]) -> tuple[str, ...]:
-    """Return the names, sorted, of jobs with a run here that needs an agent and has none.
-
-    Args:
-        assigned: the jobs and runs that are assigned to the host; a run that ends needs no agent.
-        processes: the living processes of the cluster's jobs on the host.
-    """
+    """Return the names, sorted, of jobs with a run here that needs an agent and has none."""
     have = {one.of_run for one in processes if one.is_agent}
     return tuple(
         job
@@ -384,12 +278,6 @@ def missing_agents(assigned: HostAssignment, processes: Iterable[RunProcess]) ->
 
 
 def _is_assigned(assigned: HostAssignment, of_run: tuple[str, str]) -> bool:
-    """Return whether a run is in the assignment of the host, even if only to end there.
-
-    Args:
-        assigned: the jobs and runs that are assigned to the host.
-        of_run: (name of the job, token of the run).
-    """
     entry = assigned.jobs.get(of_run[0])
     return entry is not None and entry.run == of_run[1]
 
@@ -399,16 +287,7 @@ def _reports(
     seen: HostObservation,
     runs: Mapping[tuple[str, str], Sequence[RunProcess]],
 ) -> dict[str, JobReport]:
-    """Return what this host reports of each job that is assigned to it or lives on it, by job name.
-
-    Processes of other runs of a job count, too: they may use its devices. A job without processes,
-    of which there is nothing else to say, is left out.
-
-    Args:
-        assigned: the jobs and runs that are assigned to the host.
-        seen: the facts on the host: its ended agents, and why an agent cannot be started.
-        runs: the living processes by (job, run).
-    """
+    """What this host reports of each job that is assigned to it or lives on it, by job name"""
     living: dict[str, list[RunProcess]] = {}
     for (job, _), processes in sorted(runs.items()):
         living.setdefault(job, []).extend(processes)
@@ -425,16 +304,7 @@ def _reports(
 
 
 def _report(run: str, living: Sequence[RunProcess], last: LastAgent | None) -> JobReport:
-    """Return what this host reports of one job: whether an agent lives, and which workers.
-
-    The caller adds the reason why no agent can be started now.
-
-    Args:
-        run: the token of the run that the report is about.
-        living: the living processes of all runs of the job on this host.
-        last: how the last agent of the job ended here; None: none has. If it belonged to ``run``,
-            the report has its exit code and, unless an agent lives, its reason.
-    """
+    """Return what this host reports of one job: whether an agent lives, and which workers."""
     agent = any(one.is_agent for one in living)
     # What an agent has started for itself lives as long as the agent.
     counted = [one for one in living if one.attempt_id or (not agent and not one.is_agent)]

@@ -29,12 +29,7 @@ STABLE_S = MOST_BACK_OFF_S  # after so long in training a failure counts as the 
 
 
 class LifeState(StrEnum):
-    """The state of a job of a cluster.
-
-    ``QUEUED``: it waits for slots. ``STARTING``: it has slots and a run, whose first ring does not
-    train yet. ``RUNNING``: it trains. ``HALTING``: its run was told to stop. ``HALTED``: it has no
-    run, and waits until a user resumes it. ``ENDED``: it has finished, failed, or was deleted.
-    """
+    """The state of a job of a cluster."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -50,14 +45,7 @@ class LifeState(StrEnum):
 
 
 class LifeEvent(StrEnum):
-    """An event that takes a job from one :class:`LifeState` to another, by :data:`TRANSITIONS`.
-
-    ``START``: the job gets slots and a run. ``TRAIN``: its first ring trains. ``TAKE_BACK``: it
-    loses the slots of a start that came to nothing. ``STOP``: its run is told to stop. ``HALT``,
-    ``RESUME``, ``DELETE``: what a user asked for is so. ``REQUEUE``: it waits for slots again after
-    it was preempted. ``RETRY``: its run has failed, and it may be started again. ``GIVE_UP``: its
-    run has failed, and no retries are left. ``FINISH``: its run has trained to the end.
-    """
+    """An event that takes a job from one `LifeState` to another, by `TRANSITIONS`."""
 
     START = "start"
     TRAIN = "train"
@@ -73,15 +61,10 @@ class LifeEvent(StrEnum):
 
 
 class Transition(NamedTuple):
-    """A line of the table of transitions.
+    """A line of the table of transitions."""
 
-    Attributes:
-        to: the next state.
-        when: what must be so, as a clause for the docs.
-    """
-
-    to: LifeState
-    when: str
+    to: LifeState  # the next state
+    when: str  # what must be so, as a clause for the docs
 
 
 _FINISH = Transition(LifeState.ENDED, "the run has trained to the end")
@@ -176,81 +159,48 @@ _RESULTS = {
 
 @dataclass(frozen=True)
 class HostLimit(Record):
-    """A limit on a job's slots on one host, where some of its slots stayed without a worker.
+    """A limit on a job's slots on one host, where some of its slots stayed without a worker."""
 
-    Attributes:
-        most: the most slots that the job gets on the host.
-        until_s: until when, in seconds since 1970.
-    """
-
-    most: int
-    until_s: float
+    most: int  # the most slots that the job gets on the host
+    until_s: float  # until when, in seconds since 1970
 
 
 @dataclass(frozen=True)
 class JobLife(Record):
-    """The record of what a cluster's leader has made of a job, at the node ``life`` of the job.
+    """The record of what a cluster's leader has made of a job, at the node `life` of the job."""
 
-    Only the leader of the controllers writes it. Times are in seconds since 1970.
-
-    Attributes:
-        state: the state of the job.
-        reason: why the job is in this state, in a sentence.
-        since_s: when the job entered the state.
-        run: the token of the present run; in a state without a run, that of the last one. Empty:
-            the job was never started.
-        runs: the number of runs so far, the present one included.
-        result: how the job has ended; None: it has not.
-        exit_code: the exit code of its last run; 0 if there is none.
-        failures: how many of its runs have failed since it was submitted or resumed.
-        tries: how many starts or runs in a row came to nothing; they make the waits longer.
-        not_before_s: the time before which the job is not started again; 0: at any time.
-        submitted_s: when the job was submitted.
-        started_s: when the job got its first slots; 0: never.
-        ended_s: when the job ended; 0: it has not.
-        slots: the number of slots that the job has had since ``counted_s``.
-        counted_s: the time up to which ``attained_slot_s`` is counted.
-        attained_slot_s: the seconds during which it had slots, times their number, up to
-            ``counted_s``.
-        limits: host -> the limit of the job's slots there.
-        profile_until_s: until when the job may be profiled, which is decided when it trains for the
-            first time; 0: that is not so yet, or its manifest does not ask for it.
-        start_s: how long its last start took until its first step, in seconds; 0: not known.
-    """
+    # Times are in seconds since 1970.
 
     state: LifeState = LifeState.QUEUED
-    reason: str = ""
-    since_s: float = 0.0
+    reason: str = ""  # why the job is in this state, in a sentence
+    since_s: float = 0.0  # when the job entered the state
+    # the token of the present run; in a state without a run, that of the last one. Empty: the job
+    # was never started.
     run: str = ""
-    runs: int = 0
-    result: LifeResult | None = None
-    exit_code: int = 0
-    failures: int = 0
-    tries: int = 0
-    not_before_s: float = 0.0
+    runs: int = 0  # the number of runs so far, the present one included
+    result: LifeResult | None = None  # how the job has ended; None: it has not
+    exit_code: int = 0  # the exit code of its last run; 0 if there is none
+    failures: int = 0  # how many of its runs have failed since it was submitted or resumed
+    tries: int = 0  # how many starts or runs in a row came to nothing; they make the waits longer
+    not_before_s: float = 0.0  # the time before which the job is not started again; 0: at any time
     submitted_s: float = 0.0
-    started_s: float = 0.0
+    started_s: float = 0.0  # when the job got its first slots; 0: never
     ended_s: float = 0.0
-    slots: int = 0
-    counted_s: float = 0.0
+    slots: int = 0  # the number of slots that the job has had since `counted_s`
+    counted_s: float = 0.0  # the time up to which `attained_slot_s` is counted
+    # the seconds during which it had slots, times their number, up to `counted_s`
     attained_slot_s: float = 0.0
+    # host -> the limit of the job's slots there
     limits: Mapping[str, HostLimit] = field(default_factory=dict)
+    # until when the job may be profiled, which is decided when it trains for the first time; 0:
+    # that is not so yet, or its manifest does not ask for it
     profile_until_s: float = 0.0
+    # how long its last start took until its first step, in seconds; 0: not known
     start_s: float = 0.0
 
     def after(self, event: LifeEvent, reason: str, now_s: float, **changes: Any) -> JobLife:
-        """Return the record after ``event``, with the state that :data:`TRANSITIONS` says.
-
-        Args:
-            event: what has happened.
-            reason: why, in a sentence.
-            now_s: the time, in seconds since 1970.
-            changes: other fields, by name, with their new values.
-
-        Raises:
-            IllegalTransition: the table does not allow the event in the present state. The record
-                is unchanged.
-        """
+        """Return the record after `event`, with the state that `TRANSITIONS` says."""
+        # `now_s`: the time, in seconds since 1970.
         transition = TRANSITIONS[self.state].get(event)
         if transition is None:
             allowed = ", ".join(TRANSITIONS[self.state]) or "nothing"
@@ -271,15 +221,8 @@ class JobLife(Record):
         )
 
     def failed(self, now_s: float, counts: bool) -> dict[str, Any]:
-        """Return the changed fields of a job whose start or run came to nothing, by name.
-
-        The next start waits 1, 2, 4, ... and at most 300 s. After a run that trained for
-        :data:`STABLE_S` the waits begin anew.
-
-        Args:
-            now_s: the time, in seconds since 1970.
-            counts: whether this is a failure of the job, for which a retry is used up.
-        """
+        """Return the changed fields of a job whose start or run came to nothing, by name."""
+        # `now_s`: the time, in seconds since 1970.
         trained_s = now_s - self.since_s if self.state is LifeState.RUNNING else 0.0
         tries = 1 if trained_s >= STABLE_S else self.tries + 1
         return {
@@ -289,50 +232,33 @@ class JobLife(Record):
         }
 
     def counted(self, slots: int, now_s: float) -> JobLife:
-        """Return the record with the slot-seconds until ``now_s`` added, and ``slots`` from then.
-
-        A record that has that number of slots already is returned unchanged.
-        """
+        """Return the record with the slot-seconds until `now_s` added, and `slots` from then."""
         if slots == self.slots:
             return self
         attained = self.attained_s(now_s)
         return replace(self, slots=slots, counted_s=now_s, attained_slot_s=attained)
 
     def attained_s(self, now_s: float) -> float:
-        """Return the seconds for which the job had slots, times their number, until ``now_s``.
-
-        ``now_s`` is a time in seconds since 1970.
-        """
+        """Return the seconds for which the job had slots, times their number, until `now_s`."""
+        # `now_s` is a time in seconds since 1970.
         return self.attained_slot_s + self.slots * max(0.0, now_s - self.counted_s)
 
 
 def back_off_s(tries: int) -> float:
-    """Return how long a job waits after ``tries`` failures in a row, 1 or more, in seconds."""
+    """Return how long a job waits after `tries` failures in a row, 1 or more, in seconds."""
     return float(min(MOST_BACK_OFF_S, 2.0 ** min(tries - 1, 20)))
 
 
 def run_token(order: int, number: int) -> str:
-    """Return the token of a job's run, 24 hexadecimal digits.
-
-    Two leaders that start the same run give it the same token. A job that is submitted again under
-    a name that was used before has other tokens.
-
-    Args:
-        order: the place of the job in the order of submission, which no other submission has.
-        number: the number of the run, from 1.
-    """
+    """Return the token of a job's run, 24 hexadecimal digits."""
     return f"{order:016x}{number:08x}"
 
 
 def run_order(token: str) -> int:
-    """Return the place of a run's job in the order of submission; -1 if no cluster made the run.
-
-    Args:
-        token: the token of the run, as :func:`run_token` returns it.
-    """
+    """Return the place of a run's job in the order of submission; -1 if no cluster made the run."""
     return int(token[:16], 16) if len(token) == _TOKEN_LENGTH else -1
 
 
 def is_token_of(token: str, order: int) -> bool:
-    """Return whether ``token`` is that of a run of the job with the place ``order``."""
+    """Return whether `token` is that of a run of the job with the place `order`."""
     return run_order(token) == order

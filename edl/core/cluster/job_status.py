@@ -19,11 +19,10 @@ from edl.core.record import Record
 
 @dataclass(frozen=True)
 class ClusterJobStatus(Record):
-    """The state of a job of a cluster, as `edl list --json` prints it.
+    """The state of a job of a cluster, as `edl list --json` prints it."""
 
-    It has the job's state and the reason, what users want of it, how it ended, its number of slots,
-    its limits, and times in seconds since 1970. Each field says its meaning.
-    """
+    # It has the job's state and the reason, what users want of it, how it ended, its number of
+    # slots, its limits, and times in seconds since 1970.
 
     name: Annotated[str, "name of the job"]
     state: Annotated[LifeState, "`queued`, `starting`, `running`, `halting`, `halted` or `ended`"]
@@ -63,11 +62,7 @@ class ClusterJobStatus(Record):
 
 @dataclass(frozen=True)
 class ClusterJobDetails(Record):
-    """All that is known of a job of a cluster, as `edl show --json` prints it.
-
-    It has the job's status, its manifest, the token of its run, its devices by host, and its
-    events. Each field says its meaning.
-    """
+    """All that is known of a job of a cluster, as `edl show --json` prints it."""
 
     job: Annotated[ClusterJobStatus, "its state, with the fields above"]
     manifest: Annotated[JobManifest, "what was submitted, with absolute paths"]

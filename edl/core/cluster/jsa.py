@@ -46,24 +46,16 @@ BEST, LARGEST, SMALLEST, RANDOM = "best", "largest", "smallest", "random"
 
 @dataclass(frozen=True)
 class Jsa:
-    """The cluster policy ``jsa``, which maximises the total throughput, and its baselines.
+    """The cluster policy `jsa`, which maximises the total throughput, and its baselines."""
 
-    Attributes:
-        batch: which batch of its range each job gets: :data:`BEST` (the one with the highest
-            throughput), or for the baselines :data:`LARGEST`, :data:`SMALLEST` or :data:`RANDOM`.
-        elastic: whether a job may have more slots than its batch needs.
-        seed: the seed of random batches.
-    """
-
+    # which batch of its range each job gets: `BEST` (the one with the highest throughput), or for
+    # the baselines `LARGEST`, `SMALLEST` or `RANDOM`
     batch: str = setting(BEST, "of each job", choices=(BEST, LARGEST, SMALLEST, RANDOM))
+    # whether a job may have more slots than its batch needs
     elastic: bool = setting(True, "whether a job may have more slots than its batch needs")
-    seed: int = setting(0, "of random batches")
+    seed: int = setting(0, "of random batches")  # the seed of random batches
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation with the largest sum of relative throughputs of the admitted jobs.
-
-        Jobs are admitted in the order of submission, until the fewest slots of one do not fit.
-        """
         fixed = cluster.fixed
         slots, largest = cluster.slots - sum(fixed.values()), cluster.per_node
         reasons: dict[str, str] = {}
@@ -93,16 +85,7 @@ class Jsa:
         return Allocation(place_slots(sizes, cluster), reasons, cluster.state, batches)
 
     def _scaling(self, job: ClusterJob, slots_a_node: int, slots: int) -> JobScaling:
-        """Return the relative throughput F_j(k) of a job for each number of slots k, and its batch.
-
-        The batch is the one that reaches this throughput, among those that this policy allows. The
-        slots lie on as few nodes as possible.
-
-        Args:
-            job: the job as a policy reads it: its limits, batches and model.
-            slots_a_node: the slots of a node.
-            slots: the largest number of slots to try.
-        """
+        """The relative throughput F_j(k) of a job for each number of slots k, and its batch"""
         low, high = self._range(job)
         scaling = JobScaling(job)
         unit = job.batches[1]
@@ -120,7 +103,7 @@ class Jsa:
         return scaling
 
     def _range(self, job: ClusterJob) -> tuple[int, int]:
-        """Return (smallest, largest) global batch, in samples, that this policy allows ``job``."""
+        """Return (smallest, largest) global batch, in samples, that this policy allows `job`."""
         low, high = job.batches
         if job.local_batches is not None:
             high = max(low, min(high, job.max_slots * job.local_batches[1]))
@@ -136,31 +119,18 @@ class Jsa:
 
 @dataclass
 class JobScaling:
-    """The relative throughput F_j(k) of one job on k slots, and the batch that reaches it.
+    """The relative throughput F_j(k) of one job on k slots, and the batch that reaches it."""
 
-    The unit is the throughput of the job on one slot that is fully used.
-
-    Attributes:
-        job: the job as a policy reads it: its limits and measurements.
-        least: the fewest slots that the job can have; 0 if it can have no number of slots.
-        rates: the relative throughput by the number of slots: ``rates[k]`` is that of k slots, and
-            minus infinity where the job cannot have k slots, as for ``rates[0]``.
-        batches: the global batch, in samples, by the number of slots; 0 where ``rates`` is minus
-            infinity.
-    """
-
-    job: ClusterJob
-    least: int = 0
+    job: ClusterJob  # the job as a policy reads it: its limits and measurements
+    least: int = 0  # the fewest slots that the job can have; 0 if it can have no number of slots
+    # the relative throughput by the number of slots: `rates[k]` is that of k slots, and minus
+    # infinity where the job cannot have k slots, as for `rates[0]`
     rates: list[float] = field(default_factory=lambda: [-math.inf])
+    # the global batch, in samples, by the number of slots; 0 where `rates` is minus infinity
     batches: list[int] = field(default_factory=lambda: [0])
 
     def add(self, rate: float, batch: int) -> None:
-        """Append the throughput and the batch for one slot more than the last entry has.
-
-        Args:
-            rate: the relative throughput; minus infinity if the job cannot have so many slots.
-            batch: the global batch, in samples; 0 if the job cannot have so many slots.
-        """
+        """Append the throughput and the batch for one slot more than the last entry has."""
         if rate > -math.inf and not self.least:
             self.least = len(self.rates)
         self.rates.append(rate)
@@ -168,46 +138,28 @@ class JobScaling:
 
     @property
     def values(self) -> Values:
-        """``rates`` as an array: the relative throughput by the number of slots, from 0 on."""
+        """`rates` as an array: the relative throughput by the number of slots, from 0 on."""
         return np.array(self.rates)
 
     def reason(self, count: int) -> str:
-        """Return the sentence that says how many slots and which batch the job has, and its speed.
-
-        ``count`` is the number of its slots.
-        """
+        """The sentence that says how many slots and which batch the job has, and its speed"""
         slots = counted(count, "slot")
         rate = f"{self.rates[count]:.2f} times as fast as one full slot"
         return f"has {slots} and a batch of {self.batches[count]}: {rate}"
 
 
 class BatchThroughput(NamedTuple):
-    """A global batch, and the throughput that a job reaches with it.
+    """A global batch, and the throughput that a job reaches with it."""
 
-    Attributes:
-        batch: the global batch, in samples.
-        rate: the throughput, in samples a second.
-    """
-
-    batch: int
-    rate: float
+    batch: int  # the global batch, in samples
+    rate: float  # the throughput, in samples a second
 
 
 def fastest_batch(
     job: ClusterJob, slots: int, slots_a_node: int, low: int, high: int
 ) -> BatchThroughput | None:
-    """Return the global batch with the highest throughput on a number of slots; None if none fits.
-
-    Each slot must be able to hold its share of the batch. The slots lie on as few nodes as
-    possible. Of batches with equal throughput the result is the smallest.
-
-    Args:
-        job: the job as a policy reads it, with its model of step times.
-        slots: the number of slots.
-        slots_a_node: the slots of a node.
-        low: the smallest batch to try, in samples.
-        high: the largest batch to try, in samples.
-    """
+    """The global batch with the highest throughput on a number of slots; None if none fits"""
+    # Each slot must be able to hold its share of the batch.
     if job.local_batches is not None:
         fewest, most = job.local_batches
         low, high = max(low, slots * fewest), min(high, slots * most)
@@ -223,16 +175,9 @@ def fastest_batch(
 
 
 def _grid(low: int, high: int, slots: int) -> list[int]:
-    """Return the global batches to try, ascending, at most :data:`GRID`.
-
-    They are both ends of the range, and in geometric steps multiples of ``slots`` between them, so
-    that all slots have equal shares.
-
-    Args:
-        low: the smallest batch of the range, in samples.
-        high: the largest batch of the range, in samples.
-        slots: the number of slots that share a batch.
-    """
+    """Return the global batches to try, ascending, at most `GRID`."""
+    # They are both ends of the range, and in geometric steps multiples of `slots` between them, so
+    # that all slots have equal shares.
     steps = min(GRID - 1, high - low)
     grid = {low, high}
     for step in range(1, steps):

@@ -32,15 +32,10 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ProgramRow:
-    """A row of the dynamic program: for the first j jobs, the largest sum P(j, k) on k slots.
+    """A row of the dynamic program: for the first j jobs, the largest sum P(j, k) on k slots."""
 
-    Attributes:
-        low: the smallest number of slots k that the row covers.
-        values: P(j, k) for k = ``low``, ``low`` + 1, and so on.
-    """
-
-    low: int
-    values: Values
+    low: int  # the smallest number of slots k that the row covers
+    values: Values  # P(j, k) for k = `low`, `low` + 1, and so on
 
     @property
     def high(self) -> int:
@@ -49,21 +44,7 @@ class ProgramRow:
 
 
 def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
-    """Return the number of slots of each job with which the sum of the jobs' values is largest.
-
-    Among answers of the same sum, the result has the fewest slots in total. Among these, the last
-    job has the fewest, then the job before it, and so on.
-
-    Args:
-        values: for each job an array with its value by the number of slots, from 0 on; minus
-            infinity where the job cannot have so many. The value of 0 slots is ignored: each job
-            gets some.
-        slots: the number of slots that all jobs together may use.
-
-    Returns:
-        The number of slots of each job, in the order of ``values``; None if there are too few slots
-        for all jobs, or if a job can have no number of slots.
-    """
+    """Return the number of slots of each job with which the sum of the jobs' values is largest."""
     worth = [_worth(of) for of in values]
     if any(len(sizes) == 0 for sizes in worth):
         return None
@@ -79,11 +60,6 @@ def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
 
 
 def _worth(values: Values) -> npt.NDArray[np.int64]:
-    """Return the numbers of slots with a larger value than every smaller number, ascending.
-
-    ``values`` holds the value of each number of slots to a job, from 0 on. The number 0 is left
-    out: each job gets at least one slot.
-    """
     above = values[1:] > np.maximum.accumulate(np.concatenate(([-np.inf], values[1:-1])))
     return np.flatnonzero(above) + 1
 
@@ -91,15 +67,7 @@ def _worth(values: Values) -> npt.NDArray[np.int64]:
 def _next(
     before: ProgramRow, values: Values, sizes: npt.NDArray[np.int64], most: int, scratch: Values
 ) -> ProgramRow:
-    """Return the row of the dynamic program with one more job.
-
-    Args:
-        before: the row of the jobs before it.
-        values: the value of each number of slots to the new job, from 0 on.
-        sizes: the numbers of slots that are tried for the new job, ascending.
-        most: the largest number of slots k that the new row covers.
-        scratch: an array for intermediate sums, as long as the longest row; it is overwritten.
-    """
+    """Return the row of the dynamic program with one more job."""
     low = before.low + int(sizes[0])
     high = min(before.high + int(sizes[-1]), most)
     row = np.full(high - low + 1, -np.inf)
@@ -117,13 +85,7 @@ def _next(
 def _trace_back(
     rows: Sequence[ProgramRow], values: Sequence[Values], worth: Sequence[npt.NDArray[np.int64]]
 ) -> list[int]:
-    """Return the number of slots of each job that led to the largest sum of the last row.
-
-    Args:
-        rows: the row of no job, of the first job, of the first two jobs, and so on.
-        values: for each job, its value by the number of slots, from 0 on.
-        worth: for each job, the numbers of slots that were tried, ascending.
-    """
+    """Return the number of slots of each job that led to the largest sum of the last row."""
     last = rows[-1]
     used = last.low + int(np.argmax(last.values))
     chosen: list[int] = []

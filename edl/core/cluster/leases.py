@@ -55,36 +55,25 @@ SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, ha
 
 @dataclass(frozen=True)
 class ReleaseHost:
-    """The order to give a lease back.
+    """The order to give a lease back."""
 
-    Attributes:
-        lease: the name of the lease.
-        within_s: its `edl host` is told to leave, and has so many seconds; 0: the engine ends the
-            lease now.
-    """
-
-    lease: str
+    lease: str  # the name of the lease
+    # its `edl host` is told to leave, and has so many seconds; 0: the engine ends the lease now
     within_s: float
 
 
 @dataclass(frozen=True)
 class LeaseDecision:
-    """What the leader writes, and what it then orders of the engine.
-
-    Attributes:
-        table: the new table.
-        ask: the names of the leases to ask for, in this order; also of those that wait and were
-            asked for when other machines were to be avoided.
-        avoid: the machines that the engine is to lend for none of them, sorted.
-        give_back: the leases to give back.
-        news: what has changed, as sentences for the event log, each with the host that it is about
-            or an empty text.
-    """
+    """What the leader writes, and what it then orders of the engine."""
 
     table: LeaseTable
+    # the names of the leases to ask for, in this order; also of those that wait and were asked for
+    # when other machines were to be avoided
     ask: tuple[str, ...] = ()
-    avoid: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()  # the machines that the engine is to lend for none of them, sorted
     give_back: tuple[ReleaseHost, ...] = ()
+    # what has changed, as sentences for the event log, each with the host that it is about or an
+    # empty text
     news: tuple[tuple[str, str], ...] = ()
 
 
@@ -95,15 +84,8 @@ def decide_leases(
     limits: LeaseLimits,
     now_s: float,
 ) -> LeaseDecision:
-    """Return the leases that the cluster has, asks for and gives back now.
-
-    Args:
-        table: the record of the leases.
-        answer: the leases of this cluster by the engine's last answer; None: it does not answer.
-        cluster: the jobs and hosts.
-        limits: the shape and the number of hosts.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the leases that the cluster has, asks for and gives back now."""
+    # `now_s`: the time, in seconds since 1970.
     if answer is None:
         return LeaseDecision(table)
     table = leases_by(now_s, table, MOST_REST_S)
@@ -121,28 +103,18 @@ def decide_leases(
 
 @dataclass(frozen=True)
 class LastOffer:
-    """The last offer of a host that is not lent.
-
-    Attributes:
-        offer: the offer.
-        silent_s: since when the host has offered nothing, in seconds since 1970; 0: it does.
-    """
+    """The last offer of a host that is not lent."""
 
     offer: HostOffer
+    # since when the host has offered nothing, in seconds since 1970; 0: it does
     silent_s: float = 0.0
 
 
 def own_offers(
     cluster: ClusterView, before: Mapping[str, LastOffer], now_s: float
 ) -> dict[str, LastOffer]:
-    """Return the last offers of the hosts that are not lent and not lost, by host.
-
-    Args:
-        cluster: the hosts and the settings.
-        before: the result of the last call; empty: there was none, so hosts that offer nothing now
-            are left out.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the last offers of the hosts that are not lent and not lost, by host."""
+    # `now_s`: the time, in seconds since 1970.
     found = {}
     for host in cluster.hosts:
         known = before.get(host.name)
@@ -156,11 +128,7 @@ def own_offers(
 
 
 def with_offers(cluster: ClusterView, offers: Mapping[str, LastOffer]) -> ClusterView:
-    """Return ``cluster`` in which hosts that offer nothing offer what ``offers`` has of them.
-
-    It is for :func:`decide_leases` alone: a host that is silent for a moment is not replaced. Jobs
-    get no slots there meanwhile.
-    """
+    """Return `cluster` in which hosts that offer nothing offer what `offers` has of them."""
     hosts = (
         replace(host, offer=offers[host.name].offer)
         if host.offer is None and host.name in offers
@@ -171,11 +139,7 @@ def with_offers(cluster: ClusterView, offers: Mapping[str, LastOffer]) -> Cluste
 
 
 def with_leases(cluster: ClusterView, table: LeaseTable) -> ClusterView:
-    """Return ``cluster`` in which hosts whose lease does not go on are marked (``lease_holds``).
-
-    It also says what the engine lends and is asked for (``more_hosts``), and what its hosts lacked
-    (``missing_paths``), for people. A host that was not started for a lease stays as it is.
-    """
+    """Return `cluster` in which hosts whose lease does not go on are marked (`lease_holds`)."""
 
     def marked(host: HostView) -> HostView:
         name = host.offer.lease if host.offer is not None else ""
@@ -204,14 +168,7 @@ def lease_summary(table: LeaseTable) -> str:
 
 
 def _hosts_of(cluster: ClusterView, answer: Mapping[str, HostLease]) -> dict[str, HostView]:
-    """Return, by the name of the lease, the host that offers slots under it now.
-
-    If two do, it is the one that the engine names.
-
-    Args:
-        cluster: the hosts.
-        answer: the leases by the engine's last answer.
-    """
+    """Return, by the name of the lease, the host that offers slots under it now."""
     found: dict[str, HostView] = {}
     for host in cluster.hosts:
         name = host.offer.lease if host.offer is not None else ""
@@ -221,17 +178,16 @@ def _hosts_of(cluster: ClusterView, answer: Mapping[str, HostLease]) -> dict[str
 
 
 def _number(lease: str) -> int:
-    """Return the number in the name of a lease; a later lease has a higher one."""
     return int(lease.removeprefix(PREFIX))
 
 
 def _leaves(host: HostView | None, otherwise: bool) -> bool:
-    """Return whether ``host`` says that it leaves; ``otherwise`` if it is not there."""
+    """Return whether `host` says that it leaves; `otherwise` if it is not there."""
     return otherwise if host is None or host.offer is None else host.offer.leaves
 
 
 class _Draft:
-    """The decision so far; the arguments are those of :func:`decide_leases`."""
+    """The decision so far; the arguments are those of `decide_leases`."""
 
     def __init__(
         self,
@@ -281,7 +237,7 @@ class _Draft:
             self._go_on(name, self._heard(record, lease, host), host)
 
     def _heard(self, record: LeaseRecord, lease: HostLease, host: HostView | None) -> LeaseRecord:
-        """Return ``record`` with what the engine and the host say of a lease that goes on."""
+        """Return `record` with what the engine and the host say of a lease that goes on."""
         now_s = self._now_s
         running = lease.state is LeaseState.RUNNING
         name = lease.host or (host.name if host is not None else record.host)
@@ -303,11 +259,7 @@ class _Draft:
     def _hold(
         self, name: str, record: LeaseRecord, lease: HostLease, host: HostView | None
     ) -> None:
-        """Keep a lease in the state of its record, because the engine does not tell another one.
-
-        The time that its host has been silent for is not held against it. Jobs come and go there,
-        so the time that it has been idle for is counted.
-        """
+        """Keep a lease in the state of its record, because the engine does not tell another one."""
         if lease.why and lease.why != record.why:
             self._note(f"{name} stays as it was", lease.why, record.host)
         heard = self._heard(record, replace(lease, state=record.state), host)
@@ -327,10 +279,7 @@ class _Draft:
         self._leave(name, replace(record, why=lease.why, back_s=back_s), host)
 
     def _go_on(self, name: str, record: LeaseRecord, host: HostView | None) -> None:
-        """Keep a lease that goes on; give it back if its host does not come, or is leaving.
-
-        A host that is cut off is lost to its jobs long before that.
-        """
+        """Keep a lease that goes on; give it back if its host does not come, or is leaving."""
         late_s = self._now_s - record.silent_s - self._limits.start_s
         if record.is_over:  # another one has its place, and the engine has begun it again
             self._leave(name, replace(record, back_s=record.back_s or self._now_s), host)
@@ -430,10 +379,7 @@ class _Draft:
             self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
 
     def return_useless(self) -> None:
-        """Give back each host that takes no slots and has none of jobs, whether or not needed.
-
-        It is a failure if that was so when it came: the engine lends it again and again.
-        """
+        """Give back each host that takes no slots and has none of jobs, whether or not needed."""
         for name, record in list(self._leases.items()):
             why = self._why_useless(record)
             if record.back_s or record.is_over or not record.idle_s or not why:
@@ -452,7 +398,7 @@ class _Draft:
         return self._useless(host) if runs and host is not None else ""
 
     def _useless(self, host: HostView) -> str:
-        """Return why ``host`` takes no slots of jobs, for as long as its lease; empty if it may."""
+        """Return why `host` takes no slots of jobs, for as long as its lease; empty if it may."""
         offer, settings = host.offer, self._cluster.settings
         if host.drained:
             return f"{host.name} is drained"
@@ -471,7 +417,6 @@ class _Draft:
         return tuple(sorted(useless | occupied))
 
     def _waits_again(self, record: LeaseRecord) -> bool:
-        """Return whether the engine has taken a host back and will lend one again by itself."""
         return record.state is LeaseState.ASKED and not (record.back_s or record.is_over)
 
     def _leave(
@@ -489,7 +434,6 @@ class _Draft:
     # --- the result
 
     def decision(self, needed: int) -> LeaseDecision:
-        """Return the decision."""
         table = replace(
             self._table,
             last=self._last,
@@ -517,5 +461,4 @@ class _Draft:
         self._news.append((f"{self._why}; the next one waits {rest_s:g} s", host))
 
     def _note(self, what: str, why: str, host: str) -> None:
-        """Note a sentence for the event log."""
         self._news.append((f"{what}: {why}" if why else what, host))

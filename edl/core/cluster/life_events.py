@@ -26,75 +26,45 @@ UNSAVED = "; it saves no checkpoint"  # before what is lost
 
 
 class PendingEvent(NamedTuple):
-    """An event that must happen now in the life of a job, with its reason.
+    """An event that must happen now in the life of a job, with its reason."""
 
-    Attributes:
-        event: the event, which leads from one state of the job to the next.
-        reason: why it happens, in a sentence.
-        failed: whether a start or a run has come to nothing, so that the next start waits for some
-            time.
-        counts: whether that is a failure of the job itself, which uses up one of its retries.
-    """
-
-    event: LifeEvent
-    reason: str
+    event: LifeEvent  # the event, which leads from one state of the job to the next
+    reason: str  # why it happens, in a sentence
+    # whether a start or a run has come to nothing, so that the next start waits for some time
     failed: bool = False
+    # whether that is a failure of the job itself, which uses up one of its retries
     counts: bool = False
 
 
 @dataclass(frozen=True)
 class RunHosts:
-    """The slots and processes that a job's present run has, by the records of the hosts.
+    """The slots and processes that a job's present run has, by the records of the hosts."""
 
-    Attributes:
-        slots: the number of slots that the run has on hosts that are not lost.
-        lost: the names of the lost hosts on which it has slots.
-        has_processes: whether a process of it may live on a host that is not lost.
-        is_dead: whether no agent of it has a record, and each host that is not lost reports that no
-            process of it lives: nobody is left who could stop it.
-        refusals: host -> why no agent of it can live there.
-        lost_before: which job that must finish before it never will, and why; empty: none.
-        has_others: whether its start has failed, and other hosts have room for it.
-        was_tried: whether its job could not start on other hosts before.
-    """
-
-    slots: int = 0
-    lost: tuple[str, ...] = ()
-    has_processes: bool = False
+    slots: int = 0  # the number of slots that the run has on hosts that are not lost
+    lost: tuple[str, ...] = ()  # the names of the lost hosts on which it has slots
+    has_processes: bool = False  # whether a process of it may live on a host that is not lost
+    # whether no agent of it has a record, and each host that is not lost reports that no process of
+    # it lives: nobody is left who could stop it
     is_dead: bool = False
+    # host -> why no agent of it can live there
     refusals: Mapping[str, str] = field(default_factory=dict)
-    lost_before: str = ""
-    has_others: bool = False
-    was_tried: bool = False
+    lost_before: str = ""  # which job that must finish before it never will, and why; empty: none
+    has_others: bool = False  # whether its start has failed, and other hosts have room for it
+    was_tried: bool = False  # whether its job could not start on other hosts before
 
 
 def due_event(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that must happen now in the life of ``job``; None: it stays as it is.
-
-    Only the event is returned; :func:`life_after` gives the state of the job after it.
-
-    Args:
-        job: the job, with its state, its run and what users want of it.
-        facts: the slots and living processes of its run, by the records of the hosts.
-        settings: the cluster's settings, with the time that a start may take.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the event that must happen now in the life of `job`; None: it stays as it is."""
+    # `now_s`: the time, in seconds since 1970.
     return _DUE[job.life.state](job, facts, settings, now_s)
 
 
 def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
-    """Return the new record of a job's life, to be written after the event ``due``.
-
-    The event's reason may repeat what the job's own processes have written, and is shortened as in
-    the event log: the record must fit into a node of ZooKeeper.
-
-    Args:
-        due: the event, as :func:`due_event` returns it.
-        job: the job, with the record of its life before the event.
-        now_s: the time, in seconds since 1970.
-    """
+    # The event's reason may repeat what the job's own processes have written, and is shortened as
+    # in the event log: the record must fit into a node of ZooKeeper.
+    # `now_s`: the time, in seconds since 1970.
     changes = job.life.failed(now_s, due.counts) if due.failed else {}
     if due.event is LifeEvent.RESUME:
         changes = {"tries": 0, "failures": 0, "not_before_s": 0.0}
@@ -110,17 +80,8 @@ def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
 def _queued(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that is due for a job that waits for slots; None: it waits on.
-
-    DELETE or HALT is due if users want that, GIVE_UP if a job that must finish first has failed.
-    That the job starts is decided elsewhere, by the plan.
-
-    Args:
-        job: the job, with what users want of it.
-        facts: not used; all functions of the table of states have the same parameters.
-        settings: not used.
-        now_s: not used.
-    """
+    """Return the event that is due for a job that waits for slots; None: it waits on."""
+    # DELETE or HALT is due if users want that, GIVE_UP if a job that must finish first has failed.
     if job.wanted.goal is Goal.GONE:
         return PendingEvent(LifeEvent.DELETE, "it was deleted while it waited")
     if job.wanted.goal is Goal.HALT:
@@ -133,24 +94,17 @@ def _queued(
 def _starting(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that is due for a job that starts; None: it goes on starting.
-
-    The first of these conditions that holds decides:
-
-    1. Its run is over: FINISH if it trained to its end; after a failure RETRY, or GIVE_UP without
-       retries left, or if its command can start nowhere; RETRY if somebody stopped it.
-    2. Users want it halted or deleted: STOP. A host refuses its agent: as a failure of its run.
-    3. A ring of its run has trained: TRAIN.
-    4. It has fewer than its fewest slots on hosts that are not lost, or no ring trained within the
-       time for a start: TAKE_BACK, after which it waits for slots again. While its run is not read,
-       the latter is not known.
-
-    Args:
-        job: the job, with its present run and what users want of it.
-        facts: the slots that the run has on hosts that are not lost.
-        settings: the cluster's settings, with the time that a start may take.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the event that is due for a job that starts; None: it goes on starting."""
+    # The first of these conditions that holds decides:
+    #
+    # 1. Its run is over: FINISH if it trained to its end; after a failure RETRY, or GIVE_UP without
+    #    retries left, or if its command can start nowhere; RETRY if somebody stopped it.
+    # 2. Users want it halted or deleted: STOP. A host refuses its agent: as a failure of its run.
+    # 3. A ring of its run has trained: TRAIN.
+    # 4. It has fewer than its fewest slots on hosts that are not lost, or no ring trained within
+    #    the time for a start: TAKE_BACK, after which it waits for slots again. While its run is not
+    #    read, the latter is not known.
+    # `now_s`: the time, in seconds since 1970.
     run = job.present_run
     if run is not None and run.state is JobState.FAILED and not run.trains:
         return _not_started(job, run.reason, facts, run.exit_code in HOPELESS)
@@ -179,19 +133,8 @@ def _starting(
 def _running(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that is due for a job that trains; None: it goes on.
-
-    If the records of its run were removed, the run counts as failed: RETRY, or GIVE_UP without
-    retries left. If the run is over, the event is FINISH after training to the end, RETRY or
-    GIVE_UP after a failure, RETRY if somebody stopped it. Otherwise, if users want the job halted
-    or deleted, it is STOP.
-
-    Args:
-        job: the job, with its present run and what users want of it.
-        facts: not used; all functions of the table of states have the same parameters.
-        settings: not used.
-        now_s: not used.
-    """
+    """Return the event that is due for a job that trains; None: it goes on."""
+    # Otherwise, if users want the job halted or deleted, it is STOP.
     run = job.present_run
     if run is None:
         return _failed(job, "its records were removed from ZooKeeper while it trained")
@@ -203,23 +146,8 @@ def _running(
 def _halting(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that is due for a job whose run is to stop; None: it has not stopped yet.
-
-    The run has stopped when it is over, or its records were removed, and no process of it may live.
-    Then the first of these conditions that holds decides:
-
-    1. The run trained to its end: FINISH, whatever users want.
-    2. Users want the job deleted: DELETE.
-    3. Users want it halted: HALT.
-    4. The run failed while it stopped: RETRY, or GIVE_UP without retries left.
-    5. Otherwise (the job was preempted, or is to run again): REQUEUE.
-
-    Args:
-        job: the job, with its present run and what users want of it.
-        facts: whether processes of the run may live, by the records of the hosts.
-        settings: not used; all functions of the table of states have the same parameters.
-        now_s: not used.
-    """
+    """Return the event that is due for a job whose run is to stop; None: it has not stopped yet."""
+    # Otherwise (the job was preempted, or is to run again): REQUEUE.
     run = job.present_run
     if (run is not None and not run.state.over) or facts.has_processes:
         return None
@@ -245,17 +173,6 @@ def _halting(
 def _halted(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return the event that is due for a job that is halted; None: it stays halted.
-
-    DELETE is due if users want the job deleted. RESUME, after which it waits for slots again, is
-    due if they want it to run.
-
-    Args:
-        job: the job, with what users want of it.
-        facts: not used; all functions of the table of states have the same parameters.
-        settings: not used.
-        now_s: not used.
-    """
     if job.wanted.goal is Goal.GONE:
         return PendingEvent(LifeEvent.DELETE, "it was deleted while it was halted")
     if job.wanted.goal is Goal.RUN:
@@ -266,11 +183,6 @@ def _halted(
 def _nothing(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
-    """Return None: no event is due for a job that has ended.
-
-    It stands in the table of the functions for each state, so its parameters are theirs; none is
-    used.
-    """
     return None
 
 
@@ -290,12 +202,7 @@ _DUE: Mapping[
 
 
 def _ended(job: JobView, run: RunView) -> PendingEvent:
-    """Return the event for ``job``, whose run ``run`` is over: FINISH, RETRY or GIVE_UP.
-
-    After training to the end it is FINISH. After a failure it is RETRY, or GIVE_UP without retries
-    left. For a run that somebody stopped it is RETRY, which uses up no retry. A job with RETRY
-    waits for slots again, and starts no sooner than some time later.
-    """
+    """Return the event for `job`, whose run `run` is over: FINISH, RETRY or GIVE_UP."""
     if run.state is JobState.FINISHED:
         return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
     if run.state is JobState.FAILED:
@@ -305,10 +212,7 @@ def _ended(job: JobView, run: RunView) -> PendingEvent:
 
 
 def _failed(job: JobView, reason: str) -> PendingEvent:
-    """Return the event for ``job``, whose run has failed: RETRY, or GIVE_UP without retries left.
-
-    ``reason`` says why the run failed; the event's reason repeats it.
-    """
+    """Return the event for `job`, whose run has failed: RETRY, or GIVE_UP without retries left."""
     failures, retries = job.life.failures + 1, job.manifest.retries
     if failures > retries:
         times = "" if failures == 1 else f" {failures} times, the last time"
@@ -318,7 +222,7 @@ def _failed(job: JobView, reason: str) -> PendingEvent:
 
 
 def _not_started(job: JobView, reason: str, facts: RunHosts, is_hopeless: bool) -> PendingEvent:
-    """Return the event for ``job``, whose run has ended, or is to end, before its first step."""
+    """Return the event for `job`, whose run has ended, or is to end, before its first step."""
     # It may be the fault of these hosts; but what starts on none of a thousand is not tried on all.
     if facts.has_others and not facts.was_tried:
         why = f"it could not start, and is tried on other hosts: {reason}"
@@ -330,7 +234,7 @@ def _not_started(job: JobView, reason: str, facts: RunHosts, is_hopeless: bool) 
 
 
 def _stop(job: JobView) -> PendingEvent:
-    """Return the event that begins to stop the run of ``job`` because a user wants it."""
+    """Return the event that begins to stop the run of `job` because a user wants it."""
     deleted = job.wanted.goal is Goal.GONE
     return PendingEvent(LifeEvent.STOP, "it is being deleted" if deleted else "it is being halted")
 

@@ -43,27 +43,18 @@ UNKNOWN_SPEED = StepTime(each_sample_s=1.0)
 
 @dataclass(frozen=True)
 class LiveModel:
-    """The known speed and remaining work of a live job, a :class:`~.state.TrainingModel`.
+    """The known speed and remaining work of a live job, a `TrainingModel`."""
 
-    Attributes:
-        samples: the step times that the model is fitted to; empty: nothing is known of the job's
-            speed.
-        left: the samples left to train; None: not known.
-        left_slot_s: where ``left`` is not known: the slot-seconds that are left.
-        fewest: the fewest slots that the job may have, on which ``left_slot_s`` would be spent.
-        noise_scale: the noise scale of the gradients, in samples; None: not known.
-        smallest_batch: the smallest global batch of the job, in samples.
-        batching: the sizes of the script's batches; None: the cluster sets the global batch.
-        models: fits the models of this job and of others, which are read together.
-    """
-
+    # the step times that the model is fitted to; empty: nothing is known of the job's speed
     samples: tuple[StepTimeSample, ...]
-    left: float | None
-    left_slot_s: float
-    fewest: int
-    noise_scale: float | None
-    smallest_batch: int
+    left: float | None  # the samples left to train; None: not known
+    left_slot_s: float  # where `left` is not known: the slot-seconds that are left
+    fewest: int  # the fewest slots that the job may have, on which `left_slot_s` would be spent
+    noise_scale: float | None  # the noise scale of the gradients, in samples; None: not known
+    smallest_batch: int  # the smallest global batch of the job, in samples
+    # the sizes of the script's batches; None: the cluster sets the global batch
     batching: Batching | None
+    # fits the models of this job and of others, which are read together
     models: StepTimeModels = field(repr=False, compare=False)
 
     @cached_property
@@ -73,23 +64,11 @@ class LiveModel:
 
     @property
     def error(self) -> StepTimeError:
-        """The error of the fitted times: the standard error of the fit, from its residuals.
-
-        If there are no more measurements than fitted parameters, it is not known.
-        """
+        """The error of the fitted times: the standard error of the fit, from its residuals."""
         return _fit_error(self.step_time, self.samples)
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the time in which ``batch`` samples are trained, in seconds.
-
-        It is the time of one step if the global batch has this size. A script that sets another
-        global batch for so many workers trains ``batch`` samples in more or fewer steps, or in a
-        part of one.
-
-        Args:
-            slots: the number of the job's slots on each of its nodes.
-            batch: the number of samples.
-        """
+        """Return the time in which `batch` samples are trained, in seconds."""
         workers, hosts = sum(slots), len(slots)
         step = self.batching.of_all(workers) if self.batching is not None else batch
         step_s = self.step_time.step_s(workers, hosts, step / workers) * batch / step
@@ -99,31 +78,21 @@ class LiveModel:
         return step_s * near.step_s / self.step_time.step_s(near.workers, near.hosts, near.batch)
 
     def efficiency(self, batch: int) -> float:
-        """Return the progress of a sample in a global batch of ``batch``, over the smallest one.
-
-        It is (noise scale + smallest batch) / (noise scale + batch) (Pollux, OSDI 2021, section
-        3.1), and 1 as long as the noise scale is not known.
-        """
+        """Return the progress of a sample in a global batch of `batch`, over the smallest one."""
         if self.noise_scale is None or self.noise_scale == float("inf"):
             return 1.0
         return (self.noise_scale + self.smallest_batch) / (self.noise_scale + batch)
 
     def steps_left(self, batch: int) -> float:
-        """Return how many times the job will train ``batch`` samples until it ends."""
+        """Return how many times the job will train `batch` samples until it ends."""
         if self.left is not None:
             return self.left / batch
         return self.left_slot_s / self.fewest / self.step_s((self.fewest,), batch)
 
 
 def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None) -> LiveModel:
-    """Return the model of a live job's speed and remaining work, from what is known of both.
-
-    Args:
-        job: the job, with its measurements and its user's estimates.
-        now_s: the time, in seconds since 1970.
-        models: fits the models of several jobs together, when one of them is read; None: this one
-            is fitted alone.
-    """
+    """Return the model of a live job's speed and remaining work, from what is known of both."""
+    # `now_s`: the time, in seconds since 1970.
     models = models or StepTimeModels()
     measured, hints = job.measured, job.manifest.hints
     batch, batching = batch_of(job), batching_of(job)
@@ -146,10 +115,7 @@ def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None)
 
 
 def is_measured(job: JobView) -> bool:
-    """Return whether the speed of ``job`` is measured, and what is left of it is known.
-
-    What a user has supplied counts as known.
-    """
+    """Return whether the speed of `job` is measured, and what is left of it is known."""
     measured, hints = job.measured, job.manifest.hints
     left = measured.left is not None or hints.steps is not None
     speed = bool(measured.steps or measured.curve or hints.samples_per_s)
@@ -157,22 +123,17 @@ def is_measured(job: JobView) -> bool:
 
 
 def batch_of(job: JobView) -> int:
-    """Return the global batch of ``job`` now, in samples; at least 1.
-
-    It is the measured one, or else the smallest one of the manifest, or else one sample for each
-    requested slot.
-    """
+    """Return the global batch of `job` now, in samples; at least 1."""
+    # It is the measured one, or else the smallest one of the manifest, or else one sample for each
+    # requested slot.
     limit = job.manifest.batch
     return job.measured.global_batch or (limit.min if limit else job.manifest.requested_np)
 
 
 def batching_of(job: JobView) -> Batching:
-    """Return the batch sizes of ``job``, which tell the global batch for each number of workers.
-
-    The sizes are in samples of a step. If the manifest has a range, the global batch is
-    :func:`batch_of`. Else the sizes are those of the script. If the script reads its own data, each
-    worker is taken to train as many samples in a step as was measured last; 1 if nothing was.
-    """
+    """Return the batch sizes of `job`, which tell the global batch for each number of workers."""
+    # If the script reads its own data, each worker is taken to train as many samples in a step as
+    # was measured last; 1 if nothing was.
     if job.manifest.batch is not None:
         return Batching(global_batch=batch_of(job))
     steps = job.measured.steps
@@ -182,25 +143,16 @@ def batching_of(job: JobView) -> Batching:
 def speed_samples(
     measured: JobMeasurements, hints: JobHints, batching: Batching
 ) -> tuple[StepTimeSample, ...]:
-    """Return all known step times of a job: measured ones, then those of curves.
-
-    A size that was measured is not taken from a curve. A curve is taken to be of one host.
-
-    Args:
-        measured: the measured step times, and the throughput by number of workers of former runs.
-        hints: the user's estimates, with a throughput by number of workers.
-        batching: the sizes of the batches in the steps of a curve.
-    """
+    """Return all known step times of a job: measured ones, then those of curves."""
+    # A size that was measured is not taken from a curve.
+    # `measured`: the measured step times, and the throughput by number of workers of former runs.
     return tuple(one for one, _ in sourced_samples(measured, hints, batching))
 
 
 class ThroughputSource(StrEnum):
-    """The source of a job's known throughput with one number of workers.
+    """The source of a job's known throughput with one number of workers."""
 
-    ``MEASURED``: the job itself has measured it, in this run or a former one. ``FORMER_JOB``: a job
-    that had the name before has. ``SUPPLIED``: its manifest says it. ``ASSUMED``: the model of a
-    step's time predicts it from those, or takes it to grow with the workers if there are none.
-    """
+    # `MEASURED`: the job itself has measured it, in this run or a former one.
 
     MEASURED = "measured"
     FORMER_JOB = "former job"
@@ -211,7 +163,7 @@ class ThroughputSource(StrEnum):
 def sourced_samples(
     measured: JobMeasurements, hints: JobHints, batching: Batching
 ) -> tuple[tuple[StepTimeSample, ThroughputSource], ...]:
-    """Return the known step times of a job as :func:`speed_samples` does, each with its source."""
+    """Return the known step times of a job as `speed_samples` does, each with its source."""
     found = [(one, ThroughputSource.MEASURED) for one in measured.steps]
     for curve, source in (
         (measured.curve, ThroughputSource.FORMER_JOB),
@@ -226,27 +178,20 @@ def sourced_samples(
 
 
 class StepTimeModels:
-    """A cache that fits the models of the step times of several jobs together.
+    """A cache that fits the models of the step times of several jobs together."""
 
-    A caller adds the measured step times of all jobs by :meth:`add`, and then asks for the model of
-    each by :meth:`model`; the first question fits all that are not known yet. A job measures its
-    step time all the time, and each mean differs a little from the last one. So the times and
-    batches are rounded to 1 % for the fit, and models are kept by what they were fitted to: most
-    jobs of a decision have the model of the last one.
-    """
+    # A caller adds the measured step times of all jobs by `add`, and then asks for the model of
+    # each by `model`; the first question fits all that are not known yet.
 
     def __init__(self) -> None:
         self._added: dict[tuple[StepTimeSample, ...], None] = {}
 
     def add(self, samples: tuple[StepTimeSample, ...]) -> None:
-        """Let the model of ``samples`` be fitted with the others."""
+        """Let the model of `samples` be fitted with the others."""
         self._added[samples] = None
 
     def model(self, samples: tuple[StepTimeSample, ...]) -> StepTime:
-        """Return the model of a step's time that fits ``samples`` best, at least one step time.
-
-        If it is not known yet, it is fitted together with those of all :meth:`add`-ed samples.
-        """
+        """Return the model of a step's time that fits `samples` best, at least one step time."""
         key = _rounded(samples)
         found = _FITTED.get(key)
         if found is None:
@@ -272,10 +217,7 @@ def _keep(fitted: Mapping[tuple[StepTimeSample, ...], StepTime]) -> None:
 
 @lru_cache(maxsize=FITTED)
 def _rounded(samples: tuple[StepTimeSample, ...]) -> tuple[StepTimeSample, ...]:
-    """Return ``samples`` with times and batches rounded to powers of 1.01.
-
-    A batch of a whole number of samples stays as it is.
-    """
+    """Return `samples` with times and batches rounded to powers of 1.01."""
     return tuple(
         StepTimeSample(
             one.workers,
@@ -288,17 +230,11 @@ def _rounded(samples: tuple[StepTimeSample, ...]) -> tuple[StepTimeSample, ...]:
 
 
 def _rounded_value(value: float) -> float:
-    """Return the power of e^0.01, which is 1.01, that is nearest to ``value``."""
     return math.exp(round(math.log(value) / ROUNDED_TO) * ROUNDED_TO)
 
 
 @lru_cache(maxsize=4096)
 def _fit_error(step_time: StepTime, samples: tuple[StepTimeSample, ...]) -> StepTimeError:
-    """Return the standard error of ``step_time``, fitted to ``samples``, by its residuals.
-
-    The squares of the residuals are divided by the number of samples less that of the fitted
-    parameters; if that is not above 0, the error is not known.
-    """
     free = len(samples) - step_time.fitted
     if free <= 0:
         return EXACT
@@ -310,25 +246,11 @@ def _fit_error(step_time: StepTime, samples: tuple[StepTimeSample, ...]) -> Step
 
 
 def _distance(one: StepTimeSample, workers: int, hosts: int, batch: int) -> tuple[float, ...]:
-    """Return how far a measurement is from a placement, as numbers to compare in order.
-
-    The tuple has the distance by workers, then by hosts, then by batch; 0 is equal.
-
-    Args:
-        one: the measurement.
-        workers: the number of workers of the placement.
-        hosts: the number of its hosts.
-        batch: its global batch, in samples.
-    """
     return abs(one.workers - workers), abs(one.hosts - hosts), abs(one.batch - batch / workers)
 
 
 def _left_slot_s(job: JobView, now_s: float) -> float:
-    """Return the estimated slot-seconds that a job of unknown length has left at ``now_s``.
-
-    It is the user's duration times the requested slots, less what the job has attained; without a
-    duration, as much as the job has attained.
-    """
+    """Return the estimated slot-seconds that a job of unknown length has left at `now_s`."""
     attained, hints = job.life.attained_s(now_s), job.manifest.hints
     if hints.duration_s is not None:
         whole = hints.duration_s * job.manifest.requested_np

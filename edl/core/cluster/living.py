@@ -14,12 +14,8 @@ from edl.core.excerpt import excerpt
 
 
 def advance_lives(draft: Draft) -> None:
-    """Bring the lives of all jobs in ``draft`` up to date with users' wishes, runs and hosts.
-
-    A job that was just submitted gets its first life. Each job goes through all events that must
-    happen now, one after the other. A job whose slots on a host stay without workers gets a limit
-    for that host.
-    """
+    """Bring the lives of all jobs in `draft` up to date with users' wishes, runs and hosts."""
+    # Each job goes through all events that must happen now, one after the other.
     for name in list(draft.jobs):
         if not draft.jobs[name].life.submitted_s:
             _begin(draft, draft.jobs[name])
@@ -39,7 +35,7 @@ def advance_lives(draft: Draft) -> None:
 
 
 def _begin(draft: Draft, job: JobView) -> None:
-    """Give ``job``, which was just submitted, its first life in ``draft``, in the state queued."""
+    """Give `job`, which was just submitted, its first life in `draft`, in the state queued."""
     submitted_s = job.submitted_s or draft.now_s
     life = replace(
         job.life,
@@ -52,19 +48,12 @@ def _begin(draft: Draft, job: JobView) -> None:
 
 
 def _due(draft: Draft, job: JobView) -> PendingEvent | None:
-    """Return the event that must happen now in the life of ``job``; None: it stays as it is.
-
-    ``draft`` has the hosts' records, the settings and the time; it is not changed.
-    """
+    """Return the event that must happen now in the life of `job`; None: it stays as it is."""
     return due_event(job, draft.facts(job), draft.settings, draft.now_s)
 
 
 def _happen(draft: Draft, job: JobView, due: PendingEvent) -> None:
-    """Put the life that ``job`` has after the event ``due`` into ``draft``, and note the change.
-
-    If a start has failed, the new life also limits the job's slots on hosts where it had too few
-    workers.
-    """
+    """Put the life that `job` has after the event `due` into `draft`, and note the change."""
     life = life_after(due, job, draft.now_s)
     facts = draft.facts(job)
     if due.event is LifeEvent.TRAIN:
@@ -84,11 +73,7 @@ def _happen(draft: Draft, job: JobView, due: PendingEvent) -> None:
 
 
 def _limits_of_start(draft: Draft, job: JobView) -> dict[str, HostLimit]:
-    """Return a limit for each host on which a failed start of ``job`` had too few workers.
-
-    If no host had any worker, only those are to blame that report that no agent of the run could
-    be started or live there, and why. Without them there is no limit.
-    """
+    """Return a limit for each host on which a failed start of `job` had too few workers."""
     run = job.present_run
     if run is None:
         return {}
@@ -105,10 +90,7 @@ def _limits_of_start(draft: Draft, job: JobView) -> dict[str, HostLimit]:
 
 
 def _note_idle(draft: Draft, job: JobView) -> None:
-    """Note since when devices of a run that trains have had no process, and limit the job there.
-
-    The limit comes when a device has been without a process for the time that a start may take.
-    """
+    """Note since when devices of a run that trains have had no process, and limit the job there."""
     run = job.present_run
     if job.life.state is not LifeState.RUNNING or run is None or run.state.over:
         return
@@ -134,17 +116,7 @@ def _note_idle(draft: Draft, job: JobView) -> None:
 
 
 def _is_idle(draft: Draft, job: JobView, run: RunView, host: str, entry: JobAssignment) -> bool:
-    """Return whether a device of a host that a run has, and keeps, is known to have no process.
-
-    Without an agent's record, only a report of the host can tell.
-
-    Args:
-        draft: the plan so far, with the host's report; it is not changed.
-        job: the job that the run belongs to.
-        run: the run, with the record of its agent on the host, if there is an agent.
-        host: the name of the host.
-        entry: the devices that the run has on the host, with those that it gives back.
-    """
+    """Return whether a device of a host that a run has, and keeps, is known to have no process."""
     kept = set(entry.devices) - set(entry.leaving)
     agent, view = run.agents.get(host), draft.cluster.host_named[host]
     if agent is not None:

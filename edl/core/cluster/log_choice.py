@@ -9,29 +9,16 @@ OF_AGENTS = "agent-"  # begins the names of the logs of agents
 
 
 class HostedLog(NamedTuple):
-    """A log on a host of a cluster.
+    """A log on a host of a cluster."""
 
-    Attributes:
-        name: the name of the log, such as "w3".
-        host: the name of the host.
-    """
-
-    name: str
-    host: str
+    name: str  # the name of the log, such as "w3"
+    host: str  # the name of the host
 
 
 def chosen_logs(
     there: Mapping[str, Collection[str]], of_workers: Mapping[str, str]
 ) -> list[HostedLog]:
-    """Return the logs of a job's workers, in the order of their names.
-
-    A worker of an earlier run may have had the same name on another host. Where it is known on
-    which host the present run has the worker, its log there is returned, and no other one.
-
-    Args:
-        there: host -> the names of the logs of the job there.
-        of_workers: worker -> the host on which the present or last run has it.
-    """
+    """Return the logs of a job's workers, in the order of their names."""
     found = [
         HostedLog(name, host)
         for host, names in there.items()

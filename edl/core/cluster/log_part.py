@@ -12,14 +12,9 @@ PART_BYTES = 1 << 20  # of a log in one answer, at most
 
 @dataclass(frozen=True)
 class LogPart(Record):
-    """The place in a log where the part that was sent ends, and the next part begins.
+    """The place in a log where the part that was sent ends, and the next part begins."""
 
-    Attributes:
-        file: the number (inode) of the file that the part is of.
-        next: the offset in the file, in bytes, of the first byte after the part.
-        missed: whether what was asked for is gone, so that there is a gap before the part.
-    """
-
-    file: int
-    next: int
+    file: int  # the number (inode) of the file that the part is of
+    next: int  # the offset in the file, in bytes, of the first byte after the part
+    # whether what was asked for is gone, so that there is a gap before the part
     missed: bool = False

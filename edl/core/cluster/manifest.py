@@ -54,10 +54,7 @@ _Size = Annotated[
 
 @dataclass(frozen=True)
 class BatchRange(Record):
-    """The global batches that a job may train with, and whether the policy may choose among them.
-
-    The fields ``min`` and ``max`` are in samples.
-    """
+    """The global batches that a job may train with, and whether the policy may choose among them"""
 
     min: Annotated[_Samples, Meta(description="the smallest global batch, in samples")]
     max: Annotated[_Samples, Meta(description="the largest global batch, in samples")]
@@ -72,13 +69,7 @@ class BatchRange(Record):
 
 @dataclass(frozen=True)
 class PolicyHints(Record):
-    """A user's estimates of a job's length and speed, for policies.
-
-    They are the steps or epochs that the job trains, its duration in seconds, and its throughput by
-    number of workers. Each field says its meaning.
-
-    A measurement of the job replaces an estimate.
-    """
+    """A user's estimates of a job's length and speed, for policies."""
 
     steps: Annotated[
         Annotated[int, Meta(ge=1, le=10**15)] | None,
@@ -126,11 +117,7 @@ class ArrivalProfile(Record):
 
 @dataclass(frozen=True)
 class JobManifest(Record):
-    """The manifest of one job, which a user submits to a cluster.
-
-    It has the job's name and command, the numbers of workers that it may have, where it may run,
-    and how policies may treat it. Each field says its meaning.
-    """
+    """The manifest of one job, which a user submits to a cluster."""
 
     name: Annotated[
         _Name, Meta(description="the name of the job; no other job of the cluster has it")
@@ -319,38 +306,24 @@ class JobManifest(Record):
 
     @property
     def start_timeout_s(self) -> float:
-        """The seconds that a run waits for all its first workers; after that ``min`` suffice."""
+        """The seconds that a run waits for all its first workers; after that `min` suffice."""
         return self.settings.start_timeout_s
 
     @cached_property
     def required_paths(self) -> Mapping[str, str]:
-        """Path -> what it is, for all that a host must have before the job gets a slot there.
-
-        A path that ends with a slash must be a directory. The manifest's paths must be absolute.
-        """
+        """Path -> what it is, for all that a host must have before the job gets a slot there."""
+        # A path that ends with a slash must be a directory. The manifest's paths must be absolute.
         found = {f"{self.cwd.rstrip('/')}/": f"the job's cwd {self.cwd}"} if self.cwd else {}
         if self.venv:
             found[f"{self.venv}/bin/"] = f"the job's venv {self.venv}"
         return found | {path: f"the job's data {path}" for path in self.data}
 
     def job_spec(self, resume: str) -> JobSpec:
-        """Return the specification of one run of the job.
-
-        Args:
-            resume: the setting of that name: where the run continues from.
-        """
+        """Return the specification of one run of the job."""
         settings = replace(self.settings, resume=resume).of_size(self.requested_np)
         return JobSpec(self.command, self.requested_np, self.allowed_sizes, settings, self.cwd)
 
     def with_absolute_paths(self, directory: str, home: Callable[[], str]) -> JobManifest:
-        """Return the manifest with absolute paths.
-
-        Args:
-            directory: the absolute path that a relative ``cwd`` begins at.
-            home: returns the home directory of the user, which is meant by ``~``; it is called only
-                if a path begins so.
-        """
-
         def absolute(path: str, within: str) -> str:
             if path == "~" or path.startswith("~/"):
                 path = posixpath.join(home(), path[2:])
@@ -366,11 +339,7 @@ class JobManifest(Record):
         )
 
     def environment(self, of_host: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the job's command on a host, without the manifest's secrets.
-
-        Args:
-            of_host: the environment of the host, from which the command inherits.
-        """
+        """Return the environment of the job's command on a host, without the manifest's secrets."""
         found = {**of_host, **self.env}
         if self.venv:
             found.pop("PYTHONHOME", None)
@@ -382,28 +351,21 @@ class JobManifest(Record):
 
 
 class ManifestProblem(NamedTuple):
-    """Why a manifest asks for something impossible.
+    """Why a manifest asks for something impossible."""
 
-    Attributes:
-        key: the path to the value that is wrong: keys, and numbers of items in lists.
-        message: what is wrong, and what to do next.
-    """
-
+    # the path to the value that is wrong: keys, and numbers of items in lists
     key: tuple[str | int, ...]
-    message: str
+    message: str  # what is wrong, and what to do next
 
 
 def first_problem(manifest: JobManifest) -> ManifestProblem | None:
-    """Return the first contradiction between values of a manifest, or None if there is none.
-
-    Each value by itself has the type and the range that its field says.
-    """
+    """Return the first contradiction between values of a manifest, or None if there is none."""
     problems = (problem for check in _CHECKS for problem in check(manifest))
     return next(problems, None)
 
 
 def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield each contradiction between the numbers of workers (min, max, ...) of ``manifest``."""
+    """Yield each contradiction between the numbers of workers (min, max, ...) of `manifest`."""
     least, most, step = manifest.min, manifest.max, manifest.size_step
     sizes, np = manifest.allowed_sizes, manifest.np
     logical = manifest.settings.of_size(manifest.requested_np).logical
@@ -435,7 +397,7 @@ def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
 
 
 def _names(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield each name of a job or of an environment variable that ``manifest`` must not have."""
+    """Yield each name of a job or of an environment variable that `manifest` must not have."""
     if manifest.name in manifest.after:
         place = manifest.after.index(manifest.name)
         why = f"after has {manifest.name}, which is this job; a job cannot wait for itself"
@@ -447,7 +409,7 @@ def _names(manifest: JobManifest) -> Iterator[ManifestProblem]:
 
 
 def _characters(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield each text of ``manifest`` with a character that no process can be started with."""
+    """Yield each text of `manifest` with a character that no process can be started with."""
     for key, text in _texts(manifest.to_json(), ()):
         if found := first_control_character(text):
             yield ManifestProblem(key, f"the character {found[0]!a} is not allowed; remove it")
@@ -456,7 +418,7 @@ def _characters(manifest: JobManifest) -> Iterator[ManifestProblem]:
 def _texts(
     value: object, key: tuple[str | int, ...]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield each text in a value of JSON, keys of mappings too, with its key under ``key``."""
+    """Yield each text in a value of JSON, keys of mappings too, with its key under `key`."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
@@ -469,7 +431,7 @@ def _texts(
 
 
 def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield what is wrong with the command, the batches and the settings of ``manifest``."""
+    """Yield what is wrong with the command, the batches and the settings of `manifest`."""
     if not manifest.command[0]:
         yield ManifestProblem(("command", 0), "the command has no program; name it first")
     batch = manifest.batch

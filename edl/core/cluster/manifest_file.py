@@ -34,15 +34,7 @@ _SHELL = re.compile(r"[|&;<>$`*?]")  # a command with these was meant for a shel
 
 
 def decoded_manifest(data: bytes, source: str) -> str:
-    """Return the text in the bytes of a manifest's file.
-
-    Args:
-        data: the bytes; of a file that is too large the first ``MOST_BYTES`` + 1 are enough.
-        source: the name of the file, for messages.
-
-    Raises:
-        ManifestError: there are more than ``MOST_BYTES`` bytes, or they are not UTF-8.
-    """
+    """Return the text in the bytes of a manifest's file."""
     _check_size(len(data), source)
     try:
         return data.decode("utf-8-sig")
@@ -53,34 +45,18 @@ def decoded_manifest(data: bytes, source: str) -> str:
 
 
 def parse_manifest(text: str, source: str) -> JobManifest:
-    """Return the manifest in ``text``; ``source`` is the name of its file, for messages.
-
-    Raises:
-        ManifestError: the text is no YAML; a key is unknown, missing or given twice; a value has
-            the wrong type or is out of range; or values contradict each other.
-    """
+    """Return the manifest in `text`; `source` is the name of its file, for messages."""
     _check_size(len(text.encode("utf-8", "replace")), source)
     return _checked(parse_yaml(text, source), source)
 
 
 def manifest_of_values(values: Mapping[str, Any]) -> JobManifest:
-    """Return the manifest with these ``values`` by key, as a program has them.
-
-    Raises:
-        ManifestError: the same errors as those of :func:`parse_manifest`, without a line.
-    """
+    """Return the manifest with these `values` by key, as a program has them."""
     return _checked(_as_yaml(values, ()), "")
 
 
 def _checked(root: YamlValue, source: str) -> JobManifest:
-    """Return the manifest that the YAML document ``root`` describes, checked as a whole.
-
-    ``source`` is the name of its file, for messages.
-
-    Raises:
-        ManifestError: the document is no mapping, a key or value is wrong, or values contradict
-            each other.
-    """
+    """Return the manifest that the YAML document `root` describes, checked as a whole."""
     if not isinstance(root.content, dict):
         what = f"the manifest is {_described(root)}; write `key: value` lines: {SHORTEST}"
         raise ManifestError(source, root.line, what)
@@ -91,12 +67,7 @@ def _checked(root: YamlValue, source: str) -> JobManifest:
 
 
 def _as_yaml(value: Any, key: _Key) -> YamlValue:
-    """Return ``value``, which a program gave under ``key``, as if it stood in a file.
-
-    Raises:
-        ManifestError: it is neither a mapping, a list, a text, a number, true, false nor none, or
-            it is nested too deeply.
-    """
+    """Return `value`, which a program gave under `key`, as if it stood in a file."""
     if len(key) > DEPTH:
         raise ManifestError("", 0, f"{_name(key[:2])}... is nested too deeply", _name(key))
     if isinstance(value, Mapping):
@@ -112,20 +83,15 @@ def _as_yaml(value: Any, key: _Key) -> YamlValue:
 
 
 def _check_size(size: int, source: str) -> None:
-    """Raise a ManifestError if the file ``source`` has ``size`` bytes, and that is too many."""
+    """Raise a ManifestError if the file `source` has `size` bytes, and that is too many."""
     if size > MOST_BYTES:
         what = f"it has more than {MOST_BYTES} bytes, and no manifest needs so many"
         raise ManifestError(source, 0, f"{what}; is it the right file?")
 
 
 def checked_manifest(manifest: JobManifest) -> JobManifest:
-    """Return ``manifest``, which a program has made, as it is read from its record.
-
-    Lists become tuples, so that the same manifest, submitted again, is equal to the one before.
-
-    Raises:
-        ManifestError: a value has the wrong type, is out of range, or contradicts another one.
-    """
+    """Return `manifest`, which a program has made, as it is read from its record."""
+    # Lists become tuples, so that the same manifest, submitted again, is equal to the one before.
     try:
         manifest = msgspec.convert(msgspec.to_builtins(manifest), JobManifest)
     except (msgspec.ValidationError, TypeError) as error:
@@ -138,26 +104,12 @@ def checked_manifest(manifest: JobManifest) -> JobManifest:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Convert values of YAML to the types of a manifest's fields.
+    """Convert values of YAML to the types of a manifest's fields."""
 
-    Attributes:
-        source: the name of the file, for messages.
-    """
-
-    source: str
+    source: str  # the name of the file, for messages
 
     def record(self, value: YamlValue, kind: type[Any], key: _Key) -> Any:
-        """Return the record (a dataclass) of type ``kind`` that a mapping in a manifest describes.
-
-        Args:
-            value: the mapping as it was read, with its line in the file.
-            kind: the dataclass; its fields are the keys that the mapping may have.
-            key: the names and list indices that lead to the mapping in the manifest, for messages.
-
-        Raises:
-            ManifestError: ``value`` is no mapping, a key is unknown or missing, or a value is
-                wrong.
-        """
+        """Return the record (a dataclass) of type `kind` that a mapping in a manifest describes."""
         if not isinstance(value.content, dict):
             raise self._wrong(value, key, f"a mapping with {', '.join(_hints(kind))}")
         hints = _hints(kind)
@@ -182,16 +134,7 @@ class _Reader:
             raise self._error(line, (*key, error.setting), f"{_name(key)}.{error}") from None
 
     def value(self, value: YamlValue, hint: Any, key: _Key) -> Any:
-        """Return a value in a manifest in its type: a record, a tuple, a dictionary or a scalar.
-
-        Args:
-            value: the value as it was read, with its line in the file.
-            hint: the type of the field, with limits in ``Annotated``.
-            key: the names and list indices that lead to the value in the manifest, for messages.
-
-        Raises:
-            ManifestError: the value is missing, has another type, or is out of range.
-        """
+        """Return a value in a manifest in its type: a record, a tuple, a dictionary or a scalar."""
         kind = _plain_type(hint)
         is_empty = value.content == "" and value.plain
         if _is_optional(hint) and value.is_null and not (is_empty and value.line):
@@ -209,16 +152,7 @@ class _Reader:
         return self._scalar(value, hint, key)
 
     def _items(self, value: YamlValue, hint: Any, key: _Key) -> tuple[Any, ...]:
-        """Return a list of a manifest as a tuple, with its items in the type that ``hint`` names.
-
-        Args:
-            value: the list as it was read, with its line in the file.
-            hint: the type ``tuple[T, ...]`` of a field, with limits in ``Annotated``.
-            key: the names and list indices that lead to the list in the manifest, for messages.
-
-        Raises:
-            ManifestError: ``value`` is no list, has too few or too many items, or an item is wrong.
-        """
+        """Return a list of a manifest as a tuple, with its items in the type that `hint` names."""
         if not isinstance(value.content, list):
             if key == ("command",) and isinstance(value.content, str):
                 what = f"command is a text; write a list: command: {_words(value.content)}"
@@ -237,17 +171,7 @@ class _Reader:
         return found
 
     def _mapping(self, value: YamlValue, hint: Any, key: _Key) -> dict[str, Any]:
-        """Return a mapping of a manifest as a dictionary, with its items in the types of ``hint``.
-
-        Args:
-            value: the mapping as it was read, with its line in the file.
-            hint: the type ``Mapping[K, V]`` of a field, with limits in ``Annotated``.
-            key: the names and list indices that lead to the mapping in the manifest, for messages.
-
-        Raises:
-            ManifestError: ``value`` is no mapping, or a key or value in it has a wrong type or is
-                out of range.
-        """
+        """Return a mapping of a manifest as a dictionary, with its items in the types of `hint`."""
         if not isinstance(value.content, dict):
             raise self._wrong(value, key, "a mapping, like {KEY: value}")
         names, values = get_args(_plain_type(hint))
@@ -262,17 +186,7 @@ class _Reader:
         return found
 
     def _scalar(self, value: YamlValue, hint: Any, key: _Key) -> Scalar:
-        """Return a number, a text or a truth value of a manifest in the type that ``hint`` names.
-
-        Args:
-            value: the scalar as it was read, with its line in the file.
-            hint: the type of a field, with limits in ``Annotated``.
-            key: the names and list indices that lead to the scalar in the manifest, for messages.
-
-        Raises:
-            ManifestError: ``value`` is a list or mapping, has another type, is out of range or
-                infinite.
-        """
+        """Return a number, a text or a truth value of a manifest in the type that `hint` names."""
         as_written = _plain_type(hint) is str and isinstance(value.content, str)
         given: Any = value.content if as_written else value.scalar
         if isinstance(given, float) and given.is_integer() and _plain_type(hint) is int:
@@ -287,24 +201,10 @@ class _Reader:
         raise self._wrong(value, key, _expected(hint, key))
 
     def _wrong(self, value: YamlValue, key: _Key, expected: str) -> ManifestError:
-        """Return the error that a value is something else than what is expected there.
-
-        Args:
-            value: the value as it was read, with its line.
-            key: the names and list indices that lead to the value in the manifest.
-            expected: what the value must be, like "a list", or a whole clause "it must ...".
-        """
         must = expected if expected.startswith("it must ") else f"it must be {expected}"
         return self._error(value.line, key, f"{_name(key)} is {_described(value)}; {must}")
 
     def _error(self, line: int, key: _Key, sentence: str) -> ManifestError:
-        """Return an error whose message is ``sentence``, after the names of the file and the line.
-
-        Args:
-            line: the number of the line in the file, from 1.
-            key: the names and list indices that lead to the value that is wrong.
-            sentence: what is wrong, and what to do.
-        """
         return ManifestError(self.source, line, sentence, _name(key))
 
 
@@ -317,23 +217,16 @@ _EXAMPLES = {
 
 
 class _Limits(NamedTuple):
-    """The limits on the value of a key, read from the annotation of its field.
+    """The limits on the value of a key, read from the annotation of its field."""
 
-    Attributes:
-        least: the least number, or the fewest items; None: there is no limit.
-        above: the number that the value must be above; None: there is none.
-        most: the greatest number, or the most items; None: there is no limit.
-        must: the rule for a text, as the end of "it must"; empty if there is none.
-    """
-
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    must: str = ""
+    least: float | None = None  # the least number, or the fewest items; None: there is no limit
+    above: float | None = None  # the number that the value must be above; None: there is none
+    most: float | None = None  # the greatest number, or the most items; None: there is no limit
+    must: str = ""  # the rule for a text, as the end of "it must"; empty if there is none
 
 
 def _limits(hint: Any) -> _Limits:
-    """Return the limits in the annotations of the type ``hint``; without any, no limits."""
+    """Return the limits in the annotations of the type `hint`; without any, no limits."""
     if get_origin(hint) in (Union, UnionType):
         return _limits(next(one for one in get_args(hint) if one is not NoneType))
     if get_origin(hint) is not Annotated:
@@ -352,17 +245,14 @@ def _limits(hint: Any) -> _Limits:
 
 
 def _is_optional(hint: Any) -> bool:
-    """Return whether the value of a key may be null.
-
-    ``hint`` is the type of its field, such as ``int | None`` or ``Annotated[int | None, ...]``.
-    """
+    """Return whether the value of a key may be null."""
     if get_origin(hint) is Annotated:
         return _is_optional(get_args(hint)[0])
     return NoneType in get_args(hint)
 
 
 def _plain_type(hint: Any) -> Any:
-    """Return the type in ``hint`` without annotations and without ``| None``."""
+    """Return the type in `hint` without annotations and without `| None`."""
     if get_origin(hint) is Annotated:
         return _plain_type(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -371,12 +261,7 @@ def _plain_type(hint: Any) -> Any:
 
 
 def _expected(hint: Any, key: _Key) -> str:
-    """Return what a scalar must be, like "a whole number from 1 to 8", for the end of a message.
-
-    Args:
-        hint: the type of the scalar, with limits in ``Annotated``.
-        key: the names that lead to the scalar; one that ends with ``_s`` is a number of seconds.
-    """
+    """Return what a scalar must be, like "a whole number from 1 to 8", for the end of a message."""
     kind, limits = _plain_type(hint), _limits(hint)
     if get_origin(kind) is Literal:
         return " or ".join(get_args(kind))
@@ -399,7 +284,7 @@ _HINTS: dict[type[Any], Mapping[str, Any]] = {}  # to find them takes longer tha
 
 
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
-    """Return the types of the fields of the dataclass ``kind``, with annotations, by name."""
+    """Return the types of the fields of the dataclass `kind`, with annotations, by name."""
     if kind not in _HINTS:
         hints = get_type_hints(kind, include_extras=True)
         _HINTS[kind] = {one.name: hints[one.name] for one in fields(kind)}
@@ -407,7 +292,7 @@ def _hints(kind: type[Any]) -> Mapping[str, Any]:
 
 
 def _described(value: YamlValue) -> str:
-    """Return what ``value`` is, for a message: a list, a mapping, or the scalar as written."""
+    """Return what `value` is, for a message: a list, a mapping, or the scalar as written."""
     if isinstance(value.content, list):
         return "a list"
     if isinstance(value.content, dict):
@@ -417,7 +302,7 @@ def _described(value: YamlValue) -> str:
 
 
 def _words(command: str) -> str:
-    """Return ``command``, a text that should be a list, as the list in YAML for a message."""
+    """Return `command`, a text that should be a list, as the list in YAML for a message."""
     if not _SHELL.search(command):
         try:
             if words := shlex.split(command):
@@ -428,13 +313,12 @@ def _words(command: str) -> str:
 
 
 def _name(key: _Key) -> str:
-    """Return a path of names and list indices as messages name it: "data[1]", "batch.min"."""
     text = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in key)
     return text.removeprefix(".")
 
 
 def _line(root: YamlValue, key: _Key) -> int:
-    """Return the line of the value under ``key``, or of the nearest value that contains it."""
+    """Return the line of the value under `key`, or of the nearest value that contains it."""
     found = root
     for one in key:
         within = found.content

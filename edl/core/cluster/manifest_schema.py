@@ -20,11 +20,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 def manifest_schema() -> dict[str, Any]:
-    """Return the JSON schema of a job manifest, in the dialect of 2020-12.
-
-    It is as strict as :func:`edl.core.cluster.manifest_file.parse_manifest`, except for values that
-    contradict each other.
-    """
+    """Return the JSON schema of a job manifest, in the dialect of 2020-12."""
     schema = msgspec.json.schema(JobManifest)
     kinds: dict[str, Any] = schema["$defs"]
     for kind in kinds.values():
@@ -48,7 +44,7 @@ def manifest_schema() -> dict[str, Any]:
 
 
 def _describe_settings(properties: dict[str, Any]) -> None:
-    """Add the meaning and the limits of each setting of a job to its schema in ``properties``."""
+    """Add the meaning and the limits of each setting of a job to its schema in `properties`."""
     del properties["resume"]  # the cluster sets it
     for one in fields(JobSettings):
         about: Mapping[str, Any] = one.metadata
@@ -62,5 +58,4 @@ def _describe_settings(properties: dict[str, Any]) -> None:
 
 
 def _without_links(text: str) -> str:
-    """Return Markdown ``text`` with each link replaced by its words."""
     return _LINK.sub(r"\1", text)

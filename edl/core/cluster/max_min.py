@@ -24,17 +24,9 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class MaxMin:
-    """The cluster policy ``max_min``: equal shares of the slots, within the limits of each job.
-
-    It has no parameters and keeps nothing between decisions.
-    """
+    """The cluster policy `max_min`: equal shares of the slots, within the limits of each job."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation with the max-min fair number of slots of each job.
-
-        Each job has its minimum; beyond that, no job has a slot that a job with fewer slots could
-        use.
-        """
         fixed = cluster.fixed
         sizes = shares(cluster.jobs, fixed, cluster.slots)
         reasons = {}
@@ -51,15 +43,7 @@ class MaxMin:
 
 
 def shares(jobs: Sequence[ClusterJob], fixed: dict[str, int], slots: int) -> dict[str, int]:
-    """Return the max-min fair number of slots of each job, by job name.
-
-    Jobs that wait are left out.
-
-    Args:
-        jobs: all jobs, in the order of submission.
-        fixed: the slots of jobs whose number of slots may not change, by job name.
-        slots: the number of slots of all nodes together.
-    """
+    """Return the max-min fair number of slots of each job, by job name."""
     sizes = first_that_fit(jobs, fixed, slots, lambda job: job.min_slots)
     left = slots - sum(sizes.values())
     most = [job.most_slots(job.batch) for job in jobs]

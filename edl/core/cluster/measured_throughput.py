@@ -28,36 +28,25 @@ LEAST = 1e-9  # samples of a worker in a step, samples a second
 
 @dataclass(frozen=True)
 class MeasuredThroughput(Record):
-    """The record of what former runs have measured, at the node ``measured`` of a job.
+    """The record of what former runs have measured, at the node `measured` of a job."""
 
-    Attributes:
-        order: the place in the order of submission of the job that has measured it; -1: none has.
-        steps: the step times by workers, hosts and batch, the newest at the end.
-        curve: pairs of a number of workers and the throughput in samples a second that jobs which
-            had the name before have measured with it.
-    """
-
+    # the place in the order of submission of the job that has measured it; -1: none has
     order: int = -1
+    # the step times by workers, hosts and batch, the newest at the end
     steps: tuple[StepTimeSample, ...] = ()
+    # pairs of a number of workers and the throughput in samples a second that jobs which had the
+    # name before have measured with it
     curve: tuple[tuple[int, float], ...] = ()
 
     def of_job(self, order: int) -> MeasuredThroughput:
-        """Return the record for the job that was submitted as number ``order``.
-
-        The steps of a job that had the name before only say how fast the new one may be.
-        """
+        """Return the record for the job that was submitted as number `order`."""
         if order == self.order:
             return self
         curve = {**dict(self.curve), **_curve(self.steps)}
         return MeasuredThroughput(order, (), tuple(sorted(curve.items())))
 
     def with_run(self, run: RunRecords | None) -> MeasuredThroughput:
-        """Return a copy of the record, with what ``run`` has measured added.
-
-        If ``run`` belongs to the job of this record, its step times are added to ``steps``; if it
-        belongs to an earlier job of the same name, its throughputs are added to ``curve``. If it is
-        None, nothing is added.
-        """
+        """Return a copy of the record, with what `run` has measured added."""
         measured = _samples(run.learned) if run is not None else ()
         if run is not None and run_order(run.token) != self.order:
             curve = {**dict(self.curve), **_curve(measured)}
@@ -71,19 +60,8 @@ class MeasuredThroughput(Record):
 def measurements(
     kept: MeasuredThroughput, run: RunRecords | None, order: int
 ) -> tuple[MeasuredThroughput, JobMeasurements]:
-    """Return what former runs and the present run have measured about the training of a job.
-
-    Numbers that cannot be are left out.
-
-    Args:
-        kept: the record of what the job's former runs have measured.
-        run: the records of the job's present or last run; None: there is none.
-        order: its place in the order of submission.
-
-    Returns:
-        (the record to write before another run replaces ``run``; the same measurements with the
-        run's progress, as policies read them).
-    """
+    """Return what former runs and the present run have measured about the training of a job."""
+    # `kept`: the record of what the job's former runs have measured.
     found = kept.of_job(order).with_run(run)
     known = JobMeasurements(steps=found.steps, curve=dict(found.curve))
     if run is None or run_order(run.token) != order:
@@ -100,7 +78,7 @@ def measurements(
 
 
 def _samples(learned: ScalingProfile) -> tuple[StepTimeSample, ...]:
-    """Return the throughputs in ``learned`` as step times, without those that cannot be."""
+    """Return the throughputs in `learned` as step times, without those that cannot be."""
     return tuple(
         StepTimeSample(workers, one.hosts, one.batch, one.batch * workers / one.samples_per_s)
         for workers, one in learned.by_batch
@@ -110,10 +88,7 @@ def _samples(learned: ScalingProfile) -> tuple[StepTimeSample, ...]:
 
 
 def _batching_of_steps(learned: ScalingProfile) -> Batching | None:
-    """Return the sizes of the batches of a step: of all whose gradients a worker adds up for it.
-
-    None: they are not known, or cannot be.
-    """
+    """Return the sizes of the batches of a step: of all whose gradients a worker adds up for it."""
     batching, times = learned.batching, learned.step_batches
     if batching is None or not 1 <= times <= MOST:
         return None
@@ -130,13 +105,12 @@ def _batching_of_steps(learned: ScalingProfile) -> Batching | None:
 
 
 def _is_same(old: StepTimeSample, new: StepTimeSample) -> bool:
-    """Return whether ``old`` has as many workers and hosts as ``new``, and about the same batch."""
     same = (old.workers, old.hosts) == (new.workers, new.hosts)
     return same and alike(old.batch, new.batch)
 
 
 def _curve(steps: Iterable[StepTimeSample]) -> dict[int, float]:
-    """Return the highest throughput in samples a second among ``steps``, by number of workers."""
+    """Return the highest throughput in samples a second among `steps`, by number of workers."""
     found: dict[int, float] = {}
     for one in steps:
         rate = one.workers * one.batch / one.step_s

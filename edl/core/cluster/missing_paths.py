@@ -17,15 +17,8 @@ MISSING_S = 3600.0  # then hosts are asked for again: the files may be there by 
 def missing_paths(
     before: Mapping[str, MissingPath], cluster: ClusterView, now_s: float
 ) -> dict[str, MissingPath]:
-    """Return the paths that a lent host lacks, or has lacked within ``MISSING_S``.
-
-    A path is forgotten when another lent host has it, and when no job needs it that is to run.
-
-    Args:
-        before: the result of the last call.
-        cluster: the jobs, and what hosts have said of their files.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the paths that a lent host lacks, or has lacked within `MISSING_S`."""
+    # `now_s`: the time, in seconds since 1970.
     borrowed = {
         host.name: host.report.paths
         for host in cluster.hosts
@@ -50,15 +43,7 @@ def missing_paths(
 
 
 def missing_on_borrowed(job: JobView, cluster: ClusterView) -> str:
-    """Return why no host is borrowed for ``job``: a lent host lacked one of its files.
-
-    It is a clause for the job's reason, with the host, the file and what the user can do; empty if
-    the lent hosts lacked none of the files, or that was more than ``MISSING_S`` ago.
-
-    Args:
-        job: the job.
-        cluster: the view with ``missing_paths``, which :func:`missing_paths` has found.
-    """
+    """Return why no host is borrowed for `job`: a lent host lacked one of its files."""
     for path, what in job.manifest.required_paths.items():
         if host := cluster.missing_paths.get(path):
             return (

@@ -22,32 +22,18 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True)
 class NodePool:
-    """The nodes of one speed.
+    """The nodes of one speed."""
 
-    Attributes:
-        speed: how fast a job is on them, relative to a node of speed 1.
-        nodes: the nodes, in the order in which they are filled.
-        free: the number of their slots that no job has which may not be preempted.
-    """
-
-    speed: float
-    nodes: tuple[Node, ...]
-    free: int
+    speed: float  # how fast a job is on them, relative to a node of speed 1
+    nodes: tuple[Node, ...]  # the nodes, in the order in which they are filled
+    free: int  # the number of their slots that no job has which may not be preempted
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the nodes."""
         return frozenset(node.name for node in self.nodes)
 
     def place(self, sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
-        """Return the placements of jobs within the pool, each on as few nodes as possible.
-
-        Jobs that may not be preempted keep their slots; they are not in the result.
-
-        Args:
-            sizes: the number of slots of each job, by its name; together at most ``free``.
-            cluster: the jobs, and the slots that they have now.
-        """
+        """Return the placements of jobs within the pool, each on as few nodes as possible."""
         names = self.names
         kept = {
             name: tuple(pair for pair in cluster.present[name] if pair[0] in names)
@@ -67,15 +53,7 @@ class NodePool:
 def node_pools(
     cluster: ClusterState, speeds: Mapping[str, float], widest: int
 ) -> tuple[NodePool, ...]:
-    """Return the pools of the nodes of ``cluster``, the fastest first.
-
-    If no pool has as many slots as some job needs, all nodes are one pool, the fastest first.
-
-    Args:
-        cluster: the nodes, and the slots of jobs that may not be preempted.
-        speeds: the speed of each kind of node, by its name; 1 for a kind that is not in it.
-        widest: the largest of the numbers of slots that jobs need.
-    """
+    """Return the pools of the nodes of `cluster`, the fastest first."""
     by_speed: dict[float, list[Node]] = {}
     for node in cluster.nodes:
         by_speed.setdefault(speeds.get(node.kind, 1.0), []).append(node)
@@ -87,14 +65,14 @@ def node_pools(
 
 
 def _free(nodes: Sequence[Node], cluster: ClusterState) -> int:
-    """Return the number of slots of ``nodes`` that no job has which may not be preempted."""
+    """Return the number of slots of `nodes` that no job has which may not be preempted."""
     names = {node.name for node in nodes}
     fixed = (pair for name in cluster.fixed for pair in cluster.present[name])
     return total(nodes) - sum(count for node, count in fixed if node in names)
 
 
 def slowest_pool(placement: Placement, pools: Sequence[NodePool]) -> int | None:
-    """Return the place in ``pools`` of the slowest pool that a job is in; None: it has no slots."""
+    """Return the place in `pools` of the slowest pool that a job is in; None: it has no slots."""
     nodes = {node for node, _ in placement}
     found = [at for at, pool in enumerate(pools) if nodes & pool.names]
     return max(found) if found else None
@@ -106,21 +84,7 @@ def reserve(
     pools: Sequence[NodePool],
     rigid: Collection[str],
 ) -> tuple[dict[str, int], str]:
-    """Choose the pool in which each of some jobs has its fewest slots for certain.
-
-    It is the pool that the job is in, or the slowest one with room. A job for which no pool has
-    room is left out, and behind it all that may not be preempted.
-
-    Args:
-        least: the fewest slots of each job, by its name, in the order in which they are served.
-        homes: the place of each job's pool, by the job's name; None: it has no slots.
-        pools: the pools, the fastest first.
-        rigid: the names of the jobs that may not be preempted.
-
-    Returns:
-        (the place of the pool of each job that has one, by the job's name; the name of the first
-        job for which no pool has room, or "" if there is none).
-    """
+    """Choose the pool in which each of some jobs has its fewest slots for certain."""
     free, found, waiting = [pool.free for pool in pools], {}, ""
     for name, count in least.items():
         if waiting and name in rigid:
@@ -137,13 +101,7 @@ def reserve(
 
 
 def parse_speeds(text: str) -> dict[str, float]:
-    """Return the speed of each kind of node that ``text`` names, like "h100=4,t4=1".
-
-    An empty text names none.
-
-    Raises:
-        UsageError: the text has another form, or a speed is not above 0.
-    """
+    """Return the speed of each kind of node that `text` names, like "h100=4,t4=1"."""
     found = {}
     for part in text.split(",") if text else ():
         kind, _, speed = (word.strip() for word in part.partition("="))

@@ -15,66 +15,43 @@ from edl.core.cluster.view import Devices
 
 @dataclass(frozen=True)
 class CreateRun:
-    """Create the run of a job, if the job's node has not got it yet.
+    """Create the run of a job, if the job's node has not got it yet."""
 
-    A job with a checkpoint continues from it (:func:`edl.core.cluster.run_records.resume_setting`).
-
-    A run of the job that is over is replaced. The order is refused if the job's node has a run that
-    is not over.
-
-    Attributes:
-        job: the name of the job.
-        run: the token of the run.
-        devices: host -> the devices that the run may use there; their number is that of the
-            workers.
-        batch: the global batch that the policy has chosen, in samples; None: the script chooses it.
-    """
-
-    job: str
-    run: str
+    job: str  # the name of the job
+    run: str  # the token of the run
+    # host -> the devices that the run may use there; their number is that of the workers
     devices: Devices
+    # the global batch that the policy has chosen, in samples; None: the script chooses it
     batch: int | None = None
 
 
 @dataclass(frozen=True)
 class PlaceRun:
-    """Let a run use other devices: one compare-and-set of the run's desired and assigned workers.
+    """Let a run use other devices: one compare-and-set of the run's desired and assigned workers"""
 
-    Attributes:
-        job: the name of the job.
-        run: the token of the run.
-        devices: host -> the devices that the run may use there. A host on which it may use none,
-            and has or had an agent, is in it with no devices.
-        version: the version of the run's record ``assigned`` that was read; with another one the
-            order is refused.
-        batch: the global batch that the policy has chosen, in samples; None: the script chooses it.
-        reason: why, in a sentence, for the run's record.
-    """
-
-    job: str
-    run: str
+    job: str  # the name of the job
+    run: str  # the token of the run
+    # host -> the devices that the run may use there. A host on which it may use none, and has or
+    # had an agent, is in it with no devices.
     devices: Devices
+    # the version of the run's record `assigned` that was read; with another one the order is
+    # refused
     version: int
+    # the global batch that the policy has chosen, in samples; None: the script chooses it
     batch: int | None = None
-    reason: str = ""
+    reason: str = ""  # why, in a sentence, for the run's record
 
 
 @dataclass(frozen=True)
 class StopRun:
-    """Stop a run, if it is not over.
+    """Stop a run, if it is not over."""
 
-    Attributes:
-        job: the name of the job.
-        run: the token of the run; a run of another token is left alone.
-        checkpoint: whether the run saves a checkpoint and ends by itself. If not, its record says
-            at once that it is over, so that no process can join it any more.
-        reason: why, in a sentence, for the run's record.
-    """
-
-    job: str
-    run: str
+    job: str  # the name of the job
+    run: str  # the token of the run; a run of another token is left alone
+    # whether the run saves a checkpoint and ends by itself. If not, its record says at once that it
+    # is over, so that no process can join it any more.
     checkpoint: bool
-    reason: str = ""
+    reason: str = ""  # why, in a sentence, for the run's record
 
 
 Order = CreateRun | PlaceRun | StopRun

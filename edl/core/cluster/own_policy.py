@@ -24,26 +24,13 @@ GUIDE = "see docs/guides/writing-a-policy.md"
 
 @dataclass(frozen=True)
 class OwnPolicy:
-    """A cluster policy of a user, whose errors and wrong answers are errors of one sentence.
+    """A cluster policy of a user, whose errors and wrong answers are errors of one sentence."""
 
-    Attributes:
-        name: the policy as the user names it: "module:Class".
-        rule: the object of that class.
-    """
-
-    name: str
-    rule: ClusterPolicy
+    name: str  # the policy as the user names it: "module:Class"
+    rule: ClusterPolicy  # the object of that class
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the decision of the user's policy about ``cluster``, as JSON would hold it.
-
-        In the state of the decision tuples become lists, and keys texts.
-
-        Raises:
-            UsageError: the policy has failed, its answer is not an Allocation of JSON values, its
-                state is too large, or the decision breaks a rule
-                (:mod:`edl.core.cluster.validity`).
-        """
+        """Return the decision of the user's policy about `cluster`, as JSON would hold it."""
         try:
             answer = self.rule(cluster)
         except Exception as error:
@@ -55,7 +42,7 @@ class OwnPolicy:
         return found
 
     def _told(self, error: Exception) -> str:
-        """Return what ``error`` is, and the line of the user's module from which it came."""
+        """Return what `error` is, and the line of the user's module from which it came."""
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         trace, place = error.__traceback__, ""
         while trace is not None:
@@ -67,17 +54,7 @@ class OwnPolicy:
 
 
 def own_policy(name: str, found: object, parameters: Mapping[str, Any]) -> OwnPolicy:
-    """Return the policy that a user's class makes, with these ``parameters``.
-
-    Args:
-        name: the policy as the user names it: "module:Class".
-        found: what the module has under that name.
-        parameters: values for fields of the class, by name; only a dataclass has such.
-
-    Raises:
-        UsageError: ``found`` is no class whose objects can be called, it has no such parameter, a
-            value is not allowed, or no object of it can be made.
-    """
+    """Return the policy that a user's class makes, with these `parameters`."""
     if not isinstance(found, type) or not any("__call__" in vars(one) for one in found.__mro__):
         what = f"is {found!r}" if isinstance(found, type) else f"is a {type(found).__name__}"
         raise UsageError(
@@ -98,15 +75,7 @@ def own_policy(name: str, found: object, parameters: Mapping[str, Any]) -> OwnPo
 
 
 def checked_allocation(name: str, answer: object) -> Allocation:
-    """Return ``answer`` as the decision that JSON would hold, with reasons of limited length.
-
-    Args:
-        name: the policy that has answered.
-        answer: its answer.
-
-    Raises:
-        UsageError: the answer is no Allocation of JSON values, or its state is too large.
-    """
+    """Return `answer` as the decision that JSON would hold, with reasons of limited length."""
     if not isinstance(answer, Allocation):
         raise UsageError(
             f"the policy {name} has answered {type(answer).__name__}; it must return an "

@@ -51,20 +51,15 @@ class JobFiles(Protocol):
 
 @dataclass(frozen=True)
 class PathCheck:
-    """What the hosts that offer slots have said of the paths that a job needs.
+    """What the hosts that offer slots have said of the paths that a job needs."""
 
-    Hosts without the job's labels are left out.
-
-    Attributes:
-        lacking: host -> the first path that it does not have, as the job names it.
-        unknown: host -> the first path that it has not looked for yet.
-    """
-
+    # host -> the first path that it does not have, as the job names it
     lacking: Mapping[str, str] = field(default_factory=dict)
+    # host -> the first path that it has not looked for yet
     unknown: Mapping[str, str] = field(default_factory=dict)
 
     def allows(self, host: str) -> bool:
-        """Return whether ``host`` is not known to lack anything, and has said so."""
+        """Return whether `host` is not known to lack anything, and has said so."""
         return host not in self.lacking and host not in self.unknown
 
     @property
@@ -83,18 +78,14 @@ NOTHING_NEEDED = PathCheck()
 
 
 class PathChecks:
-    """The answers of all hosts of a cluster about paths.
-
-    Args:
-        hosts: the hosts.
-    """
+    """The answers of all hosts of a cluster about paths."""
 
     def __init__(self, hosts: Sequence[HostRecords]) -> None:
         self._hosts = [host for host in hosts if host.offer is not None]
         self._kept: dict[tuple[object, object], PathCheck] = {}
 
     def of(self, job: JobFiles) -> PathCheck:
-        """Return what the hosts have said of the paths of ``job``; many jobs have the same."""
+        """Return what the hosts have said of the paths of `job`; many jobs have the same."""
         if not job.required_paths:
             return NOTHING_NEEDED
         key = tuple(job.required_paths), tuple(job.labels.items())
@@ -104,7 +95,7 @@ class PathChecks:
         return found
 
     def _look(self, job: JobFiles) -> PathCheck:
-        """Return what the hosts have said of the paths of ``job``."""
+        """Return what the hosts have said of the paths of `job`."""
         lacking: dict[str, str] = {}
         unknown: dict[str, str] = {}
         for host in self._hosts:
@@ -121,12 +112,12 @@ class PathChecks:
 
 
 def path_bytes(paths: Iterable[str]) -> int:
-    """Return how many bytes ``paths`` have in the record with which a host is asked for them."""
+    """Return how many bytes `paths` have in the record with which a host is asked for them."""
     return sum(len(json.dumps(path)) + 1 for path in paths)  # with a comma
 
 
 def too_long_for_a_question(paths: Collection[str]) -> str:
-    """Return why no host can be asked for all ``paths``, as a clause; empty: it can."""
+    """Return why no host can be asked for all `paths`, as a clause; empty: it can."""
     if _OF_A_CHARACTER * sum(map(len, paths)) + 3 * len(paths) <= MOST_BYTES:
         return ""
     size = path_bytes(paths)
@@ -136,14 +127,7 @@ def too_long_for_a_question(paths: Collection[str]) -> str:
 
 
 def _clause(found: Mapping[str, str], one: str, many: str, between: str) -> str:
-    """Return a clause that names the hosts of ``found`` with what is wrong there.
-
-    Args:
-        found: host -> the path, as the job names it.
-        one: the verb for one host.
-        many: the verb for several hosts.
-        between: the words between the verb and the path.
-    """
+    """Return a clause that names the hosts of `found` with what is wrong there."""
     hosts: dict[str, list[str]] = {}
     for host in sorted(found):
         hosts.setdefault(found[host], []).append(host)

@@ -26,24 +26,15 @@ from edl.core.cluster.view import ClusterView, JobView
 
 
 class PathRequest(NamedTuple):
-    """The request of one job that hosts are asked for its paths.
+    """The request of one job that hosts are asked for its paths."""
 
-    Attributes:
-        rank: the requests with the lowest one come first.
-        queue: the name of the job's queue.
-        paths: the paths.
-    """
-
-    rank: int
-    queue: str
+    rank: int  # the requests with the lowest one come first
+    queue: str  # the name of the job's queue
     paths: tuple[str, ...]
 
 
 def ask_about_paths(draft: Draft) -> None:
-    """Ask each host that takes slots for the paths of all jobs that may get some.
-
-    What goes beyond ``MOST_BYTES`` is not asked for; its jobs wait.
-    """
+    """Ask each host that takes slots for the paths of all jobs that may get some."""
     cluster = draft.cluster
     jobs = [
         job
@@ -59,11 +50,7 @@ def ask_about_paths(draft: Draft) -> None:
 
 
 def wanted_paths(requests: Iterable[PathRequest]) -> tuple[str, ...]:
-    """Return the paths to ask for, each once, in the order in which they are dealt out.
-
-    They have ``MOST_BYTES`` at most. Of ``requests`` with the same rank and queue the first one
-    comes first.
-    """
+    """Return the paths to ask for, each once, in the order in which they are dealt out."""
     left = MOST_BYTES
     waiting: dict[int, dict[str, deque[PathRequest]]] = {}
     for one in requests:
@@ -87,7 +74,7 @@ def wanted_paths(requests: Iterable[PathRequest]) -> tuple[str, ...]:
 
 
 def first_paths(paths: Iterable[str], most_bytes: int) -> tuple[str, ...]:
-    """Return the first of ``paths``: as many as have ``most_bytes`` bytes in a host's record."""
+    """Return the first of `paths`: as many as have `most_bytes` bytes in a host's record."""
     found = []
     for path in paths:
         most_bytes -= path_bytes([path])
@@ -100,15 +87,7 @@ def first_paths(paths: Iterable[str], most_bytes: int) -> tuple[str, ...]:
 def _requests(
     jobs: Iterable[JobView], cluster: ClusterView, nodes: Mapping[str, int]
 ) -> list[PathRequest]:
-    """Return the requests of ``jobs``, in the order of their priorities and of submission.
-
-    Without queues all have the same one.
-
-    Args:
-        jobs: jobs that need paths.
-        cluster: the hosts, and the queues.
-        nodes: host -> the slots that can be counted on.
-    """
+    """Return the requests of `jobs`, in the order of their priorities and of submission."""
     rooms: dict[tuple[tuple[str, str], ...], int] = {}  # by labels
     found = []
     for job in sorted(jobs, key=lambda job: (-job.wanted.priority, job.order)):
@@ -123,13 +102,7 @@ def _requests(
 
 
 def _room(job: JobView, cluster: ClusterView, slots: int) -> int:
-    """Return how many slots a job may have, if its queue had no other jobs.
-
-    Args:
-        job: the job.
-        cluster: the queues.
-        slots: the slots on hosts with its labels.
-    """
+    """Return how many slots a job may have, if its queue had no other jobs."""
     if not cluster.queues:
         return slots
     queue = cluster.queues.get(job.manifest.queue, NO_QUEUE)

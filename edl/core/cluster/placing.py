@@ -101,18 +101,7 @@ def compact(slots: int, per_node: int) -> tuple[int, ...]:
 def _kept(
     sizes: Mapping[str, int], cluster: ClusterState
 ) -> tuple[dict[str, int], dict[str, Placement]]:
-    """Find the jobs that keep their present slots.
-
-    A job keeps them if it has as many as ``sizes`` says, on nodes that are up.
-
-    Args:
-        sizes: the number of slots that each job gets, by job name.
-        cluster: the nodes, and the slots that jobs have now.
-
-    Returns:
-        (the slots that stay free, by node name; the placements of the jobs that keep their slots,
-        by job name).
-    """
+    """Find the jobs that keep their present slots."""
     free = {node.name: node.slots for node in cluster.nodes}
     placed: dict[str, Placement] = {}
     for job, wanted in sizes.items():
@@ -125,11 +114,7 @@ def _kept(
 
 
 def _take(free: dict[str, int], wanted: int) -> Placement:
-    """Remove ``wanted`` slots from ``free``, and return them as a placement.
-
-    ``free`` holds the free slots by node name; it is changed. The node with the most free slots is
-    used first.
-    """
+    """Remove `wanted` slots from `free`, and return them as a placement."""
     taken: list[tuple[str, int]] = []
     while wanted:
         at = max(free, key=lambda node: free[node])

@@ -56,41 +56,28 @@ MOST_IDLE = 500
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """One plan of the leader: records to write, orders to carry out, and a reason for each job.
+    """One plan of the leader: records to write, orders to carry out, and a reason for each job."""
 
-    ``lives``, ``assigned`` and ``allocation`` are written in one transaction, under the fence, with
-    checks that each written node still has the version that was read. If it is refused, nothing
-    else is done: read, and plan again. Then the ``orders`` are carried out as
-    :mod:`edl.core.cluster.orders` says.
-
-    Attributes:
-        lives: job -> the new record of its life; only those that change.
-        assigned: host -> its new assignment; only those that change.
-        allocation: the new record of the policy's decision; None: it stays.
-        orders: what runs are asked to do, in this order.
-        changes: the changes of jobs' states in ``lives``, in order, for the log of events.
-        reasons: job -> why it has what it has, or why it waits and where in the queue, as a
-            sentence.
-        surplus: job -> how many of its slots are beyond the quota of its queue; only those with
-            any. Empty in a cluster without queues.
-        next_s: when to plan again although nothing was seen to change, in seconds since 1970.
-    """
-
+    # job -> the new record of its life; only those that change
     lives: Mapping[str, JobLife] = field(default_factory=dict)
+    # host -> its new assignment; only those that change
     assigned: Mapping[str, HostAssignment] = field(default_factory=dict)
+    # the new record of the policy's decision; None: it stays
     allocation: AllocationRecord | None = None
-    orders: tuple[Order, ...] = ()
+    orders: tuple[Order, ...] = ()  # what runs are asked to do, in this order
+    # the changes of jobs' states in `lives`, in order, for the log of events
     changes: tuple[JobChange, ...] = ()
+    # job -> why it has what it has, or why it waits and where in the queue, as a sentence
     reasons: Mapping[str, str] = field(default_factory=dict)
+    # job -> how many of its slots are beyond the quota of its queue; only those with any. Empty in
+    # a cluster without queues.
     surplus: Mapping[str, int] = field(default_factory=dict)
+    # when to plan again although nothing was seen to change, in seconds since 1970
     next_s: float = 0.0
 
     @property
     def writes(self) -> bool:
-        """Whether the plan changes a record: a job's life, a host's devices or the last decision.
-
-        Orders to runs do not count.
-        """
+        """Whether the plan changes a record: a job's life, a host's devices or the last decision"""
         return bool(self.lives or self.assigned or self.allocation is not None)
 
     @property
@@ -100,13 +87,8 @@ class ClusterPlan:
 
 
 def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPlan:
-    """Return what the leader of ``cluster`` writes and orders next, and why.
-
-    Args:
-        cluster: what was read, in the order that :mod:`edl.core.cluster.view` asks for.
-        policy: the cluster policy.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return what the leader of `cluster` writes and orders next, and why."""
+    # `now_s`: the time, in seconds since 1970.
     draft = Draft(cluster, now_s)
     advance_lives(draft)
     end_runs(draft)
@@ -120,7 +102,7 @@ def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPl
 
 
 def _finished(draft: Draft) -> ClusterPlan:
-    """Return the plan: the records and orders in ``draft`` that differ from what was read."""
+    """Return the plan: the records and orders in `draft` that differ from what was read."""
     lives: dict[str, JobLife] = {}
     later: set[str] = set()
     idle = 0
@@ -148,10 +130,7 @@ def _finished(draft: Draft) -> ClusterPlan:
 
 
 def _surplus(draft: Draft) -> dict[str, int]:
-    """Return how many slots of each job are beyond the quota of its queue; only those with any.
-
-    The slots are those of the policy's decision. Without queues the result is empty.
-    """
+    """Return how many slots of each job are beyond the quota of its queue; only those with any."""
     if not draft.cluster.queues:
         return {}
     jobs = sorted(draft.jobs.values(), key=lambda job: (-job.wanted.priority, job.order))
@@ -164,7 +143,7 @@ def _surplus(draft: Draft) -> dict[str, int]:
 
 
 def _tidied(draft: Draft, job: JobView) -> JobLife:
-    """Return the life of ``job`` with its slot-seconds until now, without limits that are over."""
+    """Return the life of `job` with its slot-seconds until now, without limits that are over."""
     slots = 0
     if job.life.state.has_run:
         entries = draft.table.entries(job.name, job.life.run)
@@ -174,10 +153,7 @@ def _tidied(draft: Draft, job: JobView) -> JobLife:
 
 
 def _reasons(draft: Draft) -> dict[str, str]:
-    """Return, by the name of each job, a sentence that says why it has its slots, or why it waits.
-
-    For a queued job the sentence begins with its place in the queue.
-    """
+    """By the name of each job, a sentence that says why it has its slots, or why it waits"""
     queue = sorted(
         (job for job in draft.jobs.values() if job.life.state is LifeState.QUEUED),
         key=lambda job: (-job.wanted.priority, job.order),
@@ -199,10 +175,7 @@ def _reasons(draft: Draft) -> dict[str, str]:
 
 
 def _holders(draft: Draft, job: JobView) -> str:
-    """Return a clause that says which jobs have the slots of the hosts that ``job`` may use.
-
-    It is empty if slots are not what it waits for.
-    """
+    """Return a clause that says which jobs have the slots of the hosts that `job` may use."""
     allocation = draft.allocation
     if draft.waits.get(job.name) or draft.target(job) or allocation.held or allocation.problem:
         return ""
@@ -222,10 +195,7 @@ def _holders(draft: Draft, job: JobView) -> str:
 
 
 def _next_s(draft: Draft, found: ClusterPlan) -> float:
-    """Return when to plan again even if nothing changes until then, in seconds since 1970.
-
-    ``found`` is what the plan writes and orders.
-    """
+    """Return when to plan again even if nothing changes until then, in seconds since 1970."""
     settings, now_s = draft.settings, draft.now_s
     times = [*draft.times_s, draft.allocation.at_s + settings.interval_s]
     if found.acts:
@@ -240,10 +210,7 @@ def _next_s(draft: Draft, found: ClusterPlan) -> float:
 
 
 def _times_of_host(record: HostAssignment, settings: ClusterRecord) -> Sequence[float]:
-    """Return when time limits of a host end, in seconds since 1970: to be lost, to give back slots.
-
-    ``record`` is what is assigned to the host, ``settings`` has the limits.
-    """
+    """When time limits of a host end, in seconds since 1970: to be lost, to give back slots"""
     found = [record.silent_s + settings.lost_after_s] if record.silent_s else []
     found += [one.at_s + FAILED_S for one in record.failures.values()]
     waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]
@@ -251,11 +218,7 @@ def _times_of_host(record: HostAssignment, settings: ClusterRecord) -> Sequence[
 
 
 def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
-    """Return when time limits of ``job`` end, in seconds since 1970, some of them in the past.
-
-    They are the end of its wait for the next try, of limits on hosts, and of the time that a start
-    or a stop may take; ``settings`` has the last two.
-    """
+    """Return when time limits of `job` end, in seconds since 1970, some of them in the past."""
     life = job.life
     found = [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
     if life.state is LifeState.QUEUED:

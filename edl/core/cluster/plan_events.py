@@ -14,33 +14,21 @@ from edl.core.plural import counted
 
 
 class PlannedEvent(NamedTuple):
-    """An event of a plan, without its time and writer.
-
-    Attributes:
-        kind: the kind of the event.
-        reason: what has happened, and why, in a sentence.
-        job: the job that it is about; empty: none.
-        host: the host that it is about; empty: none, or several.
-        state: the state that the job has entered; None: it is another kind of event.
-        result: how the job has ended; None: it has not.
-        slots: host -> slots that the job has; None: it is another kind of event.
-    """
+    """An event of a plan, without its time and writer."""
 
     kind: ClusterEventKind
-    reason: str
-    job: str = ""
-    host: str = ""
+    reason: str  # what has happened, and why, in a sentence
+    job: str = ""  # the job that it is about; empty: none
+    host: str = ""  # the host that it is about; empty: none, or several
+    # the state that the job has entered; None: it is another kind of event
     state: LifeState | None = None
-    result: LifeResult | None = None
+    result: LifeResult | None = None  # how the job has ended; None: it has not
+    # host -> slots that the job has; None: it is another kind of event
     slots: Mapping[str, int] | None = None
 
 
 def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
-    """Return the events for the log that report what the plan ``found`` changes.
-
-    First come changes of jobs' states, then of their slots, then hosts that went or came. ``view``
-    is the cluster before the plan.
-    """
+    """Return the events for the log that report what the plan `found` changes."""
     return [
         *(
             PlannedEvent(
@@ -58,10 +46,7 @@ def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
 
 
 def _slots(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
-    """Yield an event for each job whose devices the plan ``found`` changes, in the order of names.
-
-    The event names all devices that the job then has. ``view`` is the cluster before the plan.
-    """
+    """Yield an event for each job whose devices the plan `found` changes, in the order of names."""
     before = {host.name: host.assigned for host in view.hosts}
     after = {**before, **found.assigned}
     names = {name for host in found.assigned for one in (before, after) for name in one[host].jobs}
@@ -80,10 +65,7 @@ def _slots(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
 
 
 def _devices(hosts: Mapping[str, HostAssignment], job: str) -> dict[str, JobAssignment]:
-    """Return the devices that ``job`` has, by host, so that two results differ only if slots do.
-
-    Hosts on which its run ends are left out; so are the times and marks of the entries.
-    """
+    """Return the devices that `job` has, by host, so that two results differ only if slots do."""
     entries = {host: one.jobs[job] for host, one in hosts.items() if job in one.jobs}
     return {
         host: JobAssignment(entry.run, entry.devices, entry.leaving)
@@ -100,10 +82,7 @@ def _described(entry: JobAssignment) -> str:
 
 
 def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
-    """Yield an event for each host that, by the plan ``found``, offers nothing any more or again.
-
-    ``view`` is the cluster before the plan.
-    """
+    """Yield an event for each host that, by the plan `found`, offers nothing any more or again."""
     for name, after in found.assigned.items():
         host = view.host_named[name]
         if bool(host.assigned.silent_s) != bool(after.silent_s):

@@ -22,22 +22,14 @@ from edl.core.cluster.view import ClusterView
 
 
 class PlanPart(NamedTuple):
-    """Records of a plan that have to be written together.
+    """Records of a plan that have to be written together."""
 
-    Attributes:
-        jobs: the jobs whose lives are written, sorted.
-        hosts: the hosts whose assignments are written, sorted.
-    """
-
-    jobs: tuple[str, ...]
-    hosts: tuple[str, ...]
+    jobs: tuple[str, ...]  # the jobs whose lives are written, sorted
+    hosts: tuple[str, ...]  # the hosts whose assignments are written, sorted
 
 
 def plan_parts(view: ClusterView, found: ClusterPlan) -> list[PlanPart]:
-    """Return the parts of the plan ``found``, which was made from ``view``; first those of a job.
-
-    The policy's decision is in none of them. It may be written with the first part.
-    """
+    """Return the parts of the plan `found`, which was made from `view`; first those of a job."""
     groups = _Groups()
     for job in found.lives:
         groups.add(("job", job))
@@ -54,16 +46,7 @@ def plan_parts(view: ClusterView, found: ClusterPlan) -> list[PlanPart]:
 
 
 def asking_less(found: ClusterPlan, part: PlanPart, most_bytes: int) -> ClusterPlan:
-    """Return ``found`` with fewer paths asked of the hosts of ``part``: the first in the queue.
-
-    The next plan asks for the others again. Meanwhile a job that needs them gets no slots on other
-    hosts than its own, for a turn of the leader.
-
-    Args:
-        found: the plan.
-        part: a part of the plan that is too large to be written.
-        most_bytes: how many bytes the paths may have in the record of each host.
-    """
+    """Return `found` with fewer paths asked of the hosts of `part`: the first in the queue."""
     shorter = {
         host: replace(after, paths=first_paths(after.paths, most_bytes))
         for host, after in found.assigned.items()
@@ -75,16 +58,7 @@ def asking_less(found: ClusterPlan, part: PlanPart, most_bytes: int) -> ClusterP
 def without_parts(
     view: ClusterView, found: ClusterPlan, left_out: Iterable[PlanPart]
 ) -> ClusterPlan:
-    """Return the plan ``found`` without some of its parts, and without what follows from these.
-
-    A run is told what to do only after the records say so. So the orders about jobs of these parts
-    are left out, too, and the changes of their states.
-
-    Args:
-        view: the cluster from which the plan was made.
-        found: the plan.
-        left_out: the parts that are not written.
-    """
+    """Return the plan `found` without some of its parts, and without what follows from these."""
     hosts = {host for part in left_out for host in part.hosts}
     jobs = {job for part in left_out for job in part.jobs}
     for host in hosts:
@@ -99,13 +73,6 @@ def without_parts(
 
 
 def _changed_jobs(view: ClusterView, host: str, after: HostAssignment) -> set[str]:
-    """Return the names of the jobs that have other devices on a host after a plan than before.
-
-    Args:
-        view: the cluster from which the plan was made.
-        host: the name of the host.
-        after: what the plan assigns to the host.
-    """
     before = view.host_named[host].assigned.jobs
     return {job for job in {*before, *after.jobs} if before.get(job) != after.jobs.get(job)}
 
@@ -137,7 +104,6 @@ class _Groups:
         return found.values()
 
     def _root(self, one: _Member) -> _Member:
-        """Return the member that stands for the group of ``one``: one for each group."""
         root = one
         while self._parent[root] != root:
             root = self._parent[root]

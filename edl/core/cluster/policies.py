@@ -45,20 +45,7 @@ POLICIES: Registry = {
 def policy_named(
     name: str, seed: int = 0, resize_s: float | None = None, known: Registry = POLICIES
 ) -> ClusterPolicy:
-    """Return the policy that is registered as ``name``, with the given parameters.
-
-    Args:
-        name: a key of ``known``.
-        seed: the seed of a policy that draws random numbers (one with a parameter ``seed``); 0
-            keeps the registered seed. Other policies ignore it.
-        resize_s: the seconds that a change of a job's slots costs, as the policy (one with a
-            parameter ``resize_s``) takes into account; None keeps the registered value. Other
-            policies ignore it.
-        known: the registry in which the policy is looked up.
-
-    Raises:
-        UsageError: no policy is registered as ``name``.
-    """
+    """Return the policy that is registered as `name`, with the given parameters."""
     if name not in known:
         raise UsageError(
             f"there is no policy {name!r}; use one of {', '.join(known)}, or name your own: "
@@ -70,11 +57,7 @@ def policy_named(
 def with_run(
     policy: ClusterPolicy, seed: int = 0, resize_s: float | None = None, speeds: str = ""
 ) -> ClusterPolicy:
-    """Return ``policy`` with the seed, the cost of a resize and the speeds of one simulation.
-
-    A policy without a parameter ``seed``, ``resize_s`` or ``speeds`` (of kinds of nodes) ignores
-    it; 0, None and an empty text change nothing.
-    """
+    """Return `policy` with the seed, the cost of a resize and the speeds of one simulation."""
     rule: Any = policy  # a frozen dataclass with the policy's parameters
     given = {"seed": seed or None, "resize_s": resize_s, "speeds": speeds or None}
     own = {one.name for one in fields(rule)} if is_dataclass(rule) else set()
@@ -84,15 +67,7 @@ def with_run(
 
 
 def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
-    """Return the policy that is registered as ``name``, with other values of some parameters.
-
-    Args:
-        name: a key of :data:`POLICIES`.
-        parameters: the values by the name of the parameter.
-
-    Raises:
-        UsageError: there is no such policy, it has no such parameter, or a value is not allowed.
-    """
+    """Return the policy that is registered as `name`, with other values of some parameters."""
     rule: Any = policy_named(name)
     known = {one.name: getattr(rule, one.name) for one in fields(rule) if one.metadata}
     check_parameters(name, parameters, known)
@@ -103,16 +78,7 @@ def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
 
 
 def check_parameters(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise an error unless each parameter of a policy is known, and its value like the known one.
-
-    Args:
-        name: the name of the policy.
-        given: the values by the name of the parameter.
-        known: the present values by the name of the parameter.
-
-    Raises:
-        UsageError: a parameter is not known, or its value has another type.
-    """
+    """Raise unless each parameter of a policy is known, and its value like the known one"""
     for key, value in given.items():
         if key not in known:
             have = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
@@ -125,8 +91,4 @@ def check_parameters(name: str, given: Mapping[str, Any], known: Mapping[str, An
 
 
 def _is_number(value: object, known: object) -> bool:
-    """Return whether ``value`` is an int (not a bool) given for a parameter that is a float.
-
-    ``known`` is the parameter's registered value.
-    """
     return isinstance(known, float) and isinstance(value, int) and not isinstance(value, bool)

@@ -46,14 +46,7 @@ SPARED = "keeps its fewest slots: no job is halted for another queue where small
 
 
 def ask_by_queue(request: AllocationRequest) -> Decision:
-    """Ask the policy about the jobs of each queue, with the slots that the queue may have.
-
-    Args:
-        request: all jobs that may get slots, and the hosts; the cluster in it has queues.
-
-    Returns:
-        The answers about all queues together; if one breaks a rule, only its ``problem``.
-    """
+    """Ask the policy about the jobs of each queue, with the slots that the queue may have."""
     queues = request.cluster.queues
     reasons: dict[str, str] = {}
     by_queue: dict[str, list[ActiveJob]] = {}
@@ -109,14 +102,7 @@ def rank_in_queue(one: ActiveJob) -> tuple[int, int]:
 def _within_quota(
     queue: str, jobs: Sequence[ActiveJob], record: QueueRecord, reasons: dict[str, str]
 ) -> list[ActiveJob]:
-    """Return the jobs of a queue without those that may not be preempted and exceed its quota.
-
-    Args:
-        queue: the name of the queue.
-        jobs: its jobs, by their rank.
-        record: its quota.
-        reasons: job -> why it waits, as a sentence; those of jobs that are left out are added.
-    """
+    """Return the jobs of a queue without those that may not be preempted and exceed its quota."""
     rigid = [
         QuotaRequest(
             name=one.job.name,
@@ -140,7 +126,7 @@ def _within_quota(
 def _request_of(
     name: str, jobs: Sequence[ActiveJob], record: QueueRecord, nodes: Mapping[str, int]
 ) -> QueueRequest:
-    """Return what the jobs of the queue called ``name`` can use of ``nodes``, host -> slots."""
+    """Return what the jobs of the queue called `name` can use of `nodes`, host -> slots."""
     wanted: dict[tuple[str, ...], int] = {}
     for one in jobs:
         wanted[one.hosts] = wanted.get(one.hosts, 0) + max(one.most, one.size)
@@ -158,13 +144,12 @@ def _request_of(
 
 
 def _is_kept(one: ActiveJob) -> bool:
-    """Return whether no other queue can have the slots of a job now: it starts, or is rigid."""
     starts = one.job.life.state is LifeState.STARTING
     return one.is_fixed and (starts or one.job.manifest.preemptible is False)
 
 
 def _ask_queue(request: AllocationRequest, most: int) -> Decision:
-    """Ask the policy about the jobs of one queue, which may have ``most`` slots together."""
+    """Ask the policy about the jobs of one queue, which may have `most` slots together."""
     held = sum(one.size for one in request.active)
     if sum(one.size for one in request.active if one.is_fixed) > most:
         request = replace(
@@ -193,12 +178,10 @@ def _ask_queue(request: AllocationRequest, most: int) -> Decision:
 
 
 def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
-    """Return the jobs of a queue, so that a policy of fixed sizes lets small ones train on.
-
-    If ``most``, the share of the queue, is too small for what its jobs that train request, each of
-    them requests what it has: it was shrunk so that another queue has its quota, and would be
-    halted else by such a policy for one of the same queue.
-    """
+    """Return the jobs of a queue, so that a policy of fixed sizes lets small ones train on."""
+    # If `most`, the share of the queue, is too small for what its jobs that train request, each of
+    # them requests what it has: it was shrunk so that another queue has its quota, and would be
+    # halted else by such a policy for one of the same queue.
     training = [one for one in jobs if one.size]
     if sum(max(one.job.manifest.requested_np, one.size) for one in training) <= most:
         return list(jobs)
@@ -209,11 +192,7 @@ def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
 
 
 def _survivors(jobs: Sequence[ActiveJob], most: int) -> frozenset[str]:
-    """Return the names of the jobs that can keep their fewest slots if they have ``most`` together.
-
-    Jobs whose slots are fixed keep all of them; of the others those come first that may not be
-    preempted, then the first by rank.
-    """
+    """Return the names of the jobs that can keep their fewest slots if they have `most` together"""
     left = most - sum(one.size for one in jobs if one.is_fixed)
     found = []
     for one in sorted(
@@ -233,20 +212,11 @@ def _spare(
     reclaims: bool,
     now_s: float,
 ) -> Mapping[str, str]:
-    """Return the jobs that lose all slots by ``answer`` and may not, each with the reason.
-
-    They are jobs that another queue's quota would halt though smaller ones are enough, jobs that
-    would be halted for nobody, those that may not be preempted, and those within their
-    ``min_run_s``.
-
-    Args:
-        asked: the jobs of the queue that the policy was asked about.
-        answer: its answer.
-        survivors: the names of the jobs whose fewest slots fit in the share of the queue.
-        most: that share, in slots.
-        reclaims: whether the jobs of the queue have more slots now.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the jobs that lose all slots by `answer` and may not, each with the reason."""
+    # They are jobs that another queue's quota would halt though smaller ones are enough, jobs that
+    # would be halted for nobody, those that may not be preempted, and those within their
+    # `min_run_s`.
+    # `now_s`: the time, in seconds since 1970.
     kept = {**spare_unsaved(asked, answer, most), **spare_young(asked, answer, now_s)}
     found = {name: why for name, why in kept.items() if name in survivors}
     idle = most - answer.used
@@ -266,14 +236,7 @@ def _together(
     shares: Mapping[str, int],
     reasons: Mapping[str, str],
 ) -> Decision:
-    """Return the answers about all queues as one, with what a queue has in the reasons.
-
-    Args:
-        request: what was asked: all jobs, and the cluster.
-        answers: queue -> the answer about its jobs.
-        shares: queue -> how many slots it may have.
-        reasons: job -> why it waits, of jobs that the policy was not asked about.
-    """
+    """Return the answers about all queues as one, with what a queue has in the reasons."""
     found = Decision(reasons=dict(reasons))
     for answer in answers.values():
         found.targets |= answer.targets
@@ -304,7 +267,7 @@ def _together(
 
 
 def _without(nodes: Mapping[str, int], answer: Decision) -> dict[str, int]:
-    """Return ``nodes``, host -> slots, without the slots that jobs get by ``answer``."""
+    """Return `nodes`, host -> slots, without the slots that jobs get by `answer`."""
     left = dict(nodes)
     for target in answer.targets.values():
         for host, count in target.items():
@@ -313,7 +276,7 @@ def _without(nodes: Mapping[str, int], answer: Decision) -> dict[str, int]:
 
 
 def _with(nodes: Mapping[str, int], answer: Decision, order: Mapping[str, int]) -> dict[str, int]:
-    """Return ``nodes``, host -> slots, with the slots of ``answer`` added, as ``order`` is."""
+    """Return `nodes`, host -> slots, with the slots of `answer` added, as `order` is."""
     left = dict(nodes)
     for target in answer.targets.values():
         for host, count in target.items():

@@ -30,21 +30,14 @@ NO_QUEUE = QueueRecord()  # of jobs whose queue has no record: no quota, and the
 
 @dataclass(frozen=True)
 class QueueRequest:
-    """What the jobs of one queue can use.
-
-    Attributes:
-        name: the name of the queue.
-        usable: the most slots that its jobs can use together.
-        record: its quota, its weight and the most slots that it may have.
-        held: the slots that cannot be taken from its jobs now; at most those that they have.
-        least: the slots without which some of its jobs would be halted that train.
-    """
+    """What the jobs of one queue can use."""
 
     name: str
-    usable: int
+    usable: int  # the most slots that its jobs can use together
+    # its quota, its weight and the most slots that it may have
     record: QueueRecord = field(default_factory=QueueRecord)
-    held: int = 0
-    least: int = 0
+    held: int = 0  # the slots that cannot be taken from its jobs now; at most those that they have
+    least: int = 0  # the slots without which some of its jobs would be halted that train
 
     @property
     def limit(self) -> int:
@@ -54,12 +47,7 @@ class QueueRequest:
 
 
 def queue_shares(requests: Sequence[QueueRequest], slots: int) -> dict[str, int]:
-    """Return how many slots each queue may have, by its name; together at most ``slots``.
-
-    Args:
-        requests: what the jobs of each queue can use; together they hold at most ``slots``.
-        slots: the number of slots of the cluster.
-    """
+    """Return how many slots each queue may have, by its name; together at most `slots`."""
     given = {one.name: one.held for one in requests}
     quotas = {one.name: float(one.record.quota) for one in requests}
     weights = {one.name: one.record.weight for one in requests}
@@ -76,15 +64,7 @@ def queue_shares(requests: Sequence[QueueRequest], slots: int) -> dict[str, int]
 def surplus_slots(
     jobs: Sequence[tuple[str, str, int]], queues: Mapping[str, QueueRecord]
 ) -> dict[str, int]:
-    """Return how many slots of each job are beyond the quota of its queue; only those with any.
-
-    The quota of a queue counts for its first jobs.
-
-    Args:
-        jobs: (name, queue, number of slots) of each job; those that keep their slots longest come
-            first.
-        queues: the queues of the cluster.
-    """
+    """Return how many slots of each job are beyond the quota of its queue; only those with any."""
     left = {name: one.quota for name, one in queues.items()}
     found = {}
     for name, queue, slots in jobs:
@@ -96,7 +76,7 @@ def surplus_slots(
 
 
 def check_queue(name: str, queue: QueueRecord) -> None:
-    """Raise a UsageError if a value of the queue called ``name`` is not allowed."""
+    """Raise a UsageError if a value of the queue called `name` is not allowed."""
     if queue.quota < 0:
         raise UsageError(f"the quota of queue {name} is {queue.quota}; it must be 0 or more slots")
     if not 0 < queue.weight <= MOST_WEIGHT:
@@ -112,14 +92,7 @@ def check_queue(name: str, queue: QueueRecord) -> None:
 
 
 def unknown_queue(cluster: str, queue: str, queues: Collection[str], asks: str = "") -> str:
-    """Return the sentence that says that a cluster has no such queue, and what to do.
-
-    Args:
-        cluster: how the cluster is called in messages.
-        queue: the name that is not that of a queue.
-        queues: the names of the queues, at least one unless ``asks`` is empty.
-        asks: a clause that says what asks for the queue; empty: a user.
-    """
+    """Return the sentence that says that a cluster has no such queue, and what to do."""
     known = sorted(queues)
     near = known if len(known) <= FEW else nearest(queue, known)
     has = f"; it has {some(list(near))}" if near else ", and no other"
@@ -128,7 +101,7 @@ def unknown_queue(cluster: str, queue: str, queues: Collection[str], asks: str =
 
 
 def overbooked(queues: Mapping[str, QueueRecord], slots: int) -> str:
-    """Return the sentence that the quotas are more than the ``slots`` there are; "" if not."""
+    """Return the sentence that the quotas are more than the `slots` there are; "" if not."""
     total = sum(one.quota for one in queues.values())
     if total <= slots:
         return ""
@@ -145,15 +118,7 @@ def _fill(
     bases: Mapping[str, int],
     slots: int,
 ) -> None:
-    """Deal the slots that are left one by one, to the queue that has the fewest for its weight.
-
-    Args:
-        given: queue -> the slots that it has; they are added here.
-        limits: queue -> how many slots it gets at most.
-        weights: queue -> its weight.
-        bases: queue -> how many of its slots do not count.
-        slots: the number of slots of the cluster.
-    """
+    """Deal the slots that are left one by one, to the queue that has the fewest for its weight."""
     left = slots - sum(given.values())
 
     def level(name: str) -> tuple[float, str]:

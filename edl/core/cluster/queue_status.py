@@ -30,11 +30,7 @@ from edl.core.record import Record
 
 @dataclass(frozen=True)
 class QueueStatus(Record):
-    """One queue of a cluster as `edl cluster status` and `edl queue list` show it.
-
-    It has the queue's quota, weight and limit, the slots and the jobs that it has now, and the
-    finish-time fairness of its jobs that have finished. Each field says its meaning.
-    """
+    """One queue of a cluster as `edl cluster status` and `edl queue list` show it."""
 
     queue: Annotated[str, "its name"]
     quota: Annotated[int, "its guaranteed slots"]
@@ -57,10 +53,7 @@ class QueueStatus(Record):
 
 
 def queue_statuses(view: ClusterView) -> tuple[QueueStatus, ...]:
-    """Return the status of each queue of a cluster, by name; empty if the cluster has none.
-
-    Queues that have no record but jobs which have not ended are included.
-    """
+    """Return the status of each queue of a cluster, by name; empty if the cluster has none."""
     if not view.queues:
         return ()
     living = [job for job in view.jobs if job.life.state is not LifeState.ENDED]
@@ -97,12 +90,7 @@ def queue_statuses(view: ClusterView) -> tuple[QueueStatus, ...]:
 
 
 def finish_time_fairness(jobs: Sequence[JobView], part: int) -> list[float]:
-    """Return the finish-time fairness of each job that has finished, in the order of ``jobs``.
-
-    Args:
-        jobs: the jobs of one queue, also those that have not ended.
-        part: the slots that the queue has when all queues want all slots.
-    """
+    """Return the finish-time fairness of each job that has finished, in the order of `jobs`."""
     came_s = _Moments([_submitted_s(job) for job in jobs])
     went_s = _Moments([job.life.ended_s for job in jobs if job.life.ended_s])
     found = []
@@ -124,18 +112,14 @@ def _submitted_s(job: JobView) -> float:
 
 
 class _Moments:
-    """Moments in time, of which it is counted how many have passed, on average over a time.
-
-    Args:
-        moments: the moments, in seconds, in any order.
-    """
+    """Moments in time, of which it is counted how many have passed, on average over a time."""
 
     def __init__(self, moments: Sequence[float]) -> None:
         self._moments = sorted(moments)
         self._sums = [0.0, *accumulate(self._moments)]
 
     def between(self, first_s: float, last_s: float) -> float:
-        """Return the integral from ``first_s`` to ``last_s``, in seconds times moments."""
+        """Return the integral from `first_s` to `last_s`, in seconds times moments."""
         return self._until(last_s) - self._until(first_s)
 
     def _until(self, time_s: float) -> float:

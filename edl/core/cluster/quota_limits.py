@@ -24,39 +24,19 @@ RIGID = "waits: it may not be preempted, so it gets slots of the quota of queue 
 
 @dataclass(frozen=True)
 class QuotaRequest:
-    """The request of one job, which may not be preempted, for slots of the quota of its queue.
+    """The request of one job, which may not be preempted, for slots of the quota of its queue."""
 
-    Attributes:
-        name: the name of the job.
-        size: the number of slots that it has; 0: it waits.
-        least: the fewest slots with which it may train.
-        most: the most slots that it can use now; at least ``least``.
-        sizes: the numbers of slots that it may have.
-    """
-
-    name: str
-    size: int
-    least: int
-    most: int
-    sizes: Sizes
+    name: str  # the name of the job
+    size: int  # the number of slots that it has; 0: it waits
+    least: int  # the fewest slots with which it may train
+    most: int  # the most slots that it can use now; at least `least`
+    sizes: Sizes  # the numbers of slots that it may have
 
 
 def quota_limits(
     queue: str, jobs: Sequence[QuotaRequest], quota: int
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Deal out the quota of a queue to its jobs that may not be preempted.
-
-    A job that has slots keeps them, even if the quota is smaller. The module says all rules.
-
-    Args:
-        queue: the name of the queue, for the reasons.
-        jobs: its jobs that may not be preempted; those that come first are served first.
-        quota: its quota, in slots.
-
-    Returns:
-        (job name -> the most slots that the job may have, for each job that may have some;
-        job name -> the sentence that says why the job waits, for each other job).
-    """
+    """Deal out the quota of a queue to its jobs that may not be preempted."""
     left = max(0, quota - sum(max(one.size, one.least) for one in jobs if one.size))
     limits: dict[str, int] = {}
     reasons: dict[str, str] = {}

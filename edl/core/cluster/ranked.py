@@ -17,30 +17,17 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class Ranked:
-    """A job in a ranking of jobs.
+    """A job in a ranking of jobs."""
 
-    Attributes:
-        job: the job as a policy reads it; its position is that of this object in the sequence.
-        why: the clause that explains its position in the ranking, for the reason of the decision.
-    """
-
+    # the job as a policy reads it; its position is that of this object in the sequence
     job: ClusterJob
-    why: str
+    why: str  # the clause that explains its position in the ranking, for the reason of the decision
 
 
 def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = True) -> Allocation:
-    """Return the allocation that gives jobs their requested slots in the order of ``ranking``.
-
-    Jobs are served while slots last. Jobs that have slots and may not be preempted are served
-    before all others, and keep what they have. Where the jobs that have slots request more than
-    there is, as after the loss of a node, they shrink, so that none is halted for another of them.
-
-    Args:
-        ranking: all jobs of the cluster; the first is served first.
-        cluster: the state of the cluster; its policy state is passed on unchanged.
-        overtaking: whether the jobs without slots that are behind a job for which too few slots are
-            left may get slots.
-    """
+    """Return the allocation that gives jobs their requested slots in the order of `ranking`."""
+    # Where the jobs that have slots request more than there is, as after the loss of a node, they
+    # shrink, so that none is halted for another of them.
     fixed, left = cluster.fixed, cluster.slots
     shrinking = _Shrinking(ranking, cluster)
     sizes: dict[str, int] = {}
@@ -65,19 +52,7 @@ def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = T
 
 
 class _Shrinking:
-    """The slots of jobs that have some, where these jobs request more than the nodes have.
-
-    Call :meth:`wanted` for each job that is not fixed, in the order in which they are served. As
-    long as the jobs that have slots request no more than there is, each is given what it requests.
-
-    Args:
-        ranking: all jobs of the cluster, in the order in which they are served.
-        cluster: the nodes, and the slots that jobs have now.
-
-    Attributes:
-        reserved: the slots that a job without slots may not take now, so that the jobs with slots
-            behind it keep their fewest; 0 before the first job with slots is served.
-    """
+    """The slots of jobs that have some, where these jobs request more than the nodes have."""
 
     def __init__(self, ranking: Sequence[Ranked], cluster: ClusterState) -> None:
         fixed, self._present = cluster.fixed, cluster.present
@@ -87,18 +62,12 @@ class _Shrinking:
         self._jobs = {job.name for job in jobs} if is_short else set()
         self._sizes = self._fitting(jobs, left) if is_short else {}
         self._fewest = {job.name: job.min_slots for job in jobs if job.name in self._sizes}
+        # the slots that a job without slots may not take now, so that the jobs with slots behind it
+        # keep their fewest; 0 before the first job with slots is served
         self.reserved = 0
 
     def wanted(self, job: ClusterJob, left: int) -> int:
-        """Return the slots that a job is to have: what it requests, or fewer if it shrinks.
-
-        Fewer slots are a number that its user allows, and leave the jobs behind it their fewest
-        slots if its own fewest slots do so. It has to wait if the result is above ``left``.
-
-        Args:
-            job: the job; it is not fixed.
-            left: the slots that are left for it and all jobs behind it.
-        """
+        """Return the slots that a job is to have: what it requests, or fewer if it shrinks."""
         if job.name not in self._jobs:
             return job.requested_slots
         self._fewest.pop(job.name, None)
@@ -108,12 +77,7 @@ class _Shrinking:
         return job.allowed_slots(min(goal, room)) or job.requested_slots
 
     def _fitting(self, jobs: Sequence[ClusterJob], left: int) -> dict[str, int]:
-        """Return the slots of ``jobs`` by name, ``left`` in all, if no other job got any.
-
-        In their order each has its fewest slots if these are left, then what it has now, and then
-        what it requested, as far as the slots suffice, and by numbers that its user allows. A job
-        for whose fewest slots there is no room is left out.
-        """
+        """Return the slots of `jobs` by name, `left` in all, if no other job got any."""
         found: dict[str, int] = {}
         for job in jobs:
             if job.min_slots <= left:
@@ -131,7 +95,7 @@ class _Shrinking:
 
 
 def _slots(size: int, job: ClusterJob) -> str:
-    """Return the ``size`` of a job as a text, with what it requested if that is more."""
+    """Return the `size` of a job as a text, with what it requested if that is more."""
     if size < job.requested_slots:
         return f"{size} of the {job.requested_slots} slots that it requested"
     return counted(size, "slot")

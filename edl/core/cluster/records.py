@@ -20,48 +20,35 @@ FORMAT = 1  # of the records of this package; hosts with another one get no slot
 
 @dataclass(frozen=True)
 class ClusterRecord(Record):
-    """The record of a cluster, at the node ``cluster``: its policy, and time limits in seconds.
-
-    Attributes:
-        format: the format of the records.
-        version: the version of edl that has created the cluster; empty: it is not known.
-        policy: the name of the cluster policy (:mod:`edl.core.cluster.policies`).
-        parameters: the policy's parameters by name, where they differ from the registered ones.
-        interval_s: the policy is asked when a job or a host comes or goes, and else once in this
-            time.
-        start_timeout_s: within this time a start must lead to a ring that trains, and a slot to a
-            worker; longer for a job that gives its first workers more time.
-        halt_timeout_s: how long a run that was told to stop may take, before its processes are
-            ended.
-        lost_after_s: a host counts as lost when its node ``offer`` (what it writes while its host
-            process lives) has been gone for this time.
-        gather_s: how long a job that is to start waits for all slots that the policy gave it to be
-            free; then it starts with those that are.
-        stuck_s: a slot that a job should have given back this long ago no longer counts as a slot
-            of its host.
-        limit_s: if a job had slots on a host in which no worker started, the job gets no such slots
-            there for this time.
-    """
+    """The record of a cluster, at the node `cluster`: its policy, and time limits in seconds."""
 
     format: int = FORMAT
-    version: str = ""
-    policy: str = "edl"
+    version: str = ""  # the version of edl that has created the cluster; empty: it is not known
+    policy: str = "edl"  # the name of the cluster policy (`policies`)
+    # the policy's parameters by name, where they differ from the registered ones
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    # the policy is asked when a job or a host comes or goes, and else once in this time
     interval_s: float = 30.0
+    # within this time a start must lead to a ring that trains, and a slot to a worker; longer for a
+    # job that gives its first workers more time
     start_timeout_s: float = 120.0
+    # how long a run that was told to stop may take, before its processes are ended
     halt_timeout_s: float = 300.0
+    # a host counts as lost when its node `offer` (what it writes while its host process lives) has
+    # been gone for this time
     lost_after_s: float = 10.0
+    # how long a job that is to start waits for all slots that the policy gave it to be free; then
+    # it starts with those that are
     gather_s: float = 2.0
+    # a slot that a job should have given back this long ago no longer counts as a slot of its host
     stuck_s: float = 60.0
+    # if a job had slots on a host in which no worker started, the job gets no such slots there for
+    # this time
     limit_s: float = 300.0
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the record that JSON ``values`` describe; of another format, only its version.
-
-        Raises:
-            CoordinationError: a field has the wrong type.
-        """
+        """Return the record that JSON `values` describe; of another format, only its version."""
         number = values.get("format", FORMAT)
         if number == FORMAT:
             return super().from_json(values)
@@ -70,41 +57,27 @@ class ClusterRecord(Record):
 
 @dataclass(frozen=True)
 class ControllerRecord(Record):
-    """The record of a controller, at its node of the election and, with its term, of the leader.
+    """The record of a controller, at its node of the election and, with its term, of the leader."""
 
-    Attributes:
-        controller: the name of the controller, which no other process has.
-        host: the name of its machine.
-        pid: the process id there.
-        machine: a name of the machine and the pid namespace, so that a process there can say
-            whether the controller has died; empty: not known.
-        address: the network address at which it listens; empty: it does not.
-        port: the port at which it listens. While a process listens there, the controller lives.
-        version: the version of edl.
-        format: the format of the records that it reads and writes.
-        term: the number of its term, if it leads; 0: it does not.
-    """
-
-    controller: str = ""
-    host: str = ""
-    pid: int = 0
-    address: str = ""
+    controller: str = ""  # the name of the controller, which no other process has
+    host: str = ""  # the name of its machine
+    pid: int = 0  # the process id there
+    address: str = ""  # the network address at which it listens; empty: it does not
+    # the port at which it listens. While a process listens there, the controller lives.
     port: int = 0
-    version: str = ""
-    format: int = FORMAT
-    term: int = 0
+    version: str = ""  # the version of edl
+    format: int = FORMAT  # the format of the records that it reads and writes
+    term: int = 0  # the number of its term, if it leads; 0: it does not
+    # a name of the machine and the pid namespace, so that a process there can say whether the
+    # controller has died; empty: not known
     machine: str = ""
 
     def __str__(self) -> str:
-        """Return the controller as messages name it: "process PID on HOST"."""
         return f"process {self.pid} on {self.host}"
 
 
 class Goal(StrEnum):
-    """The goal that a user has set for a job: to run, to be halted, or to be gone (deleted).
-
-    ``GONE`` is final: a client refuses to change it.
-    """
+    """The goal that a user has set for a job: to run, to be halted, or to be gone (deleted)."""
 
     RUN = "run"
     HALT = "halt"
@@ -113,41 +86,27 @@ class Goal(StrEnum):
 
 @dataclass(frozen=True)
 class Wanted(Record):
-    """The record of what users want of a job, at the node ``wanted`` of the job.
+    """The record of what users want of a job, at the node `wanted` of the job."""
 
-    Attributes:
-        goal: what the job shall do.
-        priority: jobs of a higher priority get slots before all others.
-        removed: whether the job was deleted after its end, so that its records are to be removed.
-    """
-
-    goal: Goal = Goal.RUN
-    priority: int = 0
+    goal: Goal = Goal.RUN  # what the job shall do
+    priority: int = 0  # jobs of a higher priority get slots before all others
+    # whether the job was deleted after its end, so that its records are to be removed
     removed: bool = False
 
 
 @dataclass(frozen=True)
 class QueueRecord(Record):
-    """The record of a queue, at the node ``queues/<name>``: the part of the cluster of its jobs.
+    """The record of a queue, at the node `queues/<name>`: the part of the cluster of its jobs."""
 
-    Attributes:
-        quota: the guaranteed slots: its jobs get so many whenever they can use them.
-        weight: its share, against that of other queues, of the slots that no quota needs now.
-        most: the most slots that its jobs may have together; None: no limit.
-        tenant: the tenant whose jobs may use it; empty: those of the administrator only.
-        set_s: when it was set.
-        by: the user and the machine that have set it.
-    """
-
-    quota: int = 0
+    quota: int = 0  # the guaranteed slots: its jobs get so many whenever they can use them
+    # its share, against that of other queues, of the slots that no quota needs now
     weight: float = 1.0
-    most: int | None = None
-    tenant: str = ""
+    most: int | None = None  # the most slots that its jobs may have together; None: no limit
+    tenant: str = ""  # the tenant whose jobs may use it; empty: those of the administrator only
     set_s: float = 0.0
-    by: str = ""
+    by: str = ""  # the user and the machine that have set it
 
     def __str__(self) -> str:
-        """Return the queue as messages describe it: "quota 4, weight 1, at most 8 slots"."""
         most = "" if self.most is None else f", at most {counted(self.most, 'slot')}"
         tenant = f", of tenant {self.tenant}" if self.tenant else ""
         return f"quota {self.quota}, weight {self.weight:g}{most}{tenant}"
@@ -155,36 +114,26 @@ class QueueRecord(Record):
 
 @dataclass(frozen=True)
 class HostOffer(Record):
-    """The offer of a host, at the ephemeral node ``offer`` of the host.
+    """The offer of a host, at the ephemeral node `offer` of the host."""
 
-    Attributes:
-        slots: the number of slots.
-        devices: the numbers of the devices, one for each slot; empty: 0, 1, ... up to ``slots``.
-        labels: the labels of the host, like ``gpu: h100``.
-        kind: the kind of machine, for policies that tell fast from slow ones.
-        address: the network address of the host.
-        version: the version of edl there.
-        format: the format of the records that `edl host` reads and writes.
-        port: the port at ``address`` on which `edl host` serves the logs of its jobs; 0: it does
-            not.
-        leaves: whether the host is about to leave the cluster: it gets no slots of jobs any more,
-            and gives back those that it has.
-        lease: the lease under which another engine lends the host
-            (:mod:`edl.core.cluster.lease_records`); empty: under none.
-        tenants: the tenants whose jobs run there, each as the user that ``--user`` names for it;
-            "" stands for all others. It is empty of an older edl, too.
-    """
-
-    slots: int
+    slots: int  # the number of slots
+    # the numbers of the devices, one for each slot; empty: 0, 1, ... up to `slots`.
     devices: tuple[int, ...] = ()
+    # the labels of the host, like `gpu: h100`
     labels: Mapping[str, str] = field(default_factory=dict)
-    kind: str = ""
-    address: str = ""
-    version: str = ""
-    format: int = FORMAT
+    kind: str = ""  # the kind of machine, for policies that tell fast from slow ones
+    address: str = ""  # the network address of the host
+    version: str = ""  # the version of edl there
+    format: int = FORMAT  # the format of the records that `edl host` reads and writes
+    # the port at `address` on which `edl host` serves the logs of its jobs; 0: it does not
     port: int = 0
+    # whether the host is about to leave the cluster: it gets no slots of jobs any more, and gives
+    # back those that it has
     leaves: bool = False
+    # the lease under which another engine lends the host (`lease_records`); empty: under none
     lease: str = ""
+    # the tenants whose jobs run there, each as the user that `--user` names for it; "" stands for
+    # all others. It is empty of an older edl, too.
     tenants: tuple[str, ...] = ()
 
     @property
@@ -195,28 +144,19 @@ class HostOffer(Record):
 
 @dataclass(frozen=True)
 class JobAssignment(Record):
-    """The assignment of one host to one job: the run that the host keeps an agent of, and devices.
+    """The assignment of one host to one job."""
 
-    While ``ends`` is 0, `edl host` keeps an agent of the run (`edl agent --run`). No process of
-    another job may live on one of the devices.
-
-    Attributes:
-        run: the token of the run.
-        devices: the numbers of the devices on which processes of the run may live, sorted. They
-            belong to the job until the leader takes them out of this record.
-        leaving: those of ``devices`` that the job is to give back, sorted.
-        ends: 0, or the version of the host's assignment with which the run ended here: `edl host`
-            ends the agent and all processes of the run, and reports a version of at least this
-            number when none lives.
-        changed_s: when ``devices``, ``leaving`` or ``ends`` was last changed.
-        idle_s: since when a device that the run keeps has been without a process; 0: all have one.
-    """
-
-    run: str
+    run: str  # the token of the run
+    # the numbers of the devices on which processes of the run may live, sorted. They belong to the
+    # job until the leader takes them out of this record.
     devices: tuple[int, ...] = ()
-    leaving: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()  # those of `devices` that the job is to give back, sorted
+    # 0, or the version of the host's assignment with which the run ended here: `edl host` ends the
+    # agent and all processes of the run, and reports a version of at least this number when none
+    # lives
     ends: int = 0
-    changed_s: float = 0.0
+    changed_s: float = 0.0  # when `devices`, `leaving` or `ends` was last changed
+    # since when a device that the run keeps has been without a process; 0: all have one
     idle_s: float = 0.0
 
 
@@ -232,46 +172,32 @@ class HostFailure(Record):
 
 @dataclass(frozen=True)
 class HostAssignment(Record):
-    """The record of what runs on a host, at the node ``assigned`` of the host.
+    """The record of what runs on a host, at the node `assigned` of the host."""
 
-    It is the only record that `edl host` obeys: it ends what is not in ``jobs``.
-
-    Attributes:
-        jobs: job -> its run and its devices. No device is in two of them.
-        silent_s: since when the host has had no offer; 0: it has one.
-        paths: the paths of which the host is to say whether they are there. One that ends with a
-            slash must be a directory.
-        failures: job -> why it could not start there.
-        out: why the host gets no slots of any job, after such failures of several; empty: it may.
-    """
-
+    # job -> its run and its devices. No device is in two of them.
     jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
-    silent_s: float = 0.0
+    silent_s: float = 0.0  # since when the host has had no offer; 0: it has one
+    # the paths of which the host is to say whether they are there. One that ends with a slash must
+    # be a directory.
     paths: tuple[str, ...] = ()
+    # job -> why it could not start there
     failures: Mapping[str, HostFailure] = field(default_factory=dict)
+    # why the host gets no slots of any job, after such failures of several; empty: it may
     out: str = ""
 
 
 @dataclass(frozen=True)
 class JobReport(Record):
-    """The living processes of one job on one host, as `edl host` has found them.
+    """The living processes of one job on one host, as `edl host` has found them."""
 
-    Attributes:
-        run: the token of the run.
-        agent: whether the agent lives.
-        exit_code: the exit code of the last agent that has ended; None: none has.
-        processes: the process ids of the workers that live.
-        reason: why no agent lives although one should, as a sentence, such as data that the host
-            does not have; empty: one lives, or there is no reason yet.
-        refused: whether no agent of the run can live there, however often it is started.
-    """
-
-    run: str
-    agent: bool = False
-    exit_code: int | None = None
-    processes: tuple[int, ...] = ()
+    run: str  # the token of the run
+    agent: bool = False  # whether the agent lives
+    exit_code: int | None = None  # the exit code of the last agent that has ended; None: none has
+    processes: tuple[int, ...] = ()  # the process ids of the workers that live
+    # why no agent lives although one should, as a sentence, such as data that the host does not
+    # have; empty: one lives, or there is no reason yet
     reason: str = ""
-    refused: bool = False
+    refused: bool = False  # whether no agent of the run can live there, however often it is started
 
     @property
     def lives(self) -> bool:
@@ -281,99 +207,65 @@ class JobReport(Record):
 
 @dataclass(frozen=True)
 class HostReport(Record):
-    """The record of what lives on a host, at the node ``report`` of the host.
+    """The record of what lives on a host, at the node `report` of the host."""
 
-    The order matters: `edl host` reads ``assigned``, then looks at the processes, then writes this
-    record, with the version that it has read. It starts agents only after that, and only for runs
-    that do not end there by what it has read last. So if a report about a version in which a run
-    ends (:attr:`JobAssignment.ends`) has no process of the run, none will ever live there again.
-
-    Attributes:
-        version: the version of the node ``assigned`` that `edl host` had read before it looked at
-            the processes.
-        jobs: job -> what lives of it. `edl host` knows of no process of a job that is not in it.
-        paths: path -> whether it is there, for those of :attr:`HostAssignment.paths` of which the
-            host knows.
-    """
-
+    # the version of the node `assigned` that `edl host` had read before it looked at the processes
     version: int = -1
+    # job -> what lives of it. `edl host` knows of no process of a job that is not in it.
     jobs: Mapping[str, JobReport] = field(default_factory=dict)
+    # path -> whether it is there, for those of `paths` of which the host knows
     paths: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class AllocationRecord(Record):
-    """The record of the policy's last decision, at the node ``allocation`` of the cluster.
+    """The record of the policy's last decision, at the node `allocation` of the cluster."""
 
-    Attributes:
-        at_s: when the policy was asked.
-        inputs: a digest of the jobs, hosts and policy of the decision: if it changes, the policy is
-            asked again.
-        targets: job -> host -> the number of slots that the job is to have there.
-        changed_s: job -> when its target was last changed.
-        batches: job -> the global batch that the policy has chosen, in samples.
-        reasons: job -> the policy's reason.
-        profiled: job -> host -> the number of slots that the policy gives a job which is profiled,
-            and has its target for that.
-        state: what the policy keeps for its next decision, for each group of jobs that it was asked
-            about together.
-        problem: the rule that the policy's decision broke, as a sentence; the decision before it
-            stands. Empty: it broke none.
-        held: why the policy cannot be asked, as a sentence; this decision lets each job keep its
-            slots. Empty: it was asked.
-    """
-
-    at_s: float = 0.0
+    at_s: float = 0.0  # when the policy was asked
+    # a digest of the jobs, hosts and policy of the decision: if it changes, the policy is asked
+    # again
     inputs: str = ""
+    # job -> host -> the number of slots that the job is to have there
     targets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    # job -> when its target was last changed
     changed_s: Mapping[str, float] = field(default_factory=dict)
+    # job -> the global batch that the policy has chosen, in samples
     batches: Mapping[str, int] = field(default_factory=dict)
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)  # job -> the policy's reason
+    # job -> host -> the number of slots that the policy gives a job which is profiled, and has its
+    # target for that
     profiled: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    # what the policy keeps for its next decision, for each group of jobs that it was asked about
+    # together
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # the rule that the policy's decision broke, as a sentence; the decision before it stands.
+    # Empty: it broke none.
     problem: str = ""
+    # why the policy cannot be asked, as a sentence; this decision lets each job keep its slots.
+    # Empty: it was asked.
     held: str = ""
 
 
 @dataclass(frozen=True)
 class JobReasons(Record):
-    """The record of what the leader says of each job, at the node ``reasons`` of the cluster.
+    """The record of what the leader says of each job, at the node `reasons` of the cluster."""
 
-    Only people and programs that ask read it; no decision is made from it. The leader writes it
-    after a plan, if the reasons have changed, and at most once a second.
-
-    Attributes:
-        at_s: when the plan was made.
-        reasons: job -> why it has what it has, or its place in the queue and why it waits: the
-            ``reasons`` of :class:`edl.core.cluster.plan.ClusterPlan`. Jobs that have ended may be
-            left out.
-        surplus: job -> how many of its slots are beyond the quota of its queue; only those with
-            any.
-    """
-
-    at_s: float = 0.0
+    at_s: float = 0.0  # when the plan was made
+    # job -> why it has what it has, or its place in the queue and why it waits: the `reasons` of
+    # `ClusterPlan`. Jobs that have ended may be left out.
     reasons: Mapping[str, str] = field(default_factory=dict)
+    # job -> how many of its slots are beyond the quota of its queue; only those with any
     surplus: Mapping[str, int] = field(default_factory=dict)
 
     def reason(self, job: str, since_s: float) -> str:
-        """Return the reason of ``job``; empty if there is none, or if it is outdated.
-
-        ``since_s`` is when the job entered its present state. A reason from before that is about
-        another state.
-        """
+        """Return the reason of `job`; empty if there is none, or if it is outdated."""
         return self.reasons.get(job, "") if self.at_s >= since_s else ""
 
 
 @dataclass(frozen=True)
 class StoredSecret(Record):
-    """The record of a secret that a user has given to the cluster, at the node ``secrets/<name>``.
+    """The record of a secret that a user has given to the cluster, at the node `secrets/<name>`."""
 
-    Attributes:
-        sealed: the secret, sealed with a key of the cluster (:func:`edl.keys.seal`), in base 64.
-        set_s: when it was set.
-        by: the user and the machine that have set it.
-    """
-
-    sealed: str
+    sealed: str  # the secret, sealed with a key of the cluster (`seal`), in base 64
     set_s: float = 0.0
-    by: str = ""
+    by: str = ""  # the user and the machine that have set it

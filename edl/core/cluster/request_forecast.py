@@ -32,10 +32,7 @@ class PlannedChange(Record):
 
 @dataclass(frozen=True)
 class RequestForecast(Record):
-    """The slots that a job would get if it were submitted now, with the reason.
-
-    Each field says its meaning.
-    """
+    """The slots that a job would get if it were submitted now, with the reason."""
 
     slots: Annotated[Mapping[str, int], "host -> slots that the job would get; empty: it waits"]
     reason: Annotated[str, "why, or why it waits and where in the queue"]
@@ -50,15 +47,8 @@ class RequestForecast(Record):
 def request_forecast(
     view: ClusterView, request: JobManifest, policy: ClusterPolicy, now_s: float
 ) -> RequestForecast:
-    """Return the slots that a job would get if it were submitted now.
-
-    Args:
-        view: the cluster as it was read; it is not changed.
-        request: the manifest of the job. If a job of its name is in the cluster, the forecast is
-            for another one.
-        policy: the policy of the cluster.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return the slots that a job would get if it were submitted now."""
+    # `now_s`: the time, in seconds since 1970.
     name, number = request.name, 1
     while name in view.by_name:
         number += 1

@@ -17,25 +17,20 @@ from edl.core.cluster.view import Devices, JobView, RunView
 
 
 class DeviceChange(NamedTuple):
-    """The devices that a run may use next.
+    """The devices that a run may use next."""
 
-    Attributes:
-        devices: host -> devices; hosts without any are left out. None: no change is possible now.
-        lacking: how many devices the run needs for its target beyond those that it has and keeps.
-        without_agent: the hosts of the target where the run has devices and no agent yet.
-        survivors: how many devices the run uses now on hosts that are not lost.
-        owned: how many devices on such hosts are assigned to the run, without those that it is to
-            give back and does not use.
-    """
-
+    # host -> devices; hosts without any are left out. None: no change is possible now.
     devices: Devices | None
-    lacking: int
+    lacking: int  # how many devices the run needs for its target beyond those that it has and keeps
+    # the hosts of the target where the run has devices and no agent yet
     without_agent: tuple[str, ...]
-    survivors: int
+    survivors: int  # how many devices the run uses now on hosts that are not lost
+    # how many devices on such hosts are assigned to the run, without those that it is to give back
+    # and does not use
     owned: int
 
     def is_too_few(self, least: int) -> bool:
-        """Return whether ``survivors`` is 0, or ``owned`` is below ``least``."""
+        """Return whether `survivors` is 0, or `owned` is below `least`."""
         return self.survivors == 0 or self.owned < least
 
 
@@ -47,23 +42,7 @@ def next_devices(
     lost: Collection[str],
     may_wait: bool,
 ) -> DeviceChange:
-    """Return the devices (a host's slots, by number) that a run is to use next, and what it lacks.
-
-    The caller writes them; the function only computes. If enough devices of the target can be used,
-    the run gets all of these. Else it gets the largest allowed number of them, with devices that it
-    is to give back later in the places of those that cannot be used yet. A device can be used if
-    the run uses it now, or has an agent on its host; `edl host` starts one when a device is
-    assigned to the run.
-
-    Args:
-        job: the job, whose allowed sizes limit the result.
-        run: the present run of the job, with the devices it uses and the hosts of its agents.
-        target: host -> the number of slots that the job is to have in the end.
-        table: the devices, and the run that each belongs to; those to be given back are marked.
-        lost: the names of the hosts that have not reported for too long; nothing there is used.
-        may_wait: whether the run keeps its devices as they are while it could only grow by a part
-            of what it lacks.
-    """
+    """The devices (a host's slots, by number) that a run is to use next, and what it lacks"""
     present, final = [], []
     for host, entry in table.entries(job.name, run.token).items():
         if host not in lost:
@@ -86,6 +65,5 @@ def next_devices(
 
 
 def _by_host(devices: Collection[tuple[str, int]]) -> Devices:
-    """Return pairs (host, device) as sorted devices by host, in the order of the hosts' names."""
     hosts = sorted({host for host, _ in devices})
     return {host: tuple(sorted(d for at, d in devices if at == host)) for host in hosts}

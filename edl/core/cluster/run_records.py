@@ -18,28 +18,17 @@ RESUME = "auto"  # the setting of a run that continues from the newest checkpoin
 
 @dataclass(frozen=True)
 class RunRecords:
-    """The records of the present run of a job, as the leader of its cluster has read them.
-
-    Attributes:
-        token: the token of the run.
-        job: the job's record.
-        assigned: which workers the run has, and which devices it may use.
-        version: the version of the record ``assigned`` in ZooKeeper.
-        desired: which workers are desired, and the batch that the cluster has chosen.
-        generation: the newest generation; None: there was none yet.
-        status: the progress of the training.
-        learned: the throughput that the run has measured, by number of workers and batch.
-        agents: the records of the run's agents: a tuple with one :class:`Host` for each host that
-            has an agent.
-    """
+    """The records of the present run of a job, as the leader of its cluster has read them."""
 
     token: str
-    job: Job
-    assigned: Assigned
-    version: int = 0
+    job: Job  # the job's record
+    assigned: Assigned  # which workers the run has, and which devices it may use
+    version: int = 0  # the version of the record `assigned` in ZooKeeper
+    # which workers are desired, and the batch that the cluster has chosen
     desired: Desired = field(default_factory=Desired)
-    generation: Generation | None = None
-    status: TrainingStatus = field(default_factory=TrainingStatus)
+    generation: Generation | None = None  # the newest generation; None: there was none yet
+    status: TrainingStatus = field(default_factory=TrainingStatus)  # the progress of the training
+    # the throughput that the run has measured, by number of workers and batch
     learned: ScalingProfile = field(default_factory=ScalingProfile)
     agents: tuple[Host, ...] = ()
 
@@ -50,11 +39,7 @@ class RunRecords:
 
     @property
     def view(self) -> RunView:
-        """The run as a :class:`RunView`, the shorter form that the plan of the cluster reads.
-
-        The code of the job can write the run's reason, so what is not printable in it is replaced:
-        it goes to the logs and terminals of the cluster's administrators.
-        """
+        """The run as a `RunView`, the shorter form that the plan of the cluster reads."""
         return RunView(
             token=self.token,
             state=self.job.state,
@@ -83,36 +68,17 @@ class RunRecords:
 
 
 def _has_trained(status: TrainingStatus) -> bool:
-    """Return whether the ring about which ``status`` was written has trained a step.
-
-    A run that was resumed counts the steps of former runs, too, so their number says nothing.
-    """
     sample = status.progress_sample
     return status.median_step_s > 0 or (sample is not None and sample.samples > 0)
 
 
 def status_period_s(own_s: float, runs: int) -> float:
-    """Return how often a new run writes its status, in seconds, so that all together write few.
-
-    Args:
-        own_s: how often its manifest lets it do so.
-        runs: how many runs the cluster has.
-    """
+    """Return how often a new run writes its status, in seconds, so that all together write few."""
     return max(own_s, runs / STATUSES_PER_S)
 
 
 def resume_setting(manifest: JobManifest, order: int, last: RunRecords | None) -> str:
-    """Return the setting ``resume`` of a job's next run: "auto", or empty to begin anew.
-
-    A script that calls no ``edl.checkpoint`` is refused with "auto". So a run continues only if the
-    manifest names the directory of the checkpoints, or if the run before it has saved one, or was
-    to continue from one itself and has ended before it could.
-
-    Args:
-        manifest: the manifest of the job.
-        order: the place of the job in the order of submission.
-        last: the records of the last run of the job's name; None: there are none.
-    """
+    """Return the setting `resume` of a job's next run: "auto", or empty to begin anew."""
     if manifest.checkpoint:
         return RESUME
     if last is None or not is_token_of(last.token, order):

@@ -82,12 +82,9 @@ class SchedulerHints(Record):
 
 
 def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
-    """Return what is known of ``job`` for a scheduler outside of edl.
-
-    Args:
-        job: the job, with what its runs have measured.
-        now_s: the time, in seconds since 1970.
-    """
+    """Return what is known of `job` for a scheduler outside of edl."""
+    # `job`: the job, with what its runs have measured.
+    # `now_s`: the time, in seconds since 1970.
     sizes, model, measured = job.manifest.allowed_sizes, live_model(job, now_s), job.measured
     noise = measured.noise_scale
     return SchedulerHints(
@@ -104,7 +101,7 @@ def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
 
 
 def _sched_hints(job: JobView, model: LiveModel) -> SchedHints:
-    """Return what AdaptDL's jobs tell their scheduler, of ``job`` with its ``model``."""
+    """Return what AdaptDL's jobs tell their scheduler, of `job` with its `model`."""
     batch, limit = model.smallest_batch, job.manifest.batch
     measured = [
         one.workers
@@ -124,16 +121,7 @@ def _sched_hints(job: JobView, model: LiveModel) -> SchedHints:
 
 
 def grad_params(noise_scale: float | None, batch: int) -> GradParams | None:
-    """Return the noise of the gradients so that AdaptDL's efficiency is edl's.
-
-    AdaptDL's is (var + norm) / (var / s + norm) / s for a batch of s times the smallest one b;
-    edl's is (noise scale + b) / (noise scale + s b). Both are the same if var / norm is the noise
-    scale over b.
-
-    Args:
-        noise_scale: the gradient noise scale, in samples; None: not known.
-        batch: the smallest global batch b, in samples.
-    """
+    """Return the noise of the gradients so that AdaptDL's efficiency is edl's."""
     if noise_scale is None or not math.isfinite(noise_scale):
         return None
     return GradParams(1.0, noise_scale / batch)

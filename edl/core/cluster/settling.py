@@ -19,13 +19,7 @@ from edl.core.records import JobState
 
 
 def give_back(draft: Draft) -> None:
-    """Begin to stop jobs that the policy gives no slots; take devices back from the others.
-
-    A job with more slots than the policy gives it is to give some back; those that its run no
-    longer uses become free. Only ``draft`` is changed.
-
-    While the policy's decision cannot be used, no job is stopped.
-    """
+    """Begin to stop jobs that the policy gives no slots; take devices back from the others."""
     for job in list(draft.jobs.values()):
         if job.life.state is not LifeState.RUNNING:
             continue
@@ -41,11 +35,7 @@ def give_back(draft: Draft) -> None:
 
 
 def take_devices(draft: Draft) -> None:
-    """Assign free devices to jobs as the policy decided, start waiting jobs, and place runs.
-
-    A waiting job starts when the slots that the policy gives it are free, or enough of them. Only
-    ``draft`` is changed.
-    """
+    """Assign free devices to jobs as the policy decided, start waiting jobs, and place runs."""
     for job in list(draft.jobs.values()):
         target, run = draft.target(job), job.present_run
         if job.life.state is LifeState.RUNNING and run is not None and target:
@@ -57,16 +47,8 @@ def take_devices(draft: Draft) -> None:
 
 
 def _place(draft: Draft, job: JobView, run: RunView, target: Mapping[str, int]) -> None:
-    """Assign free devices to a run, and order it to use what it may use next.
-
-    A run that has lost hosts, and would have too few slots without them, is stopped.
-
-    Args:
-        draft: the plan so far; devices and orders are added to it.
-        job: the job that trains.
-        run: the present run of the job.
-        target: host -> the number of slots that the policy gives the job.
-    """
+    """Assign free devices to a run, and order it to use what it may use next."""
+    # A run that has lost hosts, and would have too few slots without them, is stopped.
     entries = draft.table.entries(job.name, run.token)
     for host, count in target.items():
         entry = entries.get(host)
@@ -94,16 +76,7 @@ def _place(draft: Draft, job: JobView, run: RunView, target: Mapping[str, int]) 
 
 
 def _start(draft: Draft, job: JobView, target: Mapping[str, int]) -> None:
-    """Start a waiting job if all slots that the policy gives it are free, or enough of them.
-
-    Enough is an allowed number, and counts only after ``gather_s`` seconds (a setting). If the job
-    does not start, ``draft`` gets the reason.
-
-    Args:
-        draft: the plan so far; it is changed.
-        job: the job that waits for slots.
-        target: host -> the number of slots that the policy gives the job.
-    """
+    """Start a waiting job if all slots that the policy gives it are free, or enough of them."""
     blocked = draft.table.blocked(job.name, "")
     free = {
         host: min(count, len(draft.table.free(host)))
@@ -121,13 +94,7 @@ def _start(draft: Draft, job: JobView, target: Mapping[str, int]) -> None:
 
 
 def _start_on(draft: Draft, job: JobView, slots: Mapping[str, int]) -> None:
-    """Assign free devices to a waiting job, and give it a new run and the state STARTING.
-
-    Args:
-        draft: the plan so far; it is changed.
-        job: the job that waits for slots.
-        slots: host -> how many devices the job gets, at most as many as are free.
-    """
+    """Assign free devices to a waiting job, and give it a new run and the state STARTING."""
     number = job.life.runs + 1
     run = run_token(job.order, number)
     for host, count in slots.items():
@@ -144,10 +111,7 @@ def _start_on(draft: Draft, job: JobView, slots: Mapping[str, int]) -> None:
 
 
 def _create(draft: Draft, job: JobView) -> None:
-    """Add the order to create the run of ``job``, which starts, unless its records exist.
-
-    The run gets the devices that the table of ``draft`` has for it.
-    """
+    """Add the order to create the run of `job`, which starts, unless its records exist."""
     if job.present_run is None and job.run_is_over:
         entries = draft.table.entries(job.name, job.life.run)
         devices = {host: entries[host].devices for host in sorted(entries)}
@@ -155,11 +119,7 @@ def _create(draft: Draft, job: JobView) -> None:
 
 
 def _gathers(draft: Draft, job: JobView) -> bool:
-    """Return whether ``job`` is to wait on until all slots that the policy gives it are free.
-
-    It is True for ``gather_s`` seconds (a setting) after the policy changed its slots. ``draft``
-    notes when that time ends.
-    """
+    """Return whether `job` is to wait on until all slots that the policy gives it are free."""
     changed_s = draft.allocation.changed_s.get(job.name, 0.0)
     ends_s = changed_s + draft.settings.gather_s
     draft.times_s.append(ends_s)
@@ -167,16 +127,12 @@ def _gathers(draft: Draft, job: JobView) -> bool:
 
 
 def _lacks(draft: Draft, job: JobView, count: int) -> str:
-    """Return the sentence that says that ``job`` waits for ``count`` slots of other jobs."""
     slots = "1 slot, which is" if count == 1 else f"{count} slots, which are"
     return f"waits for {slots} being given back: {draft.why(job)}"
 
 
 def _batch(draft: Draft, job: JobView) -> int | None:
-    """Return the global batch that the policy has chosen for ``job``, in samples; None: none.
-
-    It is None if the job's manifest does not let the policy choose the batch.
-    """
+    """Return the global batch that the policy has chosen for `job`, in samples; None: none."""
     limit = job.manifest.batch
     chosen = limit is not None and limit.set_by_policy
     return draft.allocation.batches.get(job.name) if chosen else None

@@ -16,19 +16,11 @@ LEAST_TASKS = 64
 
 @dataclass(frozen=True)
 class SlotLimits:
-    """The most that the processes of a job may use on a host, for each slot of the job there.
+    """The most that the processes of a job may use on a host, for each slot of the job there."""
 
-    The agent and its template count, too. None: no limit.
-
-    Attributes:
-        memory_bytes: memory, in bytes. No swap is used beside it.
-        cpus: processors, as a number that need not be whole.
-        tasks: processes and threads.
-    """
-
-    memory_bytes: int | None = None
-    cpus: float | None = None
-    tasks: int | None = None
+    memory_bytes: int | None = None  # memory, in bytes. No swap is used beside it.
+    cpus: float | None = None  # processors, as a number that need not be whole
+    tasks: int | None = None  # processes and threads
 
     @property
     def is_empty(self) -> bool:
@@ -36,10 +28,7 @@ class SlotLimits:
         return self == NO_LIMITS
 
     def properties(self, slots: int) -> tuple[str, ...]:
-        """Return the limits of a job with so many slots as properties of a systemd slice.
-
-        They are described in systemd.resource-control(5).
-        """
+        """Return the limits of a job with so many slots as properties of a systemd slice."""
         found = []
         if self.memory_bytes is not None:
             found += [f"MemoryMax={self.memory_bytes * slots}", "MemorySwapMax=0"]
@@ -54,17 +43,6 @@ NO_LIMITS = SlotLimits()
 
 
 def slot_limits(memory: str | None, cpus: float | None, tasks: int | None) -> SlotLimits:
-    """Return the limits of one slot.
-
-    Args:
-        memory: memory as text, in bytes or with one of the suffixes K, M, G, T, which are powers of
-            1,024, like "16G"; None: no limit.
-        cpus: processors; None: no limit.
-        tasks: processes and threads; None: no limit.
-
-    Raises:
-        UsageError: the text is no size, or a limit is too small for any job.
-    """
     size = None if memory is None else _bytes(memory)
     if size is not None and size < LEAST_BYTES:
         raise UsageError(f"--memory-per-slot {memory} is too little to start a worker; give 64M up")
@@ -76,7 +54,7 @@ def slot_limits(memory: str | None, cpus: float | None, tasks: int | None) -> Sl
 
 
 def _bytes(text: str) -> int:
-    """Return the size that ``text``, like "16G", stands for, in bytes; see :func:`slot_limits`."""
+    """Return the size that `text`, like "16G", stands for, in bytes; see `slot_limits`."""
     match = _SIZE.fullmatch(text.strip().upper().removesuffix("B").removesuffix("I"))
     if match is None:
         raise UsageError(f"--memory-per-slot is {text!r}; give bytes, or a size like 16G or 500M")

@@ -26,32 +26,24 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class SlotValues:
-    """The speed, the remaining time and the batch of one job, by its number of slots from 0 on.
+    """The speed, the remaining time and the batch of one job, by its number of slots from 0 on."""
 
-    :func:`curve` makes it.
-
-    Attributes:
-        job: the job as a policy reads it: its limits, its present slots and its measurements.
-        had: the slots that the job has now, if it may have as many again; else 0.
-        least: the fewest slots that it can have; 0 if it cannot have any.
-        speeds: by the number of slots k, the speed s(k), which is 0 for k = 0 and k_min on k_min
-            slots (the fewest); minus infinity where the job cannot have so many slots, or where
-            that number is not tried.
-        left_s: by the number of slots, the seconds until the job's end; infinite for 0 slots, where
-            it cannot have so many, or where that number is not tried.
-        batches: by the number of slots, the global batch that makes most progress, in samples.
-        deviation: the standard deviation of the error of the logarithm of a speed; 0: none is
-            known.
-        readings: the means of its step times over decisions, if each errs by itself; else empty.
-    """
-
+    # the job as a policy reads it: its limits, its present slots and its measurements
     job: ClusterJob
-    had: int
-    least: int
+    had: int  # the slots that the job has now, if it may have as many again; else 0
+    least: int  # the fewest slots that it can have; 0 if it cannot have any
+    # by the number of slots k, the speed s(k), which is 0 for k = 0 and k_min on k_min slots (the
+    # fewest); minus infinity where the job cannot have so many slots, or where that number is not
+    # tried
     speeds: Values
+    # by the number of slots, the seconds until the job's end; infinite for 0 slots, where it cannot
+    # have so many, or where that number is not tried
     left_s: Values
+    # by the number of slots, the global batch that makes most progress, in samples
     batches: Sequence[int]
+    # the standard deviation of the error of the logarithm of a speed; 0: none is known
     deviation: float = 0.0
+    # the means of its step times over decisions, if each errs by itself; else empty
     readings: Means = field(default_factory=dict)
 
     @property
@@ -61,30 +53,19 @@ class SlotValues:
 
     @property
     def size_slot_s(self) -> float:
-        """The work that is left: the seconds until the end on the fewest slots, times these slots.
-
-        The start of a job without slots counts. It is not a number (NaN) if the job can have none.
-        """
+        """The work left: the seconds until the end on the fewest slots, times these slots"""
         start_s = 0.0 if self.had else self.job.start_s
         return (float(self.left_s[self.least]) + start_s) * self.least
 
     @property
     def requested_s(self) -> float:
-        """The seconds until the job's end on the slots that it requested.
-
-        If that number of slots was not tried, the next smaller number that was tried counts. It
-        must not be read for a job that can have no slots.
-        """
+        """The seconds until the job's end on the slots that it requested."""
+        # It must not be read for a job that can have no slots.
         known = self.left_s[self.least : max(self.job.requested_slots, self.least) + 1]
         return float(known[np.isfinite(known)][-1])
 
     def reason(self, slots: int, price: float) -> str:
-        """Return the sentence that says why the job gets ``slots`` slots, or why it waits.
-
-        Args:
-            slots: how many slots the job gets; 0: it waits.
-            price: the worth of a slot-second of its work.
-        """
+        """Return the sentence that says why the job gets `slots` slots, or why it waits."""
         if not self.least:
             needs = counted(self.job.min_slots, "slot")
             return f"waits: it needs {needs}, and there are fewer"
@@ -99,11 +80,7 @@ class SlotValues:
         return f"{has}: {left and f'{left} to go; '}price {price:.2f}"
 
     def _left_in_words(self, slots: int) -> str:
-        """Return how long the job has to train on ``slots`` slots, as words for a reason.
-
-        They are like "about 5 min", or "an unknown time" if no finite time is known; empty if its
-        length or its speed is only assumed.
-        """
+        """Return how long the job has to train on `slots` slots, as words for a reason."""
         if not self.job.is_measured:
             return ""
         left_s = float(self.left_s[slots])
@@ -115,15 +92,7 @@ class SlotValues:
 def curve(
     job: ClusterJob, had: int, slots_a_node: int, slots: int, before: Means | None = None
 ) -> SlotValues:
-    """Return the speed, the remaining time and the best batch of a job by its number of slots.
-
-    Args:
-        job: the job as a policy reads it: its limits and its model.
-        had: the number of slots that it has now; 0: none.
-        slots_a_node: the slots of the largest node.
-        slots: the number of slots of all nodes together.
-        before: the ``readings`` of the last decision about it; None: there are none.
-    """
+    """Return the speed, the remaining time and the best batch of a job by its number of slots."""
     most = min(job.max_slots, slots)
     worth = {batch: batch * job.model.efficiency(batch) for batch in _batches(job)}
     fewest = job.local_batches[0] if job.local_batches else 0
@@ -163,18 +132,7 @@ def curve(
 def _step_times(
     job: ClusterJob, tried: Sequence[tuple[int, int]], slots_a_node: int, before: Means
 ) -> tuple[Sequence[float], float, dict[str, list[float]]]:
-    """Return the seconds of a step of a job by its model, and the deviation of their logarithms.
-
-    Args:
-        job: the job with its model.
-        tried: pairs of a number of slots and a global batch.
-        slots_a_node: the slots of the largest node.
-        before: the job's ``readings`` of the last decision.
-
-    Returns:
-        (the seconds for each pair; the standard deviation of the error of their logarithms, 0 if
-        the model knows of none; the new readings).
-    """
+    """Return the seconds of a step of a job by its model, and the deviation of their logarithms."""
     placements = [compact(count, slots_a_node) for count, _ in tried]
     step_s = [
         job.model.step_s(placement, batch)
@@ -193,26 +151,12 @@ def _step_times(
 
 
 def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
-    """Return the numbers of slots to try for a job, ascending.
-
-    They are all numbers up to ``slots_a_node``, its multiples, ``had``, ``least`` and ``most``;
-    none is below ``least`` or above ``most``.
-
-    Args:
-        least: the fewest slots that the job may have.
-        most: the most slots that it may have.
-        had: the number of slots that it has now; 0: none.
-        slots_a_node: the slots of the largest node.
-    """
     sizes = {*range(least, slots_a_node + 1), *range(0, most + 1, slots_a_node), least, had, most}
     return sorted(size for size in sizes if least <= size <= most)
 
 
 def _batches(job: ClusterJob) -> list[int]:
-    """Return the global batches to try for a job, ascending, in samples.
-
-    They are the smallest batch of the job's range, its doublings, and the largest.
-    """
+    """Return the global batches to try for a job, ascending, in samples."""
     smallest, largest = job.batches
     doublings = (largest // smallest).bit_length()
     return sorted({min(smallest << doubling, largest) for doubling in range(doublings)} | {largest})

@@ -22,17 +22,7 @@ MOST_AVERAGED = 32  # then the oldest ones lose weight, as the true times may ch
 def averaged(
     step_s: Sequence[float], of: Sequence[Hashable], before: Means
 ) -> tuple[Vector, float, dict[str, list[float]]]:
-    """Return the means of step times over decisions.
-
-    Args:
-        step_s: the times of this decision, in seconds.
-        of: what each of them is the time of.
-        before: the means up to the last decision.
-
-    Returns:
-        (the geometric mean for each time, in seconds; the median number of times in a mean; the
-        means up to this decision, as JSON).
-    """
+    """Return the means of step times over decisions."""
     found: dict[str, list[float]] = {}
     for seconds, what in zip(step_s, of, strict=True):
         mean, count = before.get(str(what), (0.0, 0.0))
@@ -45,20 +35,7 @@ def averaged(
 def smoothed(
     step_s: Vector, slots: Vector, nodes: Vector, batches: Vector, deviation: float
 ) -> tuple[Vector, float]:
-    """Return step times that are nearer to the true ones, and the deviation of their logarithms.
-
-    A smooth function of slots, nodes and batch is fitted to the logarithms of the times. The
-    variance around it is that of the noise, which is known, plus that of what the function cannot
-    follow. Each time is moved towards the function by the part of the noise in that variance
-    (James-Stein). If there are less than twice as many times as terms of the function, they stay.
-
-    Args:
-        step_s: the times, in seconds.
-        slots: the number of slots of each.
-        nodes: the number of nodes of each.
-        batches: the global batch of each, in samples.
-        deviation: the standard deviation of the noise of the logarithm of a time.
-    """
+    """Return step times that are nearer to the true ones, and the deviation of their logarithms."""
     terms = _terms(slots, nodes, batches)
     count, rank = len(step_s), int(np.linalg.matrix_rank(terms))
     if count < 2 * rank:
@@ -72,12 +49,7 @@ def smoothed(
 
 
 def _terms(slots: Vector, nodes: Vector, batches: Vector) -> Vector:
-    """Return the terms of the function of :func:`smoothed`, one column each.
-
-    They are those of a quadratic function of the logarithms of slots and batch. A single slot, and
-    several nodes, have a constant and a power of the batch of their own: they synchronise in other
-    ways.
-    """
+    """Return the terms of the function of `smoothed`, one column each."""
     k, b = np.log(slots), np.log(batches)
     one, far = (slots == 1).astype(float), (nodes > 1).astype(float)
     columns = (np.ones(len(k)), k, k * k, b, b * b, k * b, one, far, one * b, far * b)

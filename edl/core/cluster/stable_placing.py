@@ -20,61 +20,35 @@ Slots = Mapping[str, int]
 
 @dataclass(frozen=True)
 class JobSize:
-    """A job whose number of slots is decided, and which needs nodes.
-
-    Attributes:
-        name: the name of the job.
-        size: the number of slots.
-        present: node -> the slots that the job has there now.
-        suggested: (node, number of slots) pairs that the policy suggests.
-        limits: node -> the most slots that it may have there; a node that is not in it has no slots
-            for the job.
-        fit: returns the largest allowed size up to a number of slots, or None.
-    """
+    """A job whose number of slots is decided, and which needs nodes."""
 
     name: str
-    size: int
-    present: Slots
-    suggested: Placement
+    size: int  # the number of slots
+    present: Slots  # node -> the slots that the job has there now
+    suggested: Placement  # (node, number of slots) pairs that the policy suggests
+    # node -> the most slots that it may have there; a node that is not in it has no slots for the
+    # job
     limits: Slots
+    # returns the largest allowed size up to a number of slots, or None
     fit: Callable[[int], int | None]
 
 
 @dataclass
 class _Nodes:
-    """The free slots of each node, in the order of the nodes; changed as slots are taken.
+    """The free slots of each node, in the order of the nodes; changed as slots are taken."""
 
-    Attributes:
-        free: node -> the number of its slots that no job has taken yet.
-        avoided: node -> how many of these slots belong to jobs that are served later; they are
-            given last.
-        silent: the nodes that may be lost, on which slots are given back first.
-    """
-
-    free: dict[str, int]
+    free: dict[str, int]  # node -> the number of its slots that no job has taken yet
+    # node -> how many of these slots belong to jobs that are served later; they are given last
     avoided: Slots = field(default_factory=dict)
-    silent: Collection[str] = ()
+    silent: Collection[str] = ()  # the nodes that may be lost, on which slots are given back first
 
     def room(self, job: JobSize, placed: Slots, node: str, spare: bool = True) -> int:
-        """Return how many slots of ``node`` a job can get beside those in ``placed``.
-
-        Args:
-            job: the job, with its limit for the node.
-            placed: the slots that it has got by now.
-            node: the name of the node.
-            spare: whether to leave alone slots of jobs that are served later.
-        """
+        """Return how many slots of `node` a job can get beside those in `placed`."""
         free = self.free[node] - (self.avoided.get(node, 0) if spare else 0)
         return max(0, min(free, job.limits.get(node, 0) - placed.get(node, 0)))
 
     def rooms(self, job: JobSize, placed: Slots, spare: bool) -> dict[str, int]:
-        """Return how many slots a job can get, above 0, on its own nodes; if on none, on others.
-
-        Args:
-            job: the job, with its limit for each node.
-            placed: the slots that it has got by now.
-            spare: whether to leave alone slots of jobs that are served later.
-        """
+        """Return how many slots a job can get, above 0, on its own nodes; if on none, on others."""
         free = [node for node, count in self.free.items() if count > 0]
         for nodes in ([node for node in free if node in placed], free):
             found = ((node, self.room(job, placed, node, spare)) for node in nodes)
@@ -83,10 +57,7 @@ class _Nodes:
         return {}
 
     def take(self, placed: dict[str, int], node: str, count: int) -> None:
-        """Take ``count`` of the free slots of ``node`` for a job; there must be so many.
-
-        ``placed`` has the job's slots by node; the slots are added there.
-        """
+        """Take `count` of the free slots of `node` for a job; there must be so many."""
         if count:
             self.free[node] -= count
             placed[node] = placed.get(node, 0) + count
@@ -98,19 +69,7 @@ def place_stably(
     avoided: Slots | None = None,
     silent: Collection[str] = (),
 ) -> dict[str, dict[str, int]]:
-    """Return the slots of each job by node, as near as possible to what the jobs have.
-
-    A job gets fewer slots than its size, and an allowed number, where its nodes have no more. A job
-    that gets none is left out.
-
-    Args:
-        jobs: the jobs that get slots, in the order in which they are served; jobs that have slots
-            are served before all others.
-        nodes: node -> the number of its slots.
-        avoided: node -> how many of its slots other jobs have, which are served later; these slots
-            are given last.
-        silent: the nodes that may be lost; slots there are given back first.
-    """
+    """Return the slots of each job by node, as near as possible to what the jobs have."""
     free = _Nodes(dict(nodes), avoided or {}, silent)
     kept = {job.name: _kept(job, free) for job in jobs}
     running = [job for job in jobs if kept[job.name]]
@@ -128,11 +87,7 @@ def place_stably(
 
 
 def trimmed(slots: Slots, size: int, silent: Collection[str] = ()) -> dict[str, int]:
-    """Return ``slots`` without those beyond ``size``, and without nodes that have none.
-
-    They are taken from ``silent`` nodes first, then from the nodes with the fewest. Of nodes with
-    as many slots the last one by name loses its slots first.
-    """
+    """Return `slots` without those beyond `size`, and without nodes that have none."""
     left = {node: count for node, count in slots.items() if count}
     surplus = sum(left.values()) - size
     while surplus > 0:
@@ -147,19 +102,7 @@ def trimmed(slots: Slots, size: int, silent: Collection[str] = ()) -> dict[str, 
 
 
 def _kept(job: JobSize, nodes: _Nodes) -> dict[str, int]:
-    """Take from ``nodes`` the slots that a job has now and goes on using; return them by node.
-
-    On each node these are at most the job's present slots, the slots still free in ``nodes``, and
-    the job's limit for the node; together at most ``job.size``. If they are more, slots of nodes
-    that may be lost go first, then those of the nodes where the job has fewest.
-
-    Args:
-        job: the job, with its present slots by node.
-        nodes: the slots that no job has taken yet; the function reduces them.
-
-    Returns:
-        node -> the number of slots; nodes without any are left out.
-    """
+    """Take from `nodes` the slots that a job has now and goes on using; return them by node."""
     placed: dict[str, int] = {}
     able = {node: min(count, nodes.free.get(node, 0)) for node, count in job.present.items()}
     able = {node: min(count, job.limits.get(node, 0)) for node, count in able.items()}
@@ -169,15 +112,7 @@ def _kept(job: JobSize, nodes: _Nodes) -> dict[str, int]:
 
 
 def _follow(job: JobSize, placed: dict[str, int], nodes: _Nodes) -> None:
-    """Give a job without slots those that the policy suggests, if all are free; else give it none.
-
-    If the policy suggests another number than ``job.size``, the job gets none here either.
-
-    Args:
-        job: the job, with the suggested slots by node, its size and its limits by node.
-        placed: the slots of the job by node; they are added here.
-        nodes: the slots that no job has taken yet; they are reduced.
-    """
+    """Give a job without slots those that the policy suggests, if all are free."""
     suggested = dict(job.suggested)
     fits = all(nodes.room(job, placed, node) >= count for node, count in suggested.items())
     if fits and slot_count(job.suggested) == job.size:
@@ -186,16 +121,7 @@ def _follow(job: JobSize, placed: dict[str, int], nodes: _Nodes) -> None:
 
 
 def _grow(job: JobSize, placed: dict[str, int], nodes: _Nodes, spare: bool) -> None:
-    """Take the slots that ``job`` lacks: on its own nodes first, then on as few others as possible.
-
-    If a node has as many as are lacking, the one with the fewest such is taken; else the emptiest.
-
-    Args:
-        job: the job, with its size and its limits by node.
-        placed: its slots by node; changed in place.
-        nodes: the free slots.
-        spare: whether slots of jobs that are served later are left alone.
-    """
+    """Take the slots that `job` lacks: on its own nodes first, then on as few others as possible"""
     while (lacking := job.size - sum(placed.values())) > 0:
         room = nodes.rooms(job, placed, spare)
         if not room:
@@ -210,14 +136,7 @@ def _grow(job: JobSize, placed: dict[str, int], nodes: _Nodes, spare: bool) -> N
 
 
 def _shrink(job: JobSize, placed: dict[str, int], nodes: _Nodes, size: int) -> None:
-    """Return the slots of ``job`` beyond ``size`` to the free ones, as :func:`trimmed` picks them.
-
-    Args:
-        job: the job that has too many slots.
-        placed: its slots by node; changed in place, and left without nodes that have none.
-        nodes: the free slots; changed in place.
-        size: how many slots the job keeps at most.
-    """
+    """Return the slots of `job` beyond `size` to the free ones, as `trimmed` picks them."""
     fewer = trimmed(placed, size, nodes.silent)
     for node, count in list(placed.items()):
         nodes.free[node] += count - fewer.get(node, 0)

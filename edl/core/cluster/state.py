@@ -243,7 +243,7 @@ class ClusterPolicy(Protocol):
     """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return which slots each job of ``cluster`` has until the next decision, and why."""
+        """Return which slots each job of `cluster` has until the next decision, and why."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ _PREFIX = "tenant"
 
 
 def secret_word(tenant: str, secret: str) -> str:
-    """Return the one word that a tenant has in its secret file, ``tenant:NAME:SECRET``."""
+    """Return the one word that a tenant has in its secret file, `tenant:NAME:SECRET`."""
     return f"{_PREFIX}:{tenant}:{secret}"
 
 
@@ -23,16 +23,16 @@ def parsed_word(word: str) -> tuple[str, str] | None:
 
 
 def is_tenant_name(name: str) -> bool:
-    """Return whether ``name`` can be that of a tenant: of at most 32 characters, without a dot."""
+    """Return whether `name` can be that of a tenant: of at most 32 characters, without a dot."""
     return is_name(name) and SEPARATOR not in name and len(name) <= 32
 
 
 def own_name(tenant: str, name: str) -> str:
-    """Return ``name`` with the name of its tenant before it, if it does not begin so."""
+    """Return `name` with the name of its tenant before it, if it does not begin so."""
     return name if name.startswith(f"{tenant}{SEPARATOR}") else f"{tenant}{SEPARATOR}{name}"
 
 
 def tenant_of(name: str, tenants: Collection[str]) -> str:
-    """Return the tenant of the job or secret called ``name``; empty: it is the administrator's."""
+    """Return the tenant of the job or secret called `name`; empty: it is the administrator's."""
     first, dot, _ = name.partition(SEPARATOR)
     return first if dot and first in tenants else ""

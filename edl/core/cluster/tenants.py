@@ -46,59 +46,40 @@ class TenantVerb(StrEnum):
 
 @dataclass(frozen=True)
 class TenantRecord(Record):
-    """The record of a tenant, which only the administrator and the controllers can read.
+    """The record of a tenant, which only the administrator and the controllers can read."""
 
-    Attributes:
-        identity: its digest identity in ACLs, ``user:hash``.
-        sealed: the key of its signatures, sealed with a key of the cluster, in base 64.
-        created_s: when it was made, in seconds since 1970.
-        by: the user and the machine that have made it.
-        revoked: whether the tenant was removed; the record stays while its inbox has what nobody
-            but that tenant can remove.
-    """
-
-    identity: str
-    sealed: str
-    created_s: float = 0.0
-    by: str = ""
+    identity: str  # its digest identity in ACLs, `user:hash`
+    sealed: str  # the key of its signatures, sealed with a key of the cluster, in base 64
+    created_s: float = 0.0  # when it was made, in seconds since 1970
+    by: str = ""  # the user and the machine that have made it
+    # whether the tenant was removed; the record stays while its inbox has what nobody but that
+    # tenant can remove
     revoked: bool = False
 
 
 @dataclass(frozen=True)
 class TenantRequest(Record):
-    """A request of a tenant, at a node of its inbox.
+    """A request of a tenant, at a node of its inbox."""
 
-    Attributes:
-        id: a random text that no other request has.
-        verb: what is asked for.
-        after: the number of the newest response that the tenant knew; -1: it knew none.
-        job: the name of the job, with that of the tenant; of a submission it is in the manifest.
-        goal: the new goal of the job; None: it stays.
-        priority: the new priority of the job; None: it stays.
-        manifest: what is submitted.
-        key: names the submission: the same key again is the same job.
-        submitted_s: when the job that is to be deleted was submitted, in seconds since 1970; None:
-            whichever job has the name.
-        signature: the HMAC-SHA256 of all of it, in hexadecimal.
-    """
-
-    id: str
-    verb: TenantVerb
-    after: int = -1
+    id: str  # a random text that no other request has
+    verb: TenantVerb  # what is asked for
+    after: int = -1  # the number of the newest response that the tenant knew; -1: it knew none
+    # the name of the job, with that of the tenant; of a submission it is in the manifest
     job: str = ""
-    goal: Goal | None = None
-    priority: int | None = None
-    manifest: Mapping[str, Any] = field(default_factory=dict)
-    key: str = ""
+    goal: Goal | None = None  # the new goal of the job; None: it stays
+    priority: int | None = None  # the new priority of the job; None: it stays
+    manifest: Mapping[str, Any] = field(default_factory=dict)  # what is submitted
+    key: str = ""  # names the submission: the same key again is the same job
+    # when the job that is to be deleted was submitted, in seconds since 1970; None: whichever job
+    # has the name
     submitted_s: float | None = None
-    signature: str = ""
+    signature: str = ""  # the HMAC-SHA256 of all of it, in hexadecimal
 
     def signed(self, key: str, tenant: str) -> TenantRequest:
-        """Return the request of ``tenant`` with its signature by ``key``."""
         return replace(self, signature=self._mac(key, tenant))
 
     def is_signed(self, key: str, tenant: str) -> bool:
-        """Return whether the signature is that of ``tenant``, by ``key``, of just this request."""
+        """Return whether the signature is that of `tenant`, by `key`, of just this request."""
         given = self.signature.encode(errors="backslashreplace")  # JSON may have lone surrogates
         return hmac.compare_digest(given, self._mac(key, tenant).encode())
 
@@ -110,33 +91,22 @@ class TenantRequest(Record):
 
 @dataclass(frozen=True)
 class TenantResponse(Record):
-    """The leader's response to a request of a tenant.
+    """The leader's response to a request of a tenant."""
 
-    Attributes:
-        number: the number of the response. The leader counts them, so that it depends on no name of
-            a node in the inbox: whoever may create one there can choose that name.
-        id: the id of the request.
-        refused: why it was not carried out, as a sentence; empty: it was.
-        job: the name of the job that it was about.
-    """
-
+    # the number of the response. The leader counts them, so that it depends on no name of a node in
+    # the inbox: whoever may create one there can choose that name.
     number: int
-    id: str
-    refused: str = ""
-    job: str = ""
+    id: str  # the id of the request
+    refused: str = ""  # why it was not carried out, as a sentence; empty: it was
+    job: str = ""  # the name of the job that it was about
 
 
 @dataclass(frozen=True)
 class TenantResponses(Record):
-    """The leader's responses to the newest requests of a tenant, at the node ``responses``.
+    """The leader's responses to the newest requests of a tenant, at the node `responses`."""
 
-    Attributes:
-        responses: the responses, in ascending order of their numbers.
-        forgotten: the number of the newest response that is not kept any more; -1: all are.
-    """
-
-    responses: tuple[TenantResponse, ...] = ()
-    forgotten: int = -1
+    responses: tuple[TenantResponse, ...] = ()  # the responses, in ascending order of their numbers
+    forgotten: int = -1  # the number of the newest response that is not kept any more; -1: all are
 
     @property
     def newest(self) -> int:
@@ -144,20 +114,11 @@ class TenantResponses(Record):
         return self.responses[-1].number if self.responses else self.forgotten
 
     def of(self, request: str) -> TenantResponse | None:
-        """Return the response to the request with the id ``request``; None: there is none."""
+        """Return the response to the request with the id `request`; None: there is none."""
         return next((one for one in self.responses if one.id == request), None)
 
     def with_response(self, request: str, refused: str = "", job: str = "") -> TenantResponses:
-        """Return these with one more, as the newest; without the oldest if they are too many.
-
-        Its number is above all former ones. A request is signed before it is answered, so what its
-        author knew then is older: once its response is forgotten, :func:`refusal` refuses it.
-
-        Args:
-            request: the id of the request.
-            refused: why the request was not carried out; empty: it was.
-            job: the name of the job that it was about.
-        """
+        """Return these with one more, as the newest; without the oldest if they are too many."""
         found = (*self.responses, TenantResponse(self.newest + 1, request, refused, job))
         old, kept = found[:-RESPONSES_KEPT], found[-RESPONSES_KEPT:]
         return TenantResponses(kept, old[-1].number if old else self.forgotten)
@@ -165,37 +126,27 @@ class TenantResponses(Record):
 
 @dataclass(frozen=True)
 class TenantView(Record):
-    """What the leader tells a tenant beside the nodes of its jobs, at the node ``view``.
+    """What the leader tells a tenant beside the nodes of its jobs, at the node `view`."""
 
-    Attributes:
-        at_s: when the plan was made that the reasons are from, in seconds since 1970.
-        reasons: job -> why it has what it has, or why it waits.
-        surplus: job -> how many of its slots are beyond the quota of its queue.
-        hosts: host -> (address, port) at which the logs of its jobs are served.
-    """
-
-    at_s: float = 0.0
+    at_s: float = 0.0  # when the plan was made that the reasons are from, in seconds since 1970
+    # job -> why it has what it has, or why it waits
     reasons: Mapping[str, str] = field(default_factory=dict)
+    # job -> how many of its slots are beyond the quota of its queue
     surplus: Mapping[str, int] = field(default_factory=dict)
+    # host -> (address, port) at which the logs of its jobs are served
     hosts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RequestRate:
-    """How many requests of one tenant were carried out or refused within the present minute.
+    """How many requests of one tenant were carried out or refused within the present minute."""
 
-    Attributes:
-        began_s: when the minute began, in seconds since 1970.
-        count: the signed requests in it.
-        is_logged: whether it was logged that further requests wait.
-    """
-
-    began_s: float = 0.0
-    count: int = 0
-    is_logged: bool = False
+    began_s: float = 0.0  # when the minute began, in seconds since 1970
+    count: int = 0  # the signed requests in it
+    is_logged: bool = False  # whether it was logged that further requests wait
 
     def at(self, now_s: float) -> RequestRate:
-        """Return the rate at the time ``now_s``: a new minute begins when the last one is over."""
+        """Return the rate at the time `now_s`: a new minute begins when the last one is over."""
         return self if 0.0 <= now_s - self.began_s < _MINUTE_S else RequestRate(now_s)
 
     @property
@@ -213,30 +164,18 @@ class RequestRate:
 
 
 def request_number(node: str) -> int | None:
-    """Return the number of the request in the inbox called ``node``; None: it is no request.
-
-    Requests are taken in this order. Nothing else may follow from the number: the author of the
-    node may have chosen it.
-    """
     found = _NUMBERED.fullmatch(node)
     return None if found is None else int(found[1])
 
 
 def shown(text: str) -> str:
-    """Return what is kept and logged of a text that may quote a tenant: short, printable ASCII.
-
-    Other characters become question marks; of a text that is too long the beginning is kept.
-    """
+    """Return what is kept and logged of a text that may quote a tenant: short, printable ASCII."""
     kept = text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 3]}..."
     return "".join(one if " " <= one <= "~" else "?" for one in kept)
 
 
 def misshapen(request: TenantRequest) -> str:
-    """Return why a request cannot even be answered: what an answer repeats is too long; or empty.
-
-    Args:
-        request: the request, which anybody may have written.
-    """
+    """Return why a request cannot even be answered: what an answer repeats is too long; or empty"""
     if not 0 < len(request.id) <= _MOST_ID or request.id != shown(request.id):
         return f"its id is not a text of 1 to {_MOST_ID} printable ASCII characters"
     if len(request.job) > _MOST_JOB or request.job != shown(request.job):
@@ -245,16 +184,7 @@ def misshapen(request: TenantRequest) -> str:
 
 
 def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key: str) -> str:
-    """Return why a request in the inbox of ``tenant`` is not carried out; empty: it is.
-
-    What a submission asks for is checked by :func:`own_manifest`.
-
-    Args:
-        tenant: the name of the tenant.
-        request: the request.
-        responses: the leader's responses that are kept.
-        key: the key of the tenant's signatures.
-    """
+    """Return why a request in the inbox of `tenant` is not carried out; empty: it is."""
     if not request.is_signed(key, tenant):
         return f"the request is not signed by tenant {tenant}"
     if responses.of(request.id) is not None:
@@ -273,25 +203,13 @@ def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key
 
 
 def _is_text(value: str) -> bool:
-    """Return whether ``value`` has an encoding: JSON may have lone surrogates, which have none."""
     return not any("\ud800" <= one <= "\udfff" for one in value)
 
 
 def own_manifest(
     tenant: str, manifest: JobManifest, queues: Mapping[str, QueueRecord]
 ) -> JobManifest:
-    """Return the manifest that is submitted for a tenant: names with its own, and its queue.
-
-    A manifest that names no queue gets the one of the tenant, if it has just one.
-
-    Args:
-        tenant: the name of the tenant.
-        manifest: the manifest as the tenant has written it.
-        queues: the queues of the cluster.
-
-    Raises:
-        UsageError: the tenant may not use the queue, or a secret that the manifest names.
-    """
+    """Return the manifest that is submitted for a tenant: names with its own, and its queue."""
     own = sorted(name for name, queue in queues.items() if queue.tenant == tenant)
     queue = manifest.queue
     if queue not in own and queue == JobManifest("", (), 0, 0).queue and len(own) == 1:
@@ -320,15 +238,8 @@ def views(
     surplus: Mapping[str, int],
     now_s: float,
 ) -> dict[str, TenantView]:
-    """Return what each tenant is told of its jobs, without the hosts.
-
-    Args:
-        jobs: the names of the jobs that have not ended.
-        tenants: the tenants, by name.
-        reasons: job -> why it has what it has.
-        surplus: job -> its slots beyond the quota of its queue.
-        now_s: the time of the plan, in seconds since 1970.
-    """
+    """Return what each tenant is told of its jobs, without the hosts."""
+    # `now_s`: the time of the plan, in seconds since 1970.
     own: dict[str, list[str]] = {tenant: [] for tenant in tenants}
     for job in jobs:
         if tenant := tenant_of(job, tenants):

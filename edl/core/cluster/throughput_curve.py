@@ -33,21 +33,11 @@ class ThroughputPoint(Record):
 
 
 def throughput_curve(job: JobView, slots: int, now_s: float) -> tuple[ThroughputPoint, ...]:
-    """Return the throughput of ``job`` with all numbers of workers for which it is known.
-
-    The fewest, the most, the requested and the present number are added, as the policy assumes them
-    to be. If nothing is known of the job's speed, the assumed ones have no number, because only
-    their ratio counts.
-
-    Args:
-        job: the job, with what is measured.
-        slots: the number of slots that it has.
-        now_s: the time, in seconds since 1970.
-
-    Returns:
-        The points, the fewest workers first; of several measurements with one number of workers the
-        newest.
-    """
+    """Return the throughput of `job` with all numbers of workers for which it is known."""
+    # If nothing is known of the job's speed, the assumed ones have no number, because only their
+    # ratio counts.
+    # `job`: the job, with what is measured.
+    # `now_s`: the time, in seconds since 1970.
     batch, found = batch_of(job), {}
     for one, source in sourced_samples(job.measured, job.manifest.hints, batching_of(job)):
         measured = one.workers * one.batch / one.step_s

@@ -18,13 +18,8 @@ from edl.core.cluster.records import AllocationRecord, HostAssignment, JobAssign
 
 
 def life_by(now_s: float, life: JobLife, limit_s: float) -> JobLife:
-    """Return the record of a job's life without times that lie ahead; ``life`` if it has none.
-
-    Args:
-        now_s: the time, in seconds since 1970.
-        life: the record as it was read.
-        limit_s: how long a limit of the job's slots on a host may last, in seconds.
-    """
+    """Return the record of a job's life without times that lie ahead; `life` if it has none."""
+    # `now_s`: the time, in seconds since 1970.
     try_s, until_s = now_s + MOST_BACK_OFF_S, now_s + limit_s  # the latest times
     is_right = (
         max(life.since_s, life.counted_s) <= now_s
@@ -46,7 +41,7 @@ def life_by(now_s: float, life: JobLife, limit_s: float) -> JobLife:
 
 
 def assignment_by(now_s: float, assigned: HostAssignment) -> HostAssignment:
-    """Return what is assigned to a host, without times that lie ahead of ``now_s``."""
+    """Return what is assigned to a host, without times that lie ahead of `now_s`."""
 
     def right(entry: JobAssignment) -> JobAssignment:
         if max(entry.changed_s, entry.idle_s) <= now_s:
@@ -61,18 +56,13 @@ def assignment_by(now_s: float, assigned: HostAssignment) -> HostAssignment:
 
 
 def allocation_by(now_s: float, allocation: AllocationRecord) -> AllocationRecord:
-    """Return the policy's last decision, without changes of targets that lie ahead of ``now_s``."""
+    """Return the policy's last decision, without changes of targets that lie ahead of `now_s`."""
     return replace(allocation, changed_s=_right(now_s, allocation.changed_s))
 
 
 def leases_by(now_s: float, table: LeaseTable, rest_s: float) -> LeaseTable:
-    """Return the record of the leases without times that lie ahead.
-
-    Args:
-        now_s: the time, in seconds since 1970.
-        table: the record as it was read.
-        rest_s: for how long no host is asked for after a failure, at most, in seconds.
-    """
+    """Return the record of the leases without times that lie ahead."""
+    # `now_s`: the time, in seconds since 1970.
 
     def right(lease: LeaseRecord) -> LeaseRecord:
         return replace(
@@ -92,5 +82,4 @@ def leases_by(now_s: float, table: LeaseTable, rest_s: float) -> LeaseTable:
 
 
 def _right(now_s: float, times: Mapping[str, float]) -> Mapping[str, float]:
-    """Return ``times`` by name, of which none lies ahead of ``now_s``."""
     return {name: min(at_s, now_s) for name, at_s in times.items()}

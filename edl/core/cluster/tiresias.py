@@ -22,25 +22,13 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Tiresias:
-    """The cluster policy ``tiresias``: two queues by attained service, with preemption.
-
-    Between decisions it keeps the names of the jobs in the second queue, in the order of that
-    queue.
-
-    Attributes:
-        demotion_slot_hours: the attained service (slots times hours) at which a job goes to the
-            second queue.
-    """
+    """The cluster policy `tiresias`: two queues by attained service, with preemption."""
 
     demotion_slot_hours: float = setting(
         16.0, "attained service at which a job goes to the second queue", least=0
-    )
+    )  # the attained service (slots times hours) at which a job goes to the second queue
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the slots of each job of ``cluster``: the first queue is served, then the second.
-
-        Each job gets the slots that it requested, while slots last.
-        """
         by_name = {job.name: job for job in cluster.jobs}
         second = [name for name in cluster.state.get("second", ()) if name in by_name]
         before = set(second)
@@ -58,9 +46,5 @@ class Tiresias:
         return replace(admit(ranking, cluster), state={"second": second})
 
     def _why(self, job: ClusterJob, queue: int) -> str:
-        """Return the clause that explains a job's rank: its queue and its attained service.
-
-        ``queue`` is the number of the queue, 1 or 2.
-        """
         attained = f"{job.attained_slot_s / HOUR_S:.2f} slot-hours attained"
         return f"queue {queue}, {attained}, {self.demotion_slot_hours:g} end the first"

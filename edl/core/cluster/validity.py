@@ -12,21 +12,15 @@ from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, Node, s
 
 
 def violation(decision: Allocation, cluster: ClusterState) -> str | None:
-    """Return the first rule that ``decision`` breaks, as a sentence, or None if it keeps all rules.
-
-    The rules:
-
-    - No slot is given twice, and no slot of a node that is not up is given.
-    - A job with slots has at least its minimum, at most its maximum, and no more slots than can
-      share its batch.
-    - A batch is within the job's range.
-    - A job that may not be preempted keeps the slots that it has.
-    - Each job has a reason.
-
-    Args:
-        decision: the decision of a cluster policy.
-        cluster: the input from which it was decided.
-    """
+    """Return the first rule that `decision` breaks, as a sentence, or None if it keeps all rules"""
+    # The rules:
+    #
+    # - No slot is given twice, and no slot of a node that is not up is given.
+    # - A job with slots has at least its minimum, at most its maximum, and no more slots than can
+    #   share its batch.
+    # - A batch is within the job's range.
+    # - A job that may not be preempted keeps the slots that it has.
+    # - Each job has a reason.
     known = {job.name: job for job in cluster.jobs}
     wrong = _slots(decision, known, cluster.nodes) or _batches(decision, known)
     if wrong is not None:
@@ -41,10 +35,7 @@ def violation(decision: Allocation, cluster: ClusterState) -> str | None:
 def _slots(
     decision: Allocation, known: Mapping[str, ClusterJob], nodes: Sequence[Node]
 ) -> str | None:
-    """Return the first rule about slots that ``decision`` breaks, as a sentence; None: none.
-
-    ``known`` holds the jobs by name, ``nodes`` the nodes that are up.
-    """
+    """Return the first rule about slots that `decision` breaks, as a sentence; None: none."""
     slots = {node.name: node.slots for node in nodes}
     used: Counter[str] = Counter()
     for name, placement in decision.placements.items():
@@ -68,10 +59,7 @@ def _slots(
 
 
 def _batches(decision: Allocation, known: Mapping[str, ClusterJob]) -> str | None:
-    """Return the first rule about batches that ``decision`` breaks, as a sentence; None: none.
-
-    ``known`` holds the jobs of the cluster by name.
-    """
+    """Return the first rule about batches that `decision` breaks, as a sentence; None: none."""
     for name, batch in decision.batches.items():
         job = known.get(name)
         if job is None:

@@ -88,7 +88,7 @@ class ProfileLimits(Protocol):
 
 
 class JobRequest(Protocol):
-    """The part of a manifest (``edl.core.cluster.manifest.JobManifest``) that a plan reads."""
+    """The part of a manifest (`edl.core.cluster.manifest.JobManifest`) that a plan reads."""
 
     @property
     def requested_np(self) -> int:
@@ -136,10 +136,7 @@ class JobRequest(Protocol):
 
     @property
     def preemptible(self) -> bool | None:
-        """Whether the policy may change the job's slots, or take all of them, while it runs.
-
-        None: it may, but not take all for a job of the same priority while it saves nothing.
-        """
+        """Whether the policy may change the job's slots, or take all of them, while it runs."""
 
     @property
     def min_run_s(self) -> float:
@@ -168,68 +165,47 @@ class JobRequest(Protocol):
 
 @dataclass(frozen=True)
 class AgentView:
-    """The record of one agent of a run (:class:`edl.core.records.Host`), as far as a plan needs it.
+    """The record of one agent of a run (`Host`), as far as a plan needs it."""
 
-    Attributes:
-        devices: the devices on which the agent may start workers.
-        busy: the devices that living processes use.
-        leaving: whether the agent was asked to leave the job.
-        disabled: the number of slots in which it starts no worker any more.
-        failing: the number of other slots in which workers end as they start, again and again.
-        why: why, of one of these slots.
-    """
-
-    devices: frozenset[int] = frozenset()
-    busy: frozenset[int] = frozenset()
-    leaving: bool = False
-    disabled: int = 0
+    devices: frozenset[int] = frozenset()  # the devices on which the agent may start workers
+    busy: frozenset[int] = frozenset()  # the devices that living processes use
+    leaving: bool = False  # whether the agent was asked to leave the job
+    disabled: int = 0  # the number of slots in which it starts no worker any more
+    # the number of other slots in which workers end as they start, again and again
     failing: int = 0
-    why: str = ""
+    why: str = ""  # why, of one of these slots
 
     def is_useless(self, slots: int) -> bool:
-        """Return whether no worker can live in any of ``slots`` slots."""
+        """Return whether no worker can live in any of `slots` slots."""
         return 0 < slots <= self.disabled + self.failing
 
 
 @dataclass(frozen=True)
 class RunView:
-    """One run, as the records below the job's own node (``/edl/jobs/JOB``) show it.
-
-    Attributes:
-        token: the token of the run.
-        state: the state in the job's record.
-        reason: why the job is in that state.
-        exit_code: the exit code in the job's record.
-        trains: whether a ring of the run has trained a step.
-        devices: the devices of each host that the run may use, by its record ``assigned``.
-        version: the version of that record.
-        agents: host -> the record of the run's agent there; a host without one is not in it.
-        batch: the global batch that the run was told to train with, in samples; None: it was told
-            nothing.
-        workers: host -> the number of workers that the run is to have there, by that record; None:
-            one for each device.
-        saves: whether it saves checkpoints; a run that trains has saved its first one.
-    """
+    """One run, as the records below the job's own node (`/edl/jobs/JOB`) show it."""
 
     token: str
-    state: JobState = JobState.RUNNING
-    reason: str = ""
-    exit_code: int = 0
-    trains: bool = False
+    state: JobState = JobState.RUNNING  # the state in the job's record
+    reason: str = ""  # why the job is in that state
+    exit_code: int = 0  # the exit code in the job's record
+    trains: bool = False  # whether a ring of the run has trained a step
+    # the devices of each host that the run may use, by its record `assigned`
     devices: Devices = field(default_factory=dict)
-    version: int = 0
+    version: int = 0  # the version of that record
+    # host -> the record of the run's agent there; a host without one is not in it
     agents: Mapping[str, AgentView] = field(default_factory=dict)
+    # the global batch that the run was told to train with, in samples; None: it was told nothing
     batch: int | None = None
+    # host -> the number of workers that the run is to have there, by that record; None: one for
+    # each device
     workers: Mapping[str, int] | None = None
-    saves: bool = True
+    saves: bool = True  # whether it saves checkpoints; a run that trains has saved its first one
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether the run is to have fewer workers on a host than it may use devices there.
-
-        Its own leader, or an agent, has lowered the number, because workers or the agent had left.
-        A host whose agent is leaving, or is not there, does not count, nor does a disabled slot.
-        """
+        """Whether the run is to have fewer workers on a host than it may use devices there."""
+        # Its own leader, or an agent, has lowered the number, because workers or the agent had
+        # left.
         if self.workers is None:
             return False
         here = [(h, one.disabled) for h, one in self.agents.items() if not one.leaving]
@@ -239,19 +215,12 @@ class RunView:
         )
 
     def busy(self, host: str) -> frozenset[int]:
-        """Return the devices of ``host`` that processes of the run use, by its agent's record.
-
-        It is empty if there is no agent.
-        """
+        """Return the devices of `host` that processes of the run use, by its agent's record."""
         agent = self.agents.get(host)
         return agent.busy if agent else frozenset()
 
     def uses(self, host: str, device: int) -> bool:
-        """Return whether the run may still use ``device`` of ``host``, as far as is known.
-
-        It may if the record ``assigned`` or the agent's record has the device, or if there is no
-        agent's record: silence frees nothing.
-        """
+        """Return whether the run may still use `device` of `host`, as far as is known."""
         agent = self.agents.get(host)
         if agent is None or device in self.devices.get(host, ()):
             return True
@@ -260,57 +229,44 @@ class RunView:
 
 @dataclass(frozen=True)
 class JobMeasurements:
-    """Speed and length of a job's training: measured in this run, in a former one, or supplied.
+    """Speed and length of a job's training: measured in this run, in a former one, or supplied."""
 
-    Attributes:
-        steps: the measured step times; each combination of workers, hosts and batch once.
-        curve: the throughput in samples a second, by number of workers: a profile of the job, or
-            what a former run of the same name measured. It counts where ``steps`` has nothing.
-        left: the number of samples to train until the end; None: not known.
-        done_steps: the number of complete steps.
-        global_batch: the samples of a step now; 0: not known.
-        noise_scale: the noise scale of the gradients, in samples; None: not known.
-        batching: the sizes of the batches as the script gives them; None: not known.
-    """
-
+    # the measured step times; each combination of workers, hosts and batch once
     steps: tuple[StepTimeSample, ...] = ()
+    # the throughput in samples a second, by number of workers: a profile of the job, or what a
+    # former run of the same name measured. It counts where `steps` has nothing.
     curve: Mapping[int, float] = field(default_factory=dict)
-    left: float | None = None
-    done_steps: int = 0
-    global_batch: int = 0
+    left: float | None = None  # the number of samples to train until the end; None: not known
+    done_steps: int = 0  # the number of complete steps
+    global_batch: int = 0  # the samples of a step now; 0: not known
+    # the noise scale of the gradients, in samples; None: not known
     noise_scale: float | None = None
+    # the sizes of the batches as the script gives them; None: not known
     batching: Batching | None = None
 
 
 @dataclass(frozen=True)
 class JobView:
-    """One job of the cluster, as the leader has read it.
-
-    Attributes:
-        name: the name of the job.
-        order: the place in the order of submission; no other submission, of whatever name, has it
-            (the ``czxid`` of the manifest's node).
-        submitted_s: when the job was submitted, in seconds since 1970; 0: at the time of the plan.
-        manifest: what was submitted.
-        wanted: what users want of the job.
-        life: the job's state and history as the leader has recorded them; the default: none yet.
-        run: the run that the job's own node has; None: there is no such node.
-        measured: what is known of its training.
-        unreadable: why the records of its run cannot be read, in a sentence; empty: they can.
-            Then ``run`` is what its hosts have for it.
-        is_unread: whether that is so only because its run was not read now; then nothing is taken
-            from it for what its records do not show.
-    """
+    """One job of the cluster, as the leader has read it."""
 
     name: str
+    # the place in the order of submission; no other submission, of whatever name, has it (the
+    # `czxid` of the manifest's node)
     order: int
-    manifest: JobRequest
+    manifest: JobRequest  # what was submitted
+    # when the job was submitted, in seconds since 1970; 0: at the time of the plan
     submitted_s: float = 0.0
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: Wanted = field(default_factory=Wanted)  # what users want of the job
+    # the job's state and history as the leader has recorded them; the default: none yet
     life: JobLife = field(default_factory=JobLife)
-    run: RunView | None = None
+    run: RunView | None = None  # the run that the job's own node has; None: there is no such node
+    # what is known of its training
     measured: JobMeasurements = field(default_factory=JobMeasurements)
+    # why the records of its run cannot be read, in a sentence; empty: they can. Then `run` is what
+    # its hosts have for it.
     unreadable: str = ""
+    # whether that is so only because its run was not read now; then nothing is taken from it for
+    # what its records do not show
     is_unread: bool = False
 
     @property
@@ -326,10 +282,7 @@ class JobView:
 
     @property
     def run_is_foreign(self) -> bool:
-        """Whether the job's node has a run that the cluster has not started, and that is not over.
-
-        Somebody has started an ordinary job of the same name. The cluster leaves it alone.
-        """
+        """Whether the job's node has a run that the cluster has not started, and not over"""
         run = self.run
         return run is not None and not run.state.over and not is_token_of(run.token, self.order)
 
@@ -346,11 +299,9 @@ class JobView:
         return self.life.state is LifeState.RUNNING and run is not None and not run.saves
 
     def start_limit_s(self, settings: ClusterRecord) -> float:
-        """Return in how many seconds a start must lead to a ring that trains.
-
-        The job's own limit for its first workers comes before, so that it can begin with fewer of
-        them, and not long after it its agents end a run that has too few.
-        """
+        """Return in how many seconds a start must lead to a ring that trains."""
+        # The job's own limit for its first workers comes before, so that it can begin with fewer of
+        # them, and not long after it its agents end a run that has too few.
         return max(settings.start_timeout_s, FIRST_STEP * self.manifest.start_timeout_s)
 
     @property
@@ -362,25 +313,17 @@ class JobView:
 
 @dataclass(frozen=True)
 class HostView:
-    """One host of the cluster, as the leader has read it.
-
-    Attributes:
-        name: the name of the host.
-        offer: what it offers; None: it offers nothing now.
-        drained: whether a user wants no slots of jobs on it.
-        assigned: what the leader has assigned there.
-        version: the version of the node ``assigned`` of the host; -1: there is no such node.
-        report: what lives there, as `edl host` has written; None: it never has.
-        lease_holds: whether the engine that lends the host still does; True, too, of a host that is
-            not lent.
-    """
+    """One host of the cluster, as the leader has read it."""
 
     name: str
-    offer: HostOffer | None = None
-    drained: bool = False
+    offer: HostOffer | None = None  # what it offers; None: it offers nothing now
+    drained: bool = False  # whether a user wants no slots of jobs on it
+    # what the leader has assigned there
     assigned: HostAssignment = field(default_factory=HostAssignment)
-    version: int = -1
+    version: int = -1  # the version of the node `assigned` of the host; -1: there is no such node
+    # what lives there, as `edl host` has written; None: it never has
     report: HostReport | None = None
+    # whether the engine that lends the host still does; True, too, of a host that is not lent
     lease_holds: bool = True
 
     @property
@@ -394,30 +337,22 @@ class HostView:
         return offer.format == FORMAT
 
     def is_lost(self, now_s: float, after_s: float) -> bool:
-        """Return whether the host has been without an offer for longer than ``after_s``.
-
-        ``now_s`` is the time in seconds since 1970.
-        """
+        """Return whether the host has been without an offer for longer than `after_s`."""
+        # `now_s` is the time in seconds since 1970.
         silent_s = self.assigned.silent_s
         return self.offer is None and silent_s > 0 and now_s - silent_s >= after_s
 
     def reports_none(self, job: str) -> bool:
-        """Return whether the host offers slots, and reports that no process of ``job`` lives there.
-
-        The report must be about the present assignment, so that `edl host` knew of the job's run
-        when it looked. A process may still be started there, unless the run is to end.
-        """
+        """Whether the host offers slots, and reports that no process of `job` lives there"""
+        # The report must be about the present assignment, so that `edl host` knew of the job's run
+        # when it looked.
         if self.offer is None or self.report is None or self.report.version < self.version:
             return False
         found = self.report.jobs.get(job)
         return found is None or not found.lives
 
     def reports_no_start(self, job: str, run: str) -> bool:
-        """Return whether the host reports why it has no agent of a run, and offers slots.
-
-        ``job`` is the name of the run's job, ``run`` the token of the run. No process of the run
-        lives there, and the report has a reason for that, or the exit code of its last agent.
-        """
+        """Return whether the host reports why it has no agent of a run, and offers slots."""
         found = self.report.jobs.get(job) if self.offer is not None and self.report else None
         if found is None or found.run != run or found.lives:
             return False
@@ -430,11 +365,9 @@ class HostView:
         return found.reason or "its agent ends at once" if found is not None and refused else ""
 
     def reports_end(self, job: str) -> bool:
-        """Return whether the host reports that no process lives of a run that ended there.
-
-        ``job`` is the name of the run's job. The report must be about the version of the assignment
-        with which the run ended, or a later one.
-        """
+        """Return whether the host reports that no process lives of a run that ended there."""
+        # The report must be about the version of the assignment with which the run ended, or a
+        # later one.
         entry, report = self.assigned.jobs.get(job), self.report
         if entry is None or not entry.ends or report is None or report.version < entry.ends:
             return False
@@ -444,30 +377,23 @@ class HostView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """All that a plan is made of, but for the time and the policy.
+    """All that a plan is made of, but for the time and the policy."""
 
-    Attributes:
-        jobs: the jobs, in the order of submission.
-        hosts: the hosts, in the order of their names; also those that offer nothing.
-        settings: how the cluster decides.
-        allocation: the policy's last decision.
-        secrets: the names of the secrets that users have given to the cluster.
-        queues: the queues by name; empty: the cluster has none, and all jobs share its slots.
-        more_hosts: how the cluster gets more hosts, as the end of a sentence for people.
-        missing_paths: path -> the host that an engine had lent, and that did not have it, as the
-            subject of a sentence. For now no host is borrowed for jobs that need the path.
-        tenants: the names of the tenants.
-    """
-
-    jobs: Sequence[JobView]
+    jobs: Sequence[JobView]  # the jobs, in the order of submission
+    # the hosts, in the order of their names; also those that offer nothing
     hosts: Sequence[HostView]
-    settings: ClusterRecord = field(default_factory=ClusterRecord)
+    settings: ClusterRecord = field(default_factory=ClusterRecord)  # how the cluster decides
+    # the policy's last decision
     allocation: AllocationRecord = field(default_factory=AllocationRecord)
-    secrets: Collection[str] = ()
+    secrets: Collection[str] = ()  # the names of the secrets that users have given to the cluster
+    # the queues by name; empty: the cluster has none, and all jobs share its slots
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
+    # how the cluster gets more hosts, as the end of a sentence for people
     more_hosts: str = "add hosts with `edl host`"
+    # path -> the host that an engine had lent, and that did not have it, as the subject of a
+    # sentence. For now no host is borrowed for jobs that need the path.
     missing_paths: Mapping[str, str] = field(default_factory=dict)
-    tenants: frozenset[str] = frozenset()
+    tenants: frozenset[str] = frozenset()  # the names of the tenants
 
     @cached_property
     def by_name(self) -> Mapping[str, JobView]:
@@ -485,6 +411,6 @@ class ClusterView:
         return {host.name: host for host in self.hosts}
 
     def is_closed_to(self, host: str, job: str) -> bool:
-        """Return whether ``job`` is a tenant's, and ``host`` names no user for that tenant."""
+        """Return whether `job` is a tenant's, and `host` names no user for that tenant."""
         tenant, offer = tenant_of(job, self.tenants), self.host_named[host].offer
         return bool(tenant) and (offer is None or not {tenant, ""} & set(offer.tenants))

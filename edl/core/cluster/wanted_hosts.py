@@ -25,21 +25,7 @@ _Labels = frozenset[tuple[str, str]]
 def wanted_hosts(
     cluster: ClusterView, limits: LeaseLimits, missing: AbstractSet[str] = frozenset()
 ) -> tuple[int, str]:
-    """Return how many hosts of the fleet the jobs need, within the limits, and why.
-
-    Each job that wants to run counts with the workers that it asks for. It uses hosts first that
-    are not lent, have the labels that it asks for, and are not filled by jobs that do not count.
-    The jobs of a queue count together with at most the slots that the queue may have. A job that
-    may not be preempted counts with what it has, for it does not grow, or with what is left for it
-    of the quota of its queue. A job that waits for other jobs or for a secret does not count, nor
-    does one that a host of the fleet could not help: without the labels or the files that it needs,
-    or larger than the cluster may become.
-
-    Args:
-        cluster: the jobs and hosts.
-        limits: the shape and the number of hosts.
-        missing: the paths that hosts of the fleet did not have.
-    """
+    """Return how many hosts of the fleet the jobs need, within the limits, and why."""
     slots = limits.shape.slots
     hosts = [
         host
@@ -68,11 +54,7 @@ def wanted_hosts(
 def _requests(
     jobs: Sequence[JobView], others: Collection[str], cluster: ClusterView
 ) -> list[tuple[JobView, int]]:
-    """Return for how many slots each of ``jobs`` counts, within what its queue may have.
-
-    The first ones of a queue count first; those for which fewer than their fewest slots are left
-    are not in the result. What the jobs ``others`` hold is subtracted from what a queue may have.
-    """
+    """Return for how many slots each of `jobs` counts, within what its queue may have."""
     left = {name: one.most for name, one in cluster.queues.items() if one.most is not None}
     held: Counter[str] = Counter()
     for host in cluster.hosts:
@@ -99,16 +81,7 @@ def _requests(
 def _rigid_limits(
     jobs: Sequence[JobView], held: Mapping[str, int], cluster: ClusterView
 ) -> dict[str, int]:
-    """Return how many slots each job with ``preemptible: false`` may have, by job name.
-
-    Hosts are borrowed for no more than these. A job is left out of the result if the quota of its
-    queue has too few slots left for it.
-
-    Args:
-        jobs: the jobs that want slots, preemptible ones too; the result has none of the latter.
-        held: job -> the number of slots that it has.
-        cluster: the queues; without any, no quota counts.
-    """
+    """Return how many slots each job with `preemptible: false` may have, by job name."""
     queues: dict[str, list[QuotaRequest]] = {}
     rigid = [job for job in jobs if job.manifest.preemptible is False]
     for job in sorted(rigid, key=lambda job: (-job.wanted.priority, job.order)):
@@ -128,10 +101,7 @@ def _rigid_limits(
 def _slots_without(
     hosts: Sequence[HostView], others: Collection[str], limits: LeaseLimits
 ) -> Counter[_Labels]:
-    """Return how many slots of ``hosts`` the jobs ``others`` do not hold, by labels.
-
-    Labels that a host of the fleet does not have are left out: no job that counts asks for them.
-    """
+    """Return how many slots of `hosts` the jobs `others` do not hold, by labels."""
     found: Counter[_Labels] = Counter()
     for host in hosts:
         if host.offer is not None:
@@ -143,15 +113,9 @@ def _slots_without(
 
 
 def _lacking(wanted: Mapping[_Labels, int], free: Mapping[_Labels, int]) -> int:
-    """Return how many of the slots that jobs ask for the hosts do not have.
-
-    Jobs with many labels choose first, and among hosts with few. If the sets of labels overlap
-    without that one has the other, the result may be larger than it must.
-
-    Args:
-        wanted: the slots that jobs ask for, by the labels that they ask for.
-        free: the slots that they may get, by the labels of the host.
-    """
+    """Return how many of the slots that jobs ask for the hosts do not have."""
+    # If the sets of labels overlap without that one has the other, the result may be larger than it
+    # must.
     left, lacking = dict(free), 0
     for labels in sorted(wanted, key=_order, reverse=True):
         count = wanted[labels]
@@ -165,21 +129,13 @@ def _lacking(wanted: Mapping[_Labels, int], free: Mapping[_Labels, int]) -> int:
 
 
 def _order(labels: _Labels) -> tuple[int, list[tuple[str, str]]]:
-    """Return a key that puts few labels before many, and is the same in each process."""
     return len(labels), sorted(labels)
 
 
 def _counts(
     job: JobView, cluster: ClusterView, limits: LeaseLimits, own: Mapping[_Labels, int]
 ) -> bool:
-    """Return whether hosts are asked for on behalf of ``job``.
-
-    Args:
-        job: the job.
-        cluster: all jobs, and what hosts have said of files.
-        limits: the shape of the hosts.
-        own: the slots of hosts that are not lent, by their labels.
-    """
+    """Return whether hosts are asked for on behalf of `job`."""
     labels = job.manifest.labels.items()
     if not job.wants_slots or not labels <= limits.shape.labels.items():
         return False

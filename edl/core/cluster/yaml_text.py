@@ -45,18 +45,14 @@ _HINTS = (
 
 @dataclass(frozen=True)
 class YamlValue:
-    """A value in a YAML text.
+    """A value in a YAML text."""
 
-    Attributes:
-        line: the line on which the value begins, from 1; of a value in a mapping, that of its key.
-        content: a scalar as it is written, without quotation marks; or the items of a list; or the
-            values of a mapping, by key.
-        plain: whether this is a scalar without quotation marks, which may be a number.
-    """
-
+    # the line on which the value begins, from 1; of a value in a mapping, that of its key
     line: int
+    # a scalar as it is written, without quotation marks; or the items of a list; or the values of a
+    # mapping, by key
     content: str | list[YamlValue] | dict[str, YamlValue]
-    plain: bool = False
+    plain: bool = False  # whether this is a scalar without quotation marks, which may be a number
 
     @property
     def is_null(self) -> bool:
@@ -65,10 +61,7 @@ class YamlValue:
 
     @property
     def scalar(self) -> Scalar:
-        """The scalar in its type: a number, a truth value, None or a text.
-
-        It is None also for a list and for a mapping.
-        """
+        """The scalar in its type: a number, a truth value, None or a text."""
         text = self.content
         if not isinstance(text, str):
             return None
@@ -82,13 +75,7 @@ class YamlValue:
 
 
 def parse_yaml(text: str, source: str) -> YamlValue:
-    """Return the one document in ``text``; ``source`` is the name of its file, for messages.
-
-    Raises:
-        ManifestError: the text is not YAML, has no document or several, has a character that YAML
-            does not allow, gives a key twice, uses an anchor, an alias or a tag, or is nested
-            deeper than ``DEPTH`` levels.
-    """
+    """Return the one document in `text`; `source` is the name of its file, for messages."""
     if found := first_control_character(text):
         character, place = found
         line = text.count("\n", 0, place) + 1
@@ -105,7 +92,7 @@ def parse_yaml(text: str, source: str) -> YamlValue:
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> ManifestError:
-    """Return the error for a text that PyYAML refused with ``error``; ``source`` is its file."""
+    """Return the error for a text that PyYAML refused with `error`; `source` is its file."""
     problem = str(error.problem)
     mark, began = error.problem_mark, error.context_mark
     if began is not None and (mark is None or "end of stream" in problem):
@@ -118,30 +105,17 @@ def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> ManifestError:
 
 
 class _Builder:
-    """A builder of the value of a document from the events of PyYAML's parser.
-
-    Give it each event by :meth:`add`; then ``root`` has the value.
-
-    Args:
-        source: the name of the file, for messages.
-
-    Attributes:
-        root: the document; None before its end.
-    """
+    """A builder of the value of a document from the events of PyYAML's parser."""
 
     def __init__(self, source: str) -> None:
-        self.root: YamlValue | None = None
+        self.root: YamlValue | None = None  # the document; None before its end
         self._source = source
         self._documents = 0
         # The lists and mappings that are not at their end; of a mapping also the next value's key.
         self._open: list[tuple[YamlValue, list[tuple[str, int]]]] = []
 
     def add(self, event: Any) -> None:
-        """Take the next event of PyYAML's parser, and add what it says to the value.
-
-        Raises:
-            ManifestError: the text goes beyond what :func:`parse_yaml` reads.
-        """
+        """Take the next event of PyYAML's parser, and add what it says to the value."""
         line = event.start_mark.line + 1
         if isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
@@ -154,14 +128,7 @@ class _Builder:
             self._open.pop()
 
     def _begin(self, event: Any, line: int) -> None:
-        """Add the scalar, list or mapping that begins with ``event``; a scalar may be a key.
-
-        ``line`` is the number of its line in the file.
-
-        Raises:
-            ManifestError: it is a key that is no scalar, too long or given twice, or it is nested
-                too deeply.
-        """
+        """Add the scalar, list or mapping that begins with `event`; a scalar may be a key."""
         within, key = self._open[-1] if self._open else (None, [])
         names = within is not None and isinstance(within.content, dict) and not key
         if names and not isinstance(event, yaml.ScalarEvent):
@@ -184,13 +151,6 @@ class _Builder:
             self._open.append((new, []))
 
     def _put(self, new: YamlValue, within: YamlValue | None, key: list[tuple[str, int]]) -> None:
-        """Put the value ``new`` into the list or mapping ``within``, or make it the root.
-
-        Args:
-            new: the value that begins now.
-            within: the list or mapping that is not at its end; None: ``new`` is the document.
-            key: in a mapping the name and line of the value's key, which is removed; else empty.
-        """
         if within is None:
             self.root = new
         elif isinstance(within.content, dict):
@@ -201,10 +161,7 @@ class _Builder:
             within.content.append(new)
 
     def _check_new(self, within: YamlValue | None, key: str, line: int) -> None:
-        """Raise a ManifestError if the mapping ``within`` has ``key`` already.
-
-        ``line`` is the number of the line in which the key stands now.
-        """
+        """Raise a ManifestError if the mapping `within` has `key` already."""
         assert within is not None
         assert isinstance(within.content, dict)
         if key in within.content:
@@ -212,10 +169,7 @@ class _Builder:
             raise self._error(line, f"{key} is given twice, first in line {first}; keep one")
 
     def _check(self, event: Any, line: int) -> None:
-        """Raise a ManifestError if ``event`` has an anchor, an alias, a tag or a control character.
-
-        ``line`` is the number of the event's line in the file.
-        """
+        """Raise a ManifestError if `event` has an anchor, an alias, a tag or a control character"""
         if event.anchor is not None:
             sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
             what = f"{sign}{event.anchor} is an anchor or alias of YAML, which is not used here"
@@ -227,22 +181,16 @@ class _Builder:
             raise self._error(line, f"the character {found[0]!a} is not allowed; remove it")
 
     def _error(self, line: int, sentence: str) -> ManifestError:
-        """Return an error whose message is ``sentence``, after the names of the file and the line.
-
-        Args:
-            line: the number of the line in the file, from 1.
-            sentence: what is wrong there.
-        """
         return ManifestError(self._source, line, sentence)
 
 
 def flow_list(words: list[str]) -> str:
-    """Return ``words`` as a list in one line of YAML, quoted where that is needed."""
+    """Return `words` as a list in one line of YAML, quoted where that is needed."""
     return f"[{', '.join(map(_word, words))}]"
 
 
 def _word(text: str) -> str:
-    """Return ``text`` as a scalar within a list of YAML, quoted unless it is a plain word."""
+    """Return `text` as a scalar within a list of YAML, quoted unless it is a plain word."""
     if re.fullmatch(r"[A-Za-z0-9_./=+-]+", text) and text != "-":
         return text
     escaped: Iterator[str] = (
