@@ -20,13 +20,7 @@ LEAVE_S = 60.0  # for the host's jobs to leave it, before it is killed
 
 
 class BackgroundProcess:
-    """A process that is started again when it dies.
-
-    Args:
-        words: What follows `edl` on its command line.
-        what: What it is, for messages.
-        say: Shows a sentence to whoever has started this process.
-    """
+    """A process that is started again when it dies."""
 
     def __init__(self, words: Sequence[str], what: str, say: Callable[[str], None]) -> None:
         self._command = [sys.executable, "-m", "edl.cli.main", *words]
@@ -44,10 +38,7 @@ class BackgroundProcess:
         self._thread.start()
 
     def end(self, within_s: float = LEAVE_S) -> None:
-        """Let the process end; kill it if that takes longer than ``within_s`` seconds.
-
-        `edl host` leaves the cluster: its jobs train on elsewhere, or halt and wait for slots.
-        """
+        """Let the process end; kill it if that takes longer than `within_s` seconds."""
         self._ending.set()
         with self._changing:
             process = self._process
@@ -67,11 +58,7 @@ class BackgroundProcess:
                 self._process.terminate()
 
     def _keep(self) -> None:
-        """Start the process, and again whenever it ends, until :meth:`end`; runs in the thread.
-
-        The pause before a start is ``FIRST_PAUSE_S`` s. It doubles up to ``MOST_PAUSE_S`` s while
-        the process ends soon after its start, or cannot be started. Each end is shown to the user.
-        """
+        """Start the process, and again whenever it ends, until `end`; runs in the thread."""
         pause_s = FIRST_PAUSE_S
         while not self._ending.is_set():
             began_s = time.monotonic()
@@ -106,13 +93,7 @@ class BackgroundProcess:
 
 
 def slots_here(visible: str | None) -> int | None:
-    """Return how many slots this machine offers by default; None: as `edl host` does by itself.
-
-    It is one slot for each GPU, or else one for each processor that this process may use.
-
-    Args:
-        visible: The value of CUDA_VISIBLE_DEVICES; None or empty: it is not set.
-    """
+    """Return how many slots this machine offers by default; None: as `edl host` does by itself."""
     if visible:
         return None
     gpus = len(list(GPUS.iterdir())) if GPUS.is_dir() else 0

@@ -73,19 +73,7 @@ Say = Callable[[str], None]
 
 
 class Controller:
-    """A controller of a cluster: a process that takes part in the election, and plans if it leads.
-
-    Call :meth:`run`; it returns after :meth:`stop`.
-
-    Args:
-        hosts: The ZooKeeper servers.
-        access: The name and the secret of the cluster, which must exist.
-        about: The record of this controller: its name, host, address and port.
-        say: Shows a sentence to whoever has started this process.
-        connect_timeout_s: How long to wait for the first connection to ZooKeeper, in seconds.
-        lender: The engine that lends hosts while this controller leads, and within which limits;
-            None: hosts come and go by themselves.
-    """
+    """A controller of a cluster."""
 
     def __init__(
         self,
@@ -111,19 +99,12 @@ class Controller:
         self._collected_s = time.monotonic()
 
     def stop(self) -> None:
-        """Let :meth:`run` resign and return soon; safe in a signal handler."""
+        """Let `run` resign and return soon; safe in a signal handler."""
         self._stopping = True
         self._wakeup.set()
 
     def run(self) -> None:
-        """Take part in the election and lead when it is won, until :meth:`stop`.
-
-        Raises:
-            ZooKeeperUnreachable: no ZooKeeper answers at the start.
-            UnknownCluster: there is no such cluster.
-            AccessDenied: the cluster has another secret.
-            UnsupportedFormat: its records have, or have got, a format that this edl does not write.
-        """
+        """Take part in the election and lead when it is won, until `stop`."""
         with ExitStack() as stack:
             stack.callback(self._policies.close)
             stack.callback(self._end_term)
@@ -157,27 +138,14 @@ class Controller:
             logger.info("it is not known which hosts are borrowed: %s", error)
 
     def _collect_garbage(self) -> None:
-        """Collect garbage now and then, if Python does not do so by itself.
-
-        With thousands of jobs it takes 0.2 s, in which no other thread runs, not even the one that
-        keeps the session. Python would do so in every other turn.
-        """
+        """Collect garbage now and then, if Python does not do so by itself."""
+        # Python would do so in every other turn.
         if not gc.isenabled() and time.monotonic() - self._collected_s >= HOUSEKEEPING_S:
             gc.collect()
             self._collected_s = time.monotonic()
 
     def _turn(self, store: ClusterStore, election: Election) -> float:
-        """Take part in the election once; if this controller leads, read, plan and write once.
-
-        An error is shown, and the next turn tries again.
-
-        Args:
-            store: the records of the cluster.
-            election: the election of the cluster's leader.
-
-        Returns:
-            How long to wait for a change before the next turn, in seconds.
-        """
+        """Take part in the election once; if this controller leads, read, plan and write once."""
         try:
             self._lengthen_sessions()
             check_format(store.nodes, self._wakeup.set)
@@ -217,13 +185,7 @@ class Controller:
                 session.ask_for(wanted_s)
 
     def _begin(self, store: ClusterStore, leadership: Leadership) -> ControllerTerm:
-        """Begin to lead the cluster: log it as an event, print it, and return the new term.
-
-        Args:
-            store: the records of the cluster.
-            leadership: the leadership that this controller has won; the term writes only while it
-                lasts.
-        """
+        """Begin to lead the cluster: log it as an event, print it, and return the new term."""
         self._end_term()
         connect = partial(self._connect, leadership)
         sessions = RunSessions(connect, self._wakeup.set, self._say)
@@ -240,11 +202,7 @@ class Controller:
         return term
 
     def _connect(self, leadership: Leadership) -> FencedSession:
-        """Open a session in which runs are read and written during the term of ``leadership``.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Open a session in which runs are read and written during the term of `leadership`."""
         timeout_s, connect_s = self._session.session_timeout_s, self._session.connect_timeout_s
         session = FencedSession(self._session.hosts, timeout_s, connect_s)
         session.start()
@@ -266,10 +224,7 @@ class Controller:
             self._runner.stop()  # the next term's waits for it
 
     def _follow(self, election: Election) -> float:
-        """Remove dead controllers that are before this one from ``election``, without waiting.
-
-        The result is how many seconds to wait before the next call.
-        """
+        """Remove dead controllers that are before this one from `election`, without waiting."""
         ahead = [ControllerRecord.from_json(one) for one in election.records_ahead()]
         if ahead:
             self._say_once(f"waits: {ahead[0]} leads cluster {self._access.job}")
@@ -279,30 +234,21 @@ class Controller:
         return FOLLOW_S
 
     def _resign(self, election: Election) -> None:
-        """Leave ``election``, so that another controller leads at once; an error is only logged."""
+        """Leave `election`, so that another controller leads at once; an error is only logged."""
         try:
             election.leave()
         except CoordinationError as error:
             logger.info("could not resign, so the session has to end: %s", error)
 
     def _say_once(self, sentence: str) -> None:
-        """Show ``sentence`` to the user, unless it was the last one that this method has shown."""
+        """Show `sentence` to the user, unless it was the last one that this method has shown."""
         if sentence != self._said:
             self._said = sentence
             self._say(sentence)
 
 
 class ControllerTerm:
-    """One term of the leader of a cluster; :meth:`turn` plans once and carries the plan out.
-
-    Args:
-        store: The records of the cluster, in a session that has proved the cluster's secret.
-        leadership: The term that this controller has won; nothing is written when it is over.
-        run_sessions: The sessions in which runs are read and written, fenced by the term.
-        wake: Called when something has changed that a plan follows from.
-        say: Shows a sentence to whoever has started this process.
-        policies: Gives the policy of the cluster.
-    """
+    """One term of the leader of a cluster; `turn` plans once and carries the plan out."""
 
     def __init__(
         self,
@@ -333,7 +279,7 @@ class ControllerTerm:
         self._tidied_s = 0.0  # by the monotonic clock
 
     def begin(self, about: ControllerRecord) -> None:
-        """Write to the cluster's event log that the controller ``about`` describes leads now."""
+        """Write to the cluster's event log that the controller `about` describes leads now."""
         event = self._store.events.new(
             ClusterEventKind.LEADER,
             f"{about} leads in term {self.number}, with edl {about.version}",
@@ -341,16 +287,11 @@ class ControllerTerm:
         self._writer.commit([event_write(self._store.paths, event)])
 
     def borrow(self, runner: FleetRunner, limits: LeaseLimits) -> None:
-        """From now on, borrow hosts from an engine, within ``limits``; ``runner`` talks to it."""
+        """From now on, borrow hosts from an engine, within `limits`; `runner` talks to it."""
         self._leases = LeaseKeeper(self._store, self._writer, runner, limits, self._say)
 
     def turn(self) -> float:
-        """Read, plan, write and carry out; return how long to wait for a change, in seconds.
-
-        Raises:
-            LeadershipLost: the term is over.
-            CoordinationError: ZooKeeper is away; call it again.
-        """
+        """Read, plan, write and carry out; return how long to wait for a change, in seconds."""
         read = self._read()
         now_s = self._now_s()
         found = self._plan(read, now_s)
@@ -372,11 +313,8 @@ class ControllerTerm:
         return max(0.0, min(look_s, tell_s, found.next_s - self._now_s()))
 
     def _plan(self, read: LeaderRecords, now_s: float) -> ClusterPlan:
-        """Return the plan that follows from the records ``read`` at the time ``now_s``.
-
-        If the cluster's policy is unknown or fails, that is shown once, and the plan lets all jobs
-        keep their slots. ``now_s`` is in seconds since 1970, by ZooKeeper's clock.
-        """
+        """Return the plan that follows from the records `read` at the time `now_s`."""
+        # `now_s` is in seconds since 1970, by ZooKeeper's clock.
         settings = read.snapshot.settings
         policy = self._policies.policy(settings)
         try:
@@ -411,16 +349,7 @@ class ControllerTerm:
         return LeaderRecords(snapshot, secrets, kept, runs, mark, self._views, *why)
 
     def _carry_out(self, read: LeaderRecords, found: ClusterPlan) -> None:
-        """Carry out the orders of the plan ``found``, one after another, for a limited time.
-
-        The time is ``ORDERS_S`` seconds; orders that are left are in the next plan again. A refused
-        order is shown, and its job's orders come last in the next turns. A job whose run was not
-        read now gets no order.
-
-        Args:
-            read: the records from which the plan was made.
-            found: the plan.
-        """
+        """Carry out the orders of the plan `found`, one after another, for a limited time."""
         deadline_s = time.monotonic() + ORDERS_S
         for order in sorted(found.orders, key=lambda one: bool(self._refused.get(one.job))):
             if time.monotonic() >= deadline_s:
@@ -434,16 +363,7 @@ class ControllerTerm:
             self._refused[job.name] = refused
 
     def _refusal_of(self, order: Order, job: StoredJob, read: LeaderRecords) -> str:
-        """Carry out one order; return why it was refused, "" if it was not.
-
-        The code of a job may write anything into the records of its run, so whatever is wrong there
-        is only this order's error. If ZooKeeper is away, the next read says so.
-
-        Args:
-            order: the order.
-            job: the job that it is about.
-            read: the records from which the plan was made.
-        """
+        """Carry out one order; return why it was refused, "" if it was not."""
         secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
         try:
             if isinstance(order, CreateRun):
@@ -456,24 +376,14 @@ class ControllerTerm:
             return f"{error}"
 
     def _keep_measured(self, read: LeaderRecords, job: StoredJob) -> None:
-        """Write what the last run of ``job`` has measured into the job's own record.
-
-        It is called before another run takes the place of that one. Nothing is written if the
-        record has it already. ``read`` has the run's records.
-        """
+        """Write what the last run of `job` has measured into the job's own record."""
         kept = read.kept.get(job.name, MeasuredThroughput())
         now, _ = measurements(kept, read.runs.get(job.name), job.order)
         if now != kept and (now.steps or now.curve):
             self._writer.keep_measured(job.name, now)
 
     def _tidy(self, read: LeaderRecords) -> None:
-        """Remove records of ended jobs that are not kept; at intervals also old events and hosts.
-
-        An ended job is not kept if a user has deleted it, or it is old and many ended after it.
-
-        The interval is ``HOUSEKEEPING_S`` seconds. If there are very many events, the next call
-        goes on. ``read`` has the jobs and hosts.
-        """
+        """Remove records of ended jobs that are not kept; at intervals also old events and hosts"""
         self._removed_s = time.monotonic()
         doomed = jobs_to_remove(read.snapshot.jobs, self._now_s())
         self._remover.remove(doomed, read.secrets, read.unread)
@@ -484,11 +394,10 @@ class ControllerTerm:
 
 
 def _unmarked(view: ClusterView) -> ClusterView:
-    """Return ``view``: no host is lent."""
     return view
 
 
 def with_assignments(view: ClusterView, found: ClusterPlan) -> ClusterView:
-    """Return ``view`` with what is assigned to its hosts after the plan ``found`` was written."""
+    """Return `view` with what is assigned to its hosts after the plan `found` was written."""
     hosts = (replace(h, assigned=found.assigned.get(h.name, h.assigned)) for h in view.hosts)
     return replace(view, hosts=tuple(hosts))

@@ -17,16 +17,7 @@ END_S = 2.0  # for a look that is under way to end; without it, the next one doe
 
 
 class HistoryKeeper:
-    """A thread that adds new events of a cluster to its history; a context manager.
-
-    Whatever goes wrong is shown once, and tried again: nothing else depends on the history.
-
-    Args:
-        cluster: A client of the cluster, for this thread alone.
-        file: The history.
-        say: Shows a sentence to whoever has started this process.
-        fill_s: How long to wait between two looks, and before the first one, in seconds.
-    """
+    """A thread that adds new events of a cluster to its history; a context manager."""
 
     def __init__(
         self,

@@ -22,14 +22,7 @@ REST_S = 60.0  # before edl tries again what ZooKeeper's administrator has to do
 
 
 class JobRemover:
-    """Removes ended jobs during one term of a cluster's leader, each turn for a limited time.
-
-    Args:
-        runs: Removes the nodes of a job's last run.
-        remove_record: Removes the cluster's record of a job.
-        say: Shows a sentence to whoever has started this process.
-        clock: Returns the time in seconds; only differences count.
-    """
+    """Removes ended jobs during one term of a cluster's leader, each turn for a limited time."""
 
     def __init__(
         self,
@@ -48,21 +41,8 @@ class JobRemover:
     def remove(
         self, jobs: Sequence[StoredJob], secrets: Mapping[str, str], unread: Collection[str]
     ) -> None:
-        """Remove jobs, one after another, for ``REMOVALS_S`` (1 s); the next call goes on.
-
-        A job whose run was not removed, or not all of it, comes after all others, and the one that
-        was tried last comes last. What only an administrator can remove is shown once, and is tried
-        again after ``REST_S`` (60 s). The record of a job stays until its run is removed.
-
-        Args:
-            jobs: The jobs to remove.
-            secrets: The secrets of the cluster's jobs, by job; a job without one was never started.
-            unread: The names of jobs whose session does not read now; they are left out.
-
-        Raises:
-            LeadershipLost: the term of the leader is over.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Remove jobs, one after another, for `REMOVALS_S` (1 s); the next call goes on."""
+        # `secrets`: The secrets of the cluster's jobs, by job; a job without one was never started.
         deadline_s = self._clock() + REMOVALS_S
         names = {job.name for job in jobs}
         self._failed_s = {name: at for name, at in self._failed_s.items() if name in names}
@@ -79,11 +59,10 @@ class JobRemover:
                 self._failed_s[job.name] = self._clock()
 
     def _rests(self, job: str) -> bool:
-        """Return whether the removal of ``job`` is not tried now, as it has failed for good."""
         return job in self._stuck and self._clock() - self._failed_s[job] < REST_S
 
     def _removes_run(self, job: str, secret: str) -> bool:
-        """Remove the nodes of the last run of ``job``; return whether they are gone."""
+        """Remove the nodes of the last run of `job`; return whether they are gone."""
         try:
             removed = self._runs.remove(job, secret)
             self._stuck.pop(job, None)

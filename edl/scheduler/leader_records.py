@@ -16,31 +16,24 @@ from edl.core.cluster.view import ClusterView
 
 @dataclass(frozen=True)
 class LeaderRecords:
-    """The records that the leader has read in one turn.
+    """The records that the leader has read in one turn."""
 
-    Attributes:
-        snapshot: the jobs, hosts and settings of the cluster, with the versions of their nodes.
-        secrets: the secrets of its jobs, by job; a job without one was never started.
-        kept: what former runs have measured, by name of the job.
-        runs: the records of the present or last run, by name of the job.
-        mark: marks the hosts that are not lent any more.
-        views: the views of jobs that former turns have made.
-        unreadable: job -> why the records of its run cannot be read, in a sentence.
-        unread: job -> why its session does not read now, in a sentence. No order is carried out.
-    """
-
+    # the jobs, hosts and settings of the cluster, with the versions of their nodes
     snapshot: ClusterSnapshot
+    # the secrets of its jobs, by job; a job without one was never started
     secrets: Mapping[str, str]
-    kept: Mapping[str, MeasuredThroughput]
-    runs: Mapping[str, RunRecords]
-    mark: Callable[[ClusterView], ClusterView]
-    views: JobViews
+    kept: Mapping[str, MeasuredThroughput]  # what former runs have measured, by name of the job
+    runs: Mapping[str, RunRecords]  # the records of the present or last run, by name of the job
+    mark: Callable[[ClusterView], ClusterView]  # marks the hosts that are not lent any more
+    views: JobViews  # the views of jobs that former turns have made
+    # job -> why the records of its run cannot be read, in a sentence
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    # job -> why its session does not read now, in a sentence. No order is carried out.
     unread: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def view(self) -> ClusterView:
-        """The records that were read, as the :class:`ClusterView` from which a plan is made."""
+        """The records that were read, as the `ClusterView` from which a plan is made."""
         why = self.unreadable, self.unread
         view = cluster_view(self.snapshot, self.runs, self.kept, *why, self.views)
         self.views.keep_only({job.name for job in self.snapshot.jobs})

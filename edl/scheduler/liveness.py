@@ -27,29 +27,15 @@ BACKLOG = 64
 
 
 class LivenessServer:
-    """A port at which this process listens as long as it lives; use it as a context manager.
-
-    It closes each connection at once.
-
-    Args:
-        address: The address to listen on.
-
-    Attributes:
-        port: The port, which the system chooses.
-    """
+    """A port at which this process listens as long as it lives; use it as a context manager."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._socket = socket.socket()
         self._thread = threading.Thread(target=self._answer, name="edl-liveness", daemon=True)
-        self.port = 0
+        self.port = 0  # The port, which the system chooses
 
     def __enter__(self) -> Self:
-        """Begin to listen at a free port of the address, with a thread that answers; set ``port``.
-
-        Raises:
-            UsageError: this machine has no such address.
-        """
         try:
             self._socket.bind((self._address, 0))
         except OSError as error:
@@ -79,22 +65,17 @@ class LivenessServer:
 
 
 class LivenessProbe:
-    """A probe that finds dead controllers: those at whose port nobody listens any more.
+    """A probe that finds dead controllers: those at whose port nobody listens any more."""
 
-    It remembers which controllers have answered, since a firewall may refuse connections to the
-    others.
-    """
+    # It remembers which controllers have answered, since a firewall may refuse connections to the
+    # others.
 
     def __init__(self) -> None:
         self._answered: set[str] = set()
 
     def dead(self, controllers: Iterable[ControllerRecord]) -> list[ControllerRecord]:
-        """Return those of ``controllers`` that are dead.
-
-        These are those of this machine whose process is gone, and those at whose port nobody
-        listens any more. One that has never answered here does not count for its port: what refuses
-        the connection may be a firewall.
-        """
+        # One that has never answered here does not count for its port: what refuses the connection
+        # may be a firewall.
         found = []
         for one in controllers:
             if is_known_dead(one.machine, one.pid):
@@ -109,11 +90,7 @@ class LivenessProbe:
 
 
 def _is_refused(controller: ControllerRecord) -> bool | None:
-    """Return whether the port of ``controller`` refuses a connection: True, False or None.
-
-    True: nobody listens there. False: a process accepted the connection. None: the record has no
-    port, or no answer came.
-    """
+    """Return whether the port of `controller` refuses a connection: True, False or None."""
     if not controller.port:
         return None
     try:

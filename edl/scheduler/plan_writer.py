@@ -36,13 +36,7 @@ Events = Sequence[PlannedEvent]
 
 
 class PlanWriter:
-    """Writes the plans of a controller that leads, in one term, into the cluster's records.
-
-    Args:
-        store: The records of the cluster.
-        writer: Writes them, fenced by the term.
-        say: Shows a sentence to whoever has started this process.
-    """
+    """Writes the plans of a controller that leads, in one term, into the cluster's records."""
 
     def __init__(
         self, store: ClusterStore, writer: ClusterWriter, say: Callable[[str], None]
@@ -53,21 +47,9 @@ class PlanWriter:
         self._said = ""
 
     def write(self, read: LeaderRecords, found: ClusterPlan) -> tuple[ClusterPlan, Events] | None:
-        """Write the plan ``found`` and its events to the cluster's records and event log.
-
-        Args:
-            read: the records from which the plan was made, with their versions.
-            found: the plan.
-
-        Returns:
-            (the plan without what was left out, its events). None: a record has changed since
-            ``read`` was read, so that the caller must read and plan again; of several transactions
-            the first ones may be written.
-
-        Raises:
-            LeadershipLost: the term is over.
-            CoordinationError: ZooKeeper is away, or the policy's decision is too large.
-        """
+        """Write the plan `found` and its events to the cluster's records and event log."""
+        # None: a record has changed since `read` was read, so that the caller must read and plan
+        # again; of several transactions the first ones may be written.
         events = plan_events(read.view, found)
         fitting, left_out = [], []
         for part in plan_parts(read.view, found):
@@ -92,16 +74,7 @@ class PlanWriter:
     def _asking_less(
         self, read: LeaderRecords, found: ClusterPlan, part: PlanPart, events: Events
     ) -> ClusterPlan:
-        """Return ``found`` with so few paths asked of the hosts of ``part`` that the part fits.
-
-        It does not fit if its writes are too large without any path.
-
-        Args:
-            read: the records from which the plan was made.
-            found: the plan.
-            part: the part of the plan that is too large.
-            events: the events of the plan.
-        """
+        """Return `found` with so few paths asked of the hosts of `part` that the part fits."""
         without = asking_less(found, part, 0)
         left = MOST_BYTES - byte_count(self._of_part(read, without, part, events))
         return asking_less(found, part, left // max(1, len(part.hosts)))
@@ -119,12 +92,7 @@ class PlanWriter:
         self._said = said
 
     def _of_decision(self, read: LeaderRecords, found: ClusterPlan) -> Iterator[list[Write]]:
-        """Yield the policy's decision as a list of one write; nothing if ``found`` keeps the old.
-
-        Args:
-            read: the records from which the plan was made.
-            found: the plan.
-        """
+        """Yield the policy's decision as a list of one write; nothing if `found` keeps the old."""
         if found.allocation is not None:
             version = read.snapshot.allocation_version
             yield [allocation_write(self._store.paths, found.allocation, version)]
@@ -132,16 +100,7 @@ class PlanWriter:
     def _of_part(
         self, read: LeaderRecords, found: ClusterPlan, part: PlanPart, events: Events
     ) -> list[Write]:
-        """Return the writes of the jobs and hosts of ``part``, with the events of these jobs.
-
-        A job's secret is written before the job is assigned to hosts, which need it.
-
-        Args:
-            read: the records from which the plan was made, with their versions.
-            found: the plan.
-            part: the part of the plan.
-            events: the events of the plan, without time and writer.
-        """
+        """Return the writes of the jobs and hosts of `part`, with the events of these jobs."""
         paths, jobs = self._store.paths, read.job_named
         lives = {name: found.lives[name] for name in part.jobs}
         return [
@@ -159,37 +118,27 @@ class PlanWriter:
         ]
 
     def _of_others(self, found: ClusterPlan, events: Events) -> Iterator[list[Write]]:
-        """Yield the writes of the events that are about no job of a part, each alone."""
         rest = (one for one in events if one.job not in found.lives)
         return ([one] for one in self._of_events(rest))
 
     def _of_events(self, events: Iterable[PlannedEvent]) -> Iterator[Write]:
-        """Yield the writes that append ``events`` to the event log of the cluster."""
         return (event_write(self._store.paths, self._store.events.new(*one)) for one in events)
 
 
 class _Writes(NamedTuple):
-    """Writes that have to be in one transaction.
+    """Writes that have to be in one transaction."""
 
-    Attributes:
-        writes: the writes, in their order.
-        size: the bytes of their paths and values.
-    """
-
-    writes: Sequence[Write]
-    size: int
+    writes: Sequence[Write]  # the writes, in their order
+    size: int  # the bytes of their paths and values
 
     @classmethod
     def of(cls, writes: Sequence[Write]) -> _Writes:
-        """Return ``writes`` with their size."""
+        """Return `writes` with their size."""
         return cls(writes, byte_count(writes))
 
 
 def _transactions(parts: Sequence[_Writes]) -> list[list[Write]]:
-    """Return the writes of ``parts`` as one transaction or, if they are too large, as several.
-
-    The writes of one part are in one transaction, and the parts stay in their order.
-    """
+    """Return the writes of `parts` as one transaction or, if they are too large, as several."""
     found: list[list[Write]] = [[]]
     size = 0
     for writes, part_size in parts:

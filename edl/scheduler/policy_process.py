@@ -37,13 +37,7 @@ LIMIT_S = 10.0  # for an answer; for the first one with the import of the user's
 
 
 class PolicyProcess:
-    """A cluster policy that a user has written, in a child process; an object is called as any.
-
-    Args:
-        name: the policy: "module:Class".
-        parameters: its parameters.
-        limit_s: how long an answer may take, in seconds.
-    """
+    """A cluster policy that a user has written, in a child process; an object is called as any."""
 
     def __init__(self, name: str, parameters: Mapping[str, Any], limit_s: float = LIMIT_S) -> None:
         self.name = name
@@ -53,16 +47,9 @@ class PolicyProcess:
         self._connection: Connection | None = None
 
     def __repr__(self) -> str:
-        """Return the name and the parameters, from which the digest of a decision is made."""
         return f"PolicyProcess({self.name!r}, {self._parameters!r})"
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the decision of the user's policy about ``cluster``.
-
-        Raises:
-            UsageError: the policy cannot be imported, has failed, has given an answer that is not
-                allowed, or none in time. The child is gone then; the next call starts another one.
-        """
         if self._child is None:
             self._start()
         assert self._connection is not None
@@ -125,7 +112,7 @@ def _exchange(
     cluster: ClusterState,
     found: queue.SimpleQueue[Mapping[str, Any] | None],
 ) -> None:
-    """Send a question to the child, and put its answer into ``found``; None: it has hung up."""
+    """Send a question to the child, and put its answer into `found`; None: it has hung up."""
     answer = None
     with suppress(EOFError, OSError):  # it has ended, or was killed by another thread
         connection.send(cluster)

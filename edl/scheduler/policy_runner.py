@@ -22,14 +22,7 @@ REST_S = 30.0  # of a policy that has failed, before it is asked again
 
 
 class PolicyRunner:
-    """The policy of a cluster as its leader asks it, during one term.
-
-    A policy that a user has written runs in a process of its own, for a limited time.
-
-    Args:
-        say: shows a sentence to whoever has started this process.
-        rest_s: how long a policy that has failed is not asked again, in seconds.
-    """
+    """The policy of a cluster as its leader asks it, during one term."""
 
     def __init__(self, say: Callable[[str], None], rest_s: float = REST_S) -> None:
         self._say = say
@@ -40,7 +33,7 @@ class PolicyRunner:
         self._rests_until_s = -math.inf  # by the monotonic clock
 
     def policy(self, settings: ClusterRecord) -> ClusterPolicy:
-        """Return the policy that ``settings`` name; while it rests, one that changes nothing."""
+        """Return the policy that `settings` name; while it rests, one that changes nothing."""
         chosen = f"{settings.policy} {settings.parameters}"
         if chosen != self._settings:
             self.close()
@@ -61,10 +54,7 @@ class PolicyRunner:
         self._why = ""
 
     def failed(self, why: str) -> HeldSlots:
-        """Let the policy rest, and return the one that changes nothing.
-
-        ``why`` is a sentence that says how the policy has failed.
-        """
+        """Let the policy rest, and return the one that changes nothing."""
         if why != self._why:
             self._say(f"jobs keep their slots: {why}")
         self._why, self._rests_until_s = why, time.monotonic() + self._rest_s

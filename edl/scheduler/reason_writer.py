@@ -20,17 +20,12 @@ MOST_BYTES = 500_000  # of the record: ZooKeeper takes 1 MB
 
 
 def cut_reasons(reasons: Mapping[str, str], characters: int = MOST_CHARACTERS) -> Mapping[str, str]:
-    """Return the beginning of each of ``reasons``, by job, with at most so many ``characters``."""
+    """Return the beginning of each of `reasons`, by job, with at most so many `characters`."""
     return {job: why[:characters] for job, why in reasons.items()}
 
 
 def fitting_write(write: Callable[[Mapping[str, str]], Write], reasons: Mapping[str, str]) -> Write:
-    """Return the write of a record with ``reasons``, cut so short that ZooKeeper takes them.
-
-    Args:
-        write: returns the write of the record with the reasons that it is called with.
-        reasons: job -> why it has what it has.
-    """
+    """Return the write of a record with `reasons`, cut so short that ZooKeeper takes them."""
     characters = MOST_CHARACTERS
     while True:
         found = write(cut_reasons(reasons, characters))
@@ -40,13 +35,9 @@ def fitting_write(write: Callable[[Mapping[str, str]], Write], reasons: Mapping[
 
 
 class ReasonWriter:
-    """A writer of the leader's reasons for each job, during one term; call :meth:`tell`.
+    """A writer of the leader's reasons for each job, during one term; call `tell`."""
 
-    It remembers what it has written last, so that equal reasons are not written again.
-
-    Args:
-        writer: writes the records of the cluster in this term.
-    """
+    # It remembers what it has written last, so that equal reasons are not written again.
 
     def __init__(self, writer: ClusterWriter) -> None:
         self._writer = writer
@@ -60,21 +51,8 @@ class ReasonWriter:
         now_s: float,
         surplus: Mapping[str, int] = MappingProxyType({}),
     ) -> float:
-        """Write ``reasons`` if readers do not have them, but not within a second of the last write.
-
-        Args:
-            reasons: job -> why it has what it has, in a sentence; those of ended jobs are left out.
-            lives: job -> its record.
-            now_s: when the plan was made that they are from, in seconds since 1970.
-            surplus: job -> how many of its slots are beyond the quota of its queue.
-
-        Returns:
-            In how many seconds to call this again; infinite if readers have these reasons.
-
-        Raises:
-            LeadershipLost: the term is over.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Write `reasons` if readers do not have them, but not within a second of the last write"""
+        # `now_s`: when the plan was made that they are from, in seconds since 1970.
         living = {job: life for job, life in lives.items() if life.state is not LifeState.ENDED}
         cut = cut_reasons({job: why for job, why in reasons.items() if job in living})
         newest_s = max((life.since_s for life in living.values()), default=0.0)

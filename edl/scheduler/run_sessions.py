@@ -40,30 +40,20 @@ Say = Callable[[str], None]
 
 
 class _Group:
-    """Jobs that are read and written in one session, which is opened when it is used first.
-
-    Args:
-        connect: Opens the session.
-        on_change: Called when something has changed that was read.
-
-    Attributes:
-        jobs: Their names.
-        proved: How many jobs have been in the group, whose secrets the session has proved.
-        is_behind: Whether the session may not show what was written in others.
-        is_crowded: Whether it has jobs for which another session could not be used.
-        session: The session; None: it has not been used yet.
-        error: Why the jobs could not be read last; None: they could.
-        failed_s: Since when they cannot be read, by the clock of :class:`RunSessions`.
-    """
+    """Jobs that are read and written in one session, which is opened when it is used first."""
 
     def __init__(self, connect: Callable[[], FencedSession], on_change: Callable[[], None]) -> None:
         self._connect, self._on_change = connect, on_change
-        self.jobs: set[str] = set()
+        self.jobs: set[str] = set()  # Their names
+        # How many jobs have been in the group, whose secrets the session has proved
         self.proved = 0
+        # `is_behind`: Whether the session may not show what was written in others; `is_crowded`:
+        # Whether it has jobs for which another session could not be used
         self.is_behind = self.is_crowded = False
-        self.session: FencedSession | None = None
+        self.session: FencedSession | None = None  # The session; None: it has not been used yet
+        # Why the jobs could not be read last; None: they could
         self.error: CoordinationError | None = None
-        self.failed_s = 0.0
+        self.failed_s = 0.0  # Since when they cannot be read, by the clock of `RunSessions`
         self._reader: RunReader | None = None
 
     @property
@@ -83,11 +73,7 @@ class _Group:
         self.is_behind = True  # a former run of this name may have been written in another session
 
     def open(self) -> FencedSession:
-        """Return the session, in which all is seen that was written before.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the session, in which all is seen that was written before."""
         if self.session is None:
             self.session = self._connect()
         elif self.is_behind:
@@ -96,18 +82,7 @@ class _Group:
         return self.session
 
     def read(self, secrets: Mapping[str, str], progress_s: float) -> dict[str, RunRecords]:
-        """Return the runs of the jobs of the group, none if ZooKeeper does not answer.
-
-        Then :attr:`error` says why. A session that had no connection at the last read, and has none
-        now, is not waited for.
-
-        Args:
-            secrets: The secrets of these jobs, and of others.
-            progress_s: How old the progress of a run may be, in seconds.
-
-        Raises:
-            LeadershipLost: the term of the leader is over.
-        """
+        """Return the runs of the jobs of the group, none if ZooKeeper does not answer."""
         if self.session is not None and self.error is not None and not self.is_connected:
             return {}
         try:
@@ -125,27 +100,10 @@ class _Group:
 
 
 class RunSessions:
-    """The sessions in which the leader of a cluster reads and writes runs, during one term.
+    """The sessions in which the leader of a cluster reads and writes runs, during one term."""
 
-    A job is read and written in one session, so what was written is seen by later reads. One thread
-    uses this object.
-
-    If another session cannot be opened, its jobs are put into one that is open, which is slower;
-    they are divided again when one can be opened. If a session has lost its connection, its jobs
-    are not read for ``MOVE_S`` seconds at most, and then move to another one.
-
-    Args:
-        connect: Opens a session that is fenced by the term, and has proved the cluster's secret. It
-            may be called by several threads at a time, and must take a bounded time.
-        on_change: Called when something has changed that a plan follows from; it runs on a
-            connection thread, so it must not block.
-        say: Shows a sentence to whoever has started this process.
-        clock: Returns the time in seconds; only differences count.
-
-    Attributes:
-        unreadable: Job -> why the records of its run could not be read last, in a sentence.
-        unread: Job -> why its session could not read anything last, in a sentence.
-    """
+    # `on_change`: Called when something has changed that a plan follows from; it runs on a
+    # connection thread, so it must not block.
 
     def __init__(
         self,
@@ -164,7 +122,9 @@ class RunSessions:
         self._pause_s = RETRY_S  # after the next session that cannot be opened
         self._retry_s = -math.inf  # not before that another session is opened
         self._has_said_crowded = False
+        # Job -> why the records of its run could not be read last, in a sentence
         self.unreadable: dict[str, str] = {}
+        # Job -> why its session could not read anything last, in a sentence
         self.unread: dict[str, str] = {}
 
     @property
@@ -173,12 +133,7 @@ class RunSessions:
         return [group.session for group in self._groups if group.session is not None]
 
     def session_of(self, job: str) -> FencedSession:
-        """Return the session in which the runs of ``job`` are read and written.
-
-        Raises:
-            LeadershipLost: the term of the leader is over.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the session in which the runs of `job` are read and written."""
         group = self._group_of.get(job) or self._add(job)
         try:
             return group.open()
@@ -191,20 +146,7 @@ class RunSessions:
             return self._group_of[job].open()
 
     def read(self, secrets: Mapping[str, str], count: int) -> dict[str, RunRecords]:
-        """Return the present runs of jobs, as :meth:`RunReader.read` does.
-
-        Jobs whose session does not answer are left out; :attr:`unread` says why. The progress of a
-        run that trains may be as old as that of new runs becomes before they write it again
-        (:func:`status_period_s`), so few nodes are read in each second.
-
-        Args:
-            secrets: The secret of each job to read, by name.
-            count: How many of the jobs have a run that is not over.
-
-        Raises:
-            LeadershipLost: the term of the leader is over.
-            CoordinationError: ZooKeeper is away: no session answers.
-        """
+        """Return the present runs of jobs, as `read` does."""
         for name in self._group_of.keys() - secrets.keys():
             self._group_of.pop(name).jobs.discard(name)
         self._most_jobs = max(MOST_JOBS, math.ceil(len(secrets) / MOST_SESSIONS))
@@ -229,7 +171,7 @@ class RunSessions:
     def _read(
         self, groups: Sequence[_Group], secrets: Mapping[str, str], progress_s: float
     ) -> dict[str, RunRecords]:
-        """Return the runs of the jobs of ``groups``; see :meth:`_Group.read`."""
+        """Return the runs of the jobs of `groups`; see `read`."""
         slow = sum(not group.is_connected for group in groups)
         # A new leader reads all: while ZooKeeper answers one session, others' answers are parsed.
         with ThreadPoolExecutor(READERS) if slow > 1 else nullcontext() as pool:
@@ -241,16 +183,13 @@ class RunSessions:
         return {name: run for found in answers for name, run in found.items()}
 
     def _is_lost(self, group: _Group) -> bool:
-        """Return whether the jobs of ``group`` are to be read in another session, for its fails."""
+        """Return whether the jobs of `group` are to be read in another session, for its fails."""
         if group.error is None or group.is_connected:
             return False
         return group.session is None or self._clock() - group.failed_s >= MOVE_S
 
     def _move(self, group: _Group) -> _Group | None:
-        """Move the jobs of ``group``, which fails, to another one, and close it.
-
-        If there is no other one that can be read, return None and change nothing.
-        """
+        """Move the jobs of `group`, which fails, to another one, and close it."""
         if group.session is None:
             self._note_refused()
         target = self._roomiest()
@@ -272,7 +211,6 @@ class RunSessions:
         return target
 
     def _roomiest(self) -> _Group | None:
-        """Return the group with the fewest proved secrets of those that can be read, or None."""
         readable = [one for one in self._groups if one.error is None and one.session is not None]
         return min(readable, key=lambda one: one.proved, default=None)
 
@@ -283,11 +221,7 @@ class RunSessions:
             self._pause_s = min(MOST_RETRY_S, 2.0 * self._pause_s)
 
     def _divide(self) -> None:
-        """Move jobs of a crowded group to another session, opening at most one, if it is time.
-
-        Raises:
-            LeadershipLost: the term of the leader is over.
-        """
+        """Move jobs of a crowded group to another session, opening at most one, if it is time."""
         crowded = next((group for group in self._groups if group.is_crowded), None)
         if crowded is None or self._clock() < self._retry_s:
             return
@@ -310,11 +244,7 @@ class RunSessions:
             newest.add(job)
 
     def _note_errors(self) -> None:
-        """Set what could not be read, and say it if that begins or ends.
-
-        Raises:
-            CoordinationError: no session answers.
-        """
+        """Set what could not be read, and say it if that begins or ends."""
         errors = [group.error for group in self._groups if group.error is not None]
         if errors and len(errors) == len(self._groups):
             raise errors[0].with_traceback(None)  # it may have been raised before
@@ -334,10 +264,7 @@ class RunSessions:
             self._say("all jobs can be read again")
 
     def _add(self, job: str) -> _Group:
-        """Put a job into the newest group, or a new one if that has proved enough secrets.
-
-        While no other session can be opened, it is put where the fewest secrets have been proved.
-        """
+        """Put a job into the newest group, or a new one if that has proved enough secrets."""
         group = self._groups[-1] if self._groups else None
         if group is None or group.error is not None or group.proved >= self._most_jobs:
             group = self._roomiest() if self._clock() < self._retry_s else None
@@ -365,7 +292,7 @@ class RunSessions:
 
 
 def _close(sessions: Sequence[FencedSession]) -> None:
-    """Close ``sessions`` in a thread, one after another."""
+    """Close `sessions` in a thread, one after another."""
 
     def close() -> None:
         for session in sessions:

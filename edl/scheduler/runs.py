@@ -29,39 +29,17 @@ logger = logging.getLogger(__name__)
 
 
 class RunWriter:
-    """The writer of the runs of a cluster's jobs, during one term of the leader.
-
-    Args:
-        session_of: Returns the session in which a job is written, by its name. All its transactions
-            are fenced by the term (:class:`edl.coordination.fenced_session.FencedSession`).
-
-    Attributes:
-        count: How many runs the cluster has; each new one writes its status the less often.
-    """
+    """The writer of the runs of a cluster's jobs, during one term of the leader."""
 
     def __init__(self, session_of: Callable[[str], Session]) -> None:
+        # How many runs the cluster has; each new one writes its status the less often
         self.count = 0
         self._session_of = session_of
 
     def carry_out(
         self, order: Order, job: StoredJob, secret: str, last: RunRecords | None = None
     ) -> str:
-        """Do what an order says, as :mod:`edl.core.cluster.orders` defines it.
-
-        Args:
-            order: What to do.
-            job: The job, as the cluster has it.
-            secret: The secret of the job's runs.
-            last: The records of the run that the job's node has now; None: it has none.
-
-        Returns:
-            Why the order was refused; empty if it was carried out. Nothing was written then, except
-            that of the last run a part may have been removed, if it has very many nodes.
-
-        Raises:
-            LeadershipLost: the term is over; nothing was written.
-            CoordinationError: ZooKeeper is away; it may have been carried out or not.
-        """
+        """Do what an order says, as `orders` defines it."""
         session = self._session_of(order.job)
         session.identify(Access(order.job, secret))
         try:
@@ -74,19 +52,10 @@ class RunWriter:
             return str(error)
 
     def remove(self, job: str, secret: str) -> bool:
-        """Remove the nodes of the last run of a job; return whether they are gone.
-
-        They stay if the run is not over, or if processes of it have not left. No port is asked for
-        a process, and of very many nodes a part is removed, and the next call goes on: the job's
-        code may have written any addresses and nodes, which would hold up the leader. If the name
-        is a stranger's, whose root node the secret does not open, no nodes of the run are left.
-
-        Raises:
-            NotRemovable: only ZooKeeper's administrator can remove a node that the job's code has
-                made; the same call again does not help.
-            LeadershipLost: the term is over.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Remove the nodes of the last run of a job; return whether they are gone."""
+        # No port is asked for a process, and of very many nodes a part is removed, and the next
+        # call goes on: the job's code may have written any addresses and nodes, which would hold up
+        # the leader.
         session, access, paths = self._session_of(job), Access(job, secret), JobPaths(job)
         session.identify(access)
         try:
@@ -106,15 +75,7 @@ class RunWriter:
     def _create(
         self, session: Session, order: CreateRun, job: StoredJob, last: RunRecords | None
     ) -> str:
-        """Write the records of a new run of a job, which its agents then join; return "".
-
-        Args:
-            session: the session of the job.
-            order: the token of the run, its devices by host and its global batch.
-            job: the job as the cluster has it, with its manifest.
-            last: the records of the run that the job's node has now; the new run may continue from
-                its checkpoint. None: there is none.
-        """
+        """Write the records of a new run of a job, which its agents then join; return ""."""
         hosts = {host: len(devices) for host, devices in order.devices.items()}
         spec = job.manifest.job_spec(resume_setting(job.manifest, job.order, last))
         settings = spec.settings
@@ -129,17 +90,7 @@ class RunWriter:
 
     @staticmethod
     def _place(session: Session, order: PlaceRun) -> str:
-        """Write the devices and the global batch that a run is to use from now on.
-
-        Args:
-            session: the session of the job.
-            order: the run, its new devices by host, and the version of the record that they
-                replace.
-
-        Returns:
-            Why the order was refused, with nothing written: others have changed the record
-            meanwhile. "" if it was written.
-        """
+        """Write the devices and the global batch that a run is to use from now on."""
         nodes = JobNodes(session, order.job)
         nodes.belong_to(order.run)
         why = order.reason or "the cluster gives it other slots"
@@ -148,12 +99,7 @@ class RunWriter:
         return f"the slots of job {order.job} were changed by others"
 
     def _stop(self, session: Session, order: StopRun) -> str:
-        """Write into the record of a run that it is to stop, or that it has stopped; return "".
-
-        The run becomes STOPPING, to save a checkpoint, if the order says so and an agent or worker
-        of it is registered; else it becomes STOPPED at once. If the job's node has another run or
-        none, nothing is written.
-        """
+        """Write into the record of a run that it is to stop, or that it has stopped; return ""."""
         store = JobStore(session, order.job)
         store.nodes.belong_to(order.run)
         try:
@@ -168,9 +114,5 @@ class RunWriter:
 
     @staticmethod
     def _has_processes(store: JobStore) -> bool:
-        """Return whether an agent or a worker of the job is registered in ZooKeeper.
-
-        Workers can save a last checkpoint when the job is told to stop, and agents can end it.
-        """
         p = store.paths
         return any(store.nodes.read(children(p.hosts), children(p.members)))

@@ -56,13 +56,7 @@ REFUSALS_LOGGED = 100  # of one tenant in one term: a tenant must not push other
 
 
 class TenantRequests:
-    """The tenants' requests during one term of the leader; call :meth:`serve` once a turn.
-
-    Args:
-        store: The records of the cluster, in a session that has proved its secret.
-        writer: Writes the records of the cluster in this term.
-        wake: Called when a tenant asks for something.
-    """
+    """The tenants' requests during one term of the leader; call `serve` once a turn."""
 
     def __init__(
         self, store: ClusterStore, writer: ClusterWriter, wake: Callable[[], None]
@@ -86,21 +80,8 @@ class TenantRequests:
         lives: Mapping[str, JobLife],
         now_s: float,
     ) -> float:
-        """Carry out requests, and tell each tenant why its jobs have what they have.
-
-        Args:
-            hosts: the hosts of the cluster.
-            found: the plan, with the reasons.
-            lives: job -> its record.
-            now_s: when the plan was made, in seconds since 1970.
-
-        Returns:
-            In how many seconds to call this again; infinite if there is nothing left to do.
-
-        Raises:
-            LeadershipLost: the term is over.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Carry out requests, and tell each tenant why its jobs have what they have."""
+        # `now_s`: when the plan was made, in seconds since 1970.
         tenants = self._tenants.records(self._wake)
         if not tenants:
             return float("inf")
@@ -110,10 +91,7 @@ class TenantRequests:
     # --- requests
 
     def _serve(self, tenant: str, about: TenantRecord, now_s: float) -> float:
-        """Carry out the oldest requests of one tenant; return when to call this again.
-
-        Whatever the tenant has written, only the end of the term, or of ZooKeeper, is an error.
-        """
+        """Carry out the oldest requests of one tenant; return when to call this again."""
         inbox = self._nodes.read(children(self._paths.inbox(tenant), self._wake))[0] or ()
         waiting = sorted(set(inbox), key=lambda node: (request_number(node) or 0, node))
         waiting = [node for node in waiting if f"{tenant}/{node}" not in self._stuck]
@@ -142,12 +120,7 @@ class TenantRequests:
         return max(0.0, rate.ends_s - now_s)
 
     def _take_or_drop(self, tenant: str, about: TenantRecord, node: str) -> None:
-        """Carry out one request; remove it from the inbox if that fails for a reason of its own.
-
-        Raises:
-            LeadershipLost: the term is over.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Carry out one request; remove it from the inbox if that fails for a reason of its own."""
         entry = f"{tenant}/{node}"
         try:
             self._take(tenant, about, node)
@@ -177,13 +150,7 @@ class TenantRequests:
             self._stuck.add(f"{tenant}/{node}")
 
     def _take(self, tenant: str, about: TenantRecord, node: str) -> None:
-        """Carry out one request, answer it and remove it; one that is no request is removed.
-
-        Args:
-            tenant: the name of the tenant.
-            about: its record.
-            node: the name of the request's node in the inbox.
-        """
+        """Carry out one request, answer it and remove it; one that is no request is removed."""
         key = self._tenants.key(tenant, about)
         if key is None:
             self._drop(tenant, node, "its record is of another secret; make the tenant anew")
@@ -219,7 +186,7 @@ class TenantRequests:
                 self._stuck.add(f"{tenant}/{node}")  # something of the tenant's is below it
 
     def _request(self, path: str) -> TenantRequest | None:
-        """Return the request at the node ``path``; None: there is none, or something else."""
+        """Return the request at the node `path`; None: there is none, or something else."""
         data = self._nodes.session.read_open("read a request", [get(path)])[0]
         if data is None or len(data[0]) > MOST_REQUEST_BYTES:
             return None
@@ -235,14 +202,8 @@ class TenantRequests:
         request: TenantRequest,
         answer: Callable[[str], list[Write]],
     ) -> str:
-        """Do what a tenant asks for and may, and answer it; return why it was refused, or "".
-
-        It is done as a client of the administrator would; the event says for whom. The change, the
-        answer and the removal of the request are one transaction, which the term fences.
-
-        Raises:
-            RequestLost: the request was answered or removed meanwhile; nothing was changed.
-        """
+        """Do what a tenant asks for and may, and answer it; return why it was refused, or ""."""
+        # It is done as a client of the administrator would; the event says for whom.
         try:
             job, change = self._change(tenant, about, request)
             nodes = RequestNodes(self._nodes, self._writer, answer(job))
@@ -258,11 +219,7 @@ class TenantRequests:
     def _change(
         self, tenant: str, about: TenantRecord, request: TenantRequest
     ) -> tuple[str, Callable[[ClusterStore], object]]:
-        """Return the name of the job that a request is about, and what changes it.
-
-        Raises:
-            UsageError: the job is refused.
-        """
+        """Return the name of the job that a request is about, and what changes it."""
         if request.verb is TenantVerb.SUBMIT:
             manifest = self._manifest(tenant, request)
             key = f"tenant {tenant} {request.key or request.id}"
@@ -279,11 +236,7 @@ class TenantRequests:
         return request.job, lambda store: store.jobs.change_wanted(request.job, wanted)
 
     def _manifest(self, tenant: str, request: TenantRequest) -> JobManifest:
-        """Return the manifest of the job that a tenant submits.
-
-        Raises:
-            UsageError: the job is refused.
-        """
+        """Return the manifest of the job that a tenant submits."""
         try:
             given = JobManifest.from_json(request.manifest)
         except CoordinationError as error:
@@ -311,7 +264,6 @@ class TenantRequests:
             self._stuck.add(f"{tenant}/{node}")
 
     def _refusal_event(self, tenant: str, why: str) -> list[Write]:
-        """Return the write of the event that a request was refused; none if there were many."""
         self._refusals[tenant] += 1
         if self._refusals[tenant] > REFUSALS_LOGGED:
             return []
@@ -320,7 +272,7 @@ class TenantRequests:
         return [event_write(self._paths, store.events.new(ClusterEventKind.TENANT, reason))]
 
     def _store_of(self, tenant: str, nodes: ClusterNodes) -> ClusterStore:
-        """Return a store whose events say that ``tenant`` has asked, at the time of the leader."""
+        """Return a store whose events say that `tenant` has asked, at the time of the leader."""
         found = ClusterStore(nodes, by=f"tenant {tenant}")
         found.events.clock = self._store.events.clock
         return found
@@ -335,10 +287,7 @@ class TenantRequests:
         lives: Mapping[str, JobLife],
         now_s: float,
     ) -> float:
-        """Write what each tenant is told, if it has changed; return when to call this again.
-
-        Whatever a tenant's jobs say, only the end of the term, or of ZooKeeper, is an error.
-        """
+        """Write what each tenant is told, if it has changed; return when to call this again."""
         living = [job for job, life in lives.items() if life.state is not LifeState.ENDED]
         offers = {host.name: host.offer for host in hosts if host.offer is not None}
         places = {name: (one.address, one.port) for name, one in offers.items() if one.port}
@@ -356,14 +305,7 @@ class TenantRequests:
         return left_s
 
     def _write_view(self, tenant: str, view: TenantView) -> bool:
-        """Write what a tenant is told; return whether that succeeds while ZooKeeper answers.
-
-        The reasons are cut so short that they fit.
-
-        Raises:
-            LeadershipLost: the term is over.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Write what a tenant is told; return whether that succeeds while ZooKeeper answers."""
         path = self._paths.tenant_view(tenant)
 
         def write(fitting: Mapping[str, str]) -> Write:
@@ -380,5 +322,4 @@ class TenantRequests:
         return True
 
     def _check_answers(self) -> None:
-        """Raise a CoordinationError if ZooKeeper is away."""
         self._nodes.read(exists(self._paths.cluster))

@@ -17,11 +17,7 @@ class Wakeup:
         self._calls.put(None)  # reentrant, other than threading.Event.set
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until :meth:`set` was called since the last wait, for at most ``timeout_s`` seconds.
-
-        Returns:
-            Whether it was called.
-        """
+        """Wait until `set` was called since the last wait, for at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         try:
             self._calls.get(timeout=max(0.0, deadline - time.monotonic()))

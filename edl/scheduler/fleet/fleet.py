@@ -22,51 +22,22 @@ class LeaseRefused(EdlError):
 
 
 class Fleet(Protocol):
-    """The four calls by which a controller borrows hosts from an engine, such as Slurm or Ray.
-
-    Each call takes a bounded time. One thread at a time makes them.
-    """
+    """The four calls by which a controller borrows hosts from an engine, such as Slurm or Ray."""
 
     @property
     def name(self) -> str:
         """The name of the engine, for messages."""
 
     def leases(self) -> Mapping[str, HostLease]:
-        """Ask the engine for all leases of this cluster, by name, also ended ones it remembers.
-
-        Raises:
-            FleetUnreachable: it does not answer.
-        """
+        """Ask the engine for all leases of this cluster, by name, also ended ones it remembers."""
 
     def ask(self, lease: str, shape: Shape) -> None:
-        """Ask the engine for a host, if it has no lease of that name that has not ended.
-
-        A lease that waits is told which machines to avoid now, if the engine can be told that.
-
-        Args:
-            lease: the name of the lease.
-            shape: what kind of host, and which machines to avoid.
-
-        Raises:
-            LeaseRefused: the engine says no.
-            FleetUnreachable: it does not answer.
-        """
+        """Ask the engine for a host, if it has no lease of that name that has not ended."""
 
     def give_back(self, lease: str, within_s: float) -> None:
-        """Let the `edl host` of a lease leave; do nothing if there is no such lease.
-
-        Args:
-            lease: the name of the lease.
-            within_s: with 0 the engine ends the lease now. Otherwise its `edl host` gets SIGTERM,
-                if it runs; a lease that waits in the engine's queue ends.
-
-        Raises:
-            FleetUnreachable: the engine does not answer.
-        """
+        """Let the `edl host` of a lease leave; do nothing if there is no such lease."""
+        # Otherwise its `edl host` gets SIGTERM, if it runs; a lease that waits in the engine's
+        # queue ends.
 
     def log(self, lease: str) -> str:
-        """Return the end of what the `edl host` of a lease has printed; empty if there is nothing.
-
-        Raises:
-            FleetUnreachable: the engine does not answer.
-        """
+        """The end of what the `edl host` of a lease has printed; empty if there is nothing"""

@@ -22,38 +22,20 @@ PREFIX_LENGTH = 8  # of the part of a name that only this cluster has
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """What a user has asked for.
+    """What a user has asked for."""
 
-    Attributes:
-        name: the name of the engine; empty: none.
-        slots: the number of slots of each host; None: not given.
-        max_hosts: the most hosts; None: not given.
-        min_hosts: the fewest hosts.
-        idle_s: after how many seconds an idle host is given back.
-        labels: the labels of each host.
-        kind: the kind of each host.
-        partition: Slurm's partition; None: the default one.
-        options: options for the engine: those of sbatch, or KEY=VALUE for Ray.
-        forget: the name of a former engine whose leases are forgotten; empty: none.
-    """
-
-    name: str = ""
-    slots: int | None = None
-    max_hosts: int | None = None
-    min_hosts: int = 0
-    idle_s: float = 300.0
-    labels: Mapping[str, str] = field(default_factory=dict)
-    kind: str = ""
-    partition: str | None = None
-    options: Sequence[str] = ()
-    forget: str = ""
+    name: str = ""  # the name of the engine; empty: none
+    slots: int | None = None  # the number of slots of each host; None: not given
+    max_hosts: int | None = None  # the most hosts; None: not given
+    min_hosts: int = 0  # the fewest hosts
+    idle_s: float = 300.0  # after how many seconds an idle host is given back
+    labels: Mapping[str, str] = field(default_factory=dict)  # the labels of each host
+    kind: str = ""  # the kind of each host
+    partition: str | None = None  # Slurm's partition; None: the default one
+    options: Sequence[str] = ()  # options for the engine: those of sbatch, or KEY=VALUE for Ray
+    forget: str = ""  # the name of a former engine whose leases are forgotten; empty: none
 
     def limits(self) -> LeaseLimits:
-        """Return the limits of the leases.
-
-        Raises:
-            UsageError: an option is missing or wrong.
-        """
         if not self.name:
             raise UsageError(
                 "--host-slots, --max-hosts and the other options of borrowed hosts need --fleet; "
@@ -84,21 +66,13 @@ class FleetOptions:
 
 @dataclass(frozen=True)
 class LeaseOwner:
-    """The cluster that borrows hosts.
+    """The cluster that borrows hosts."""
 
-    Attributes:
-        cluster: its name.
-        secret: its secret.
-        secret_file: the file with its secret.
-        zookeeper: its ZooKeeper servers.
-        directory: the directory of this user's files about the cluster.
-    """
-
-    cluster: str
+    cluster: str  # its name
     secret: str
     secret_file: Path
-    zookeeper: str
-    directory: Path
+    zookeeper: str  # its ZooKeeper servers
+    directory: Path  # the directory of this user's files about the cluster
 
     @property
     def prefix(self) -> str:
@@ -114,20 +88,11 @@ class LeaseOwner:
 
 
 def fleet_of(options: FleetOptions, owner: LeaseOwner) -> Fleet:
-    """Return the engine that ``options`` name.
-
-    Raises:
-        UsageError: it cannot be used from this machine.
-    """
+    """Return the engine that `options` name."""
     return FLEETS[options.name](options, owner)
 
 
 def _slurm(options: FleetOptions, owner: LeaseOwner) -> Fleet:
-    """Return the fleet of Slurm.
-
-    Raises:
-        UsageError: a command of Slurm is not here, or an option of sbatch cannot be used.
-    """
     for program in PROGRAMS:
         if shutil.which(program) is None:
             raise UsageError(
@@ -139,11 +104,6 @@ def _slurm(options: FleetOptions, owner: LeaseOwner) -> Fleet:
 
 
 def _ray(options: FleetOptions, owner: LeaseOwner) -> Fleet:
-    """Return the fleet of Ray.
-
-    Raises:
-        UsageError: an option is unknown, or the Python that is to have Ray is not there.
-    """
     found = {"python": sys.executable, "address": "auto"}
     for text in options.options:
         key, _, value = text.partition("=")

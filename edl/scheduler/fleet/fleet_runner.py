@@ -22,25 +22,18 @@ POLL_S = 3.0  # between two questions to the engine
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """An answer of the engine.
+    """An answer of the engine."""
 
-    Attributes:
-        number: the number of the answer, from 1; 0: it was not asked yet.
-        leases: the leases of the cluster, by name; None: the engine does not answer.
-        why: why it does not answer, or with what error it has failed at an order; empty: neither.
-    """
-
-    number: int = 0
+    number: int = 0  # the number of the answer, from 1; 0: it was not asked yet
+    # the leases of the cluster, by name; None: the engine does not answer
     leases: Mapping[str, HostLease] | None = None
+    # why it does not answer, or with what error it has failed at an order; empty: neither
     why: str = ""
 
 
 def _with_asked(answer: FleetStatus, ask: Sequence[str]) -> FleetStatus:
-    """Return ``answer`` in which the states of leases that are asked for after it are unknown.
-
-    The host of one may offer slots before the engine is asked again. An answer that does not have
-    the lease would say then that it has ended.
-    """
+    """Return `answer` in which the states of leases that are asked for after it are unknown."""
+    # An answer that does not have the lease would say then that it has ended.
     if answer.leases is None:
         return answer
     asked = {name: HostLease(LeaseState.UNKNOWN) for name in ask if name not in answer.leases}
@@ -48,15 +41,7 @@ def _with_asked(answer: FleetStatus, ask: Sequence[str]) -> FleetStatus:
 
 
 class FleetRunner:
-    """A thread that asks an engine for its leases, and carries out the orders of the leader.
-
-    Args:
-        fleet: the engine.
-        wake: called when an answer differs from the one before.
-        poll_s: the time between two questions, in seconds.
-        after: the runner that talked to the same engine before, if there was one, and was stopped.
-            Its last call may go on: this one makes none before that is over.
-    """
+    """A thread that asks an engine for its leases, and carries out the orders of the leader."""
 
     def __init__(
         self,
@@ -96,7 +81,7 @@ class FleetRunner:
         self._ordered.set()
 
     def join(self) -> None:
-        """Wait until it makes no call any more after :meth:`stop`; a call takes a bounded time."""
+        """Wait until it makes no call any more after `stop`; a call takes a bounded time."""
         if self._thread.ident is not None:
             self._thread.join()
         elif self._after is not None:  # it was never started
@@ -111,21 +96,14 @@ class FleetRunner:
     def order(
         self, number: int, ask: Sequence[str], shape: Shape, give_back: Sequence[ReleaseHost]
     ) -> None:
-        """Leave the orders that follow from an answer, in place of those that were left before.
-
-        Args:
-            number: the number of the answer.
-            ask: the leases to ask for.
-            shape: their shape.
-            give_back: the leases to give back.
-        """
+        """Leave the orders that follow from an answer, in place of those that were left before."""
         with self._changing:
             self._orders = (number, ask, shape, give_back)
         if ask or give_back:
             self._ordered.set()
 
     def _run(self) -> None:
-        """Ask and carry out in turns until :meth:`stop`; runs in the thread."""
+        """Ask and carry out in turns until `stop`; runs in the thread."""
         if self._after is not None:
             self._after.join()
             self._after = None
@@ -196,7 +174,7 @@ class FleetRunner:
             self._failed = f"{self.name} has failed: {error!r}"
 
     def _explain(self, name: str, lease: HostLease) -> HostLease:
-        """Return ``lease`` with the last line of its log, if it has ended with an error."""
+        """Return `lease` with the last line of its log, if it has ended with an error."""
         if lease.state is not LeaseState.ENDED or lease.why == "completed":
             return lease
         if name not in self._explained:

@@ -21,29 +21,16 @@ KEPT = ("HOME", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "XDG_STATE_HOME", "XDG_
 
 @dataclass(frozen=True)
 class HostCommand:
-    """The command `edl host` as an engine runs it; these parts are the same for all leases.
+    """The command `edl host` as an engine runs it; these parts are the same for all leases."""
 
-    Attributes:
-        cluster: the name of the cluster.
-        zookeeper: its ZooKeeper servers.
-        secret_file: the file with its secret, under the same path on every machine.
-        environment: the variables that each `edl host` has.
-        options: further options of `edl host`.
-    """
-
-    cluster: str
-    zookeeper: str
-    secret_file: Path
-    environment: Mapping[str, str]
-    options: Sequence[str] = ()
+    cluster: str  # the name of the cluster
+    zookeeper: str  # its ZooKeeper servers
+    secret_file: Path  # the file with its secret, under the same path on every machine
+    environment: Mapping[str, str]  # the variables that each `edl host` has
+    options: Sequence[str] = ()  # further options of `edl host`
 
     def words(self, lease: str, shape: Shape) -> list[str]:
-        """Return the words of the command, without the name of the host.
-
-        Args:
-            lease: the name of the lease.
-            shape: what kind of host.
-        """
+        """Return the words of the command, without the name of the host."""
         labels = [word for pair in sorted(shape.labels.items()) for word in _label(*pair)]
         return [
             *(sys.executable, "-m", "edl.cli.main", "host", "--cluster", self.cluster),
@@ -55,27 +42,14 @@ class HostCommand:
         ]
 
     def script(self, lease: str, shape: Shape, host: str, before: str = "") -> str:
-        """Return a shell script that becomes the `edl host` of a lease.
-
-        Args:
-            lease: the name of the lease.
-            shape: what kind of host.
-            host: the name of the host, as a word of the shell, such as ``"$SLURMD_NODENAME"``.
-            before: what stands before the command, such as ``srun``.
-        """
+        """Return a shell script that becomes the `edl host` of a lease."""
         exports = [f"export {key}={shlex.quote(one)}" for key, one in self.environment.items()]
         command = " ".join(filter(None, (before, shlex.join(self.words(lease, shape)))))
         return "\n".join(["#!/bin/sh", *exports, f"exec {command} --host {host}", ""])
 
 
 def kept_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an `edl host` of a lease gets from its controller.
-
-    The directory of this Python is the first of its ``PATH``, as in an active virtual environment.
-
-    Args:
-        environment: the variables of the controller.
-    """
+    """Return the variables that an `edl host` of a lease gets from its controller."""
     kept = {name: environment[name] for name in KEPT if name in environment}
     here = str(Path(sys.executable).parent)
     path = kept.get("PATH", os.defpath)
@@ -83,5 +57,4 @@ def kept_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _label(key: str, value: str) -> tuple[str, str]:
-    """Return the option of `edl host` that gives the host a label."""
     return "--label", f"{key}={value}"

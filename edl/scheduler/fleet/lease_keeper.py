@@ -23,15 +23,7 @@ from edl.scheduler.fleet.fleet_runner import FleetRunner
 
 
 class LeaseKeeper:
-    """The leases of a cluster, during one term of its leader.
-
-    Args:
-        store: the records of the cluster.
-        writer: writes under the fence of the term.
-        runner: talks to the engine.
-        limits: the shape and the number of hosts.
-        say: shows a sentence to whoever has started this process.
-    """
+    """The leases of a cluster, during one term of its leader."""
 
     def __init__(
         self,
@@ -52,26 +44,12 @@ class LeaseKeeper:
         self._offers: dict[str, LastOffer] = {}
 
     def marked(self, view: ClusterView) -> ClusterView:
-        """Return ``view`` with a mark on each host whose lease ends: jobs get no slots there.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return `view` with a mark on each host whose lease ends: jobs get no slots there."""
         return with_leases(view, self._table()[0])
 
     def turn(self, view: ClusterView, now_s: float) -> None:
-        """Decide about the leases, write the decision, and leave the orders that follow.
-
-        While another engine has leases, only the reason why nothing is asked for is written.
-
-        Args:
-            view: the cluster as it is after the leader's last writes.
-            now_s: the time, in seconds since 1970.
-
-        Raises:
-            LeadershipLost: the term is over; nothing was written or ordered.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Decide about the leases, write the decision, and leave the orders that follow."""
+        # `now_s`: the time, in seconds since 1970.
         answer, engine = self._runner.answer, self._runner.name
         table, version = self._table()
         is_former = table.engine != engine
@@ -105,13 +83,7 @@ class LeaseKeeper:
         self._runner.order(answer.number, found.ask, shape, found.give_back)
 
     def _table(self) -> tuple[LeaseTable, int]:
-        """Return the record of the leases and its version.
-
-        It is of another engine if that one has leases that may go on.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the record of the leases and its version."""
         if self._read is None:
             table, version = self._store.leader.leases()
             self._read = (table_for(self._runner.name, table, self._limits.forget), version)

@@ -25,16 +25,7 @@ PROGRAM = Path(__file__).with_name("ray_program.py")
 
 
 class RayFleet:
-    """The part of a Ray cluster that lends hosts to one cluster of edl.
-
-    Args:
-        command: the `edl host` of the leases.
-        namespace: Ray's namespace for the leases, which no other cluster has.
-        python: the Python that has Ray.
-        address: the address of the Ray cluster; "auto": the one that this machine belongs to.
-        environment: the variables of the program that calls Ray, such as its token.
-        call_s: how long an answer may take, in seconds.
-    """
+    """The part of a Ray cluster that lends hosts to one cluster of edl."""
 
     name = "ray"
 
@@ -55,7 +46,7 @@ class RayFleet:
         self._program: subprocess.Popen[bytes] | None = None
 
     def leases(self) -> Mapping[str, HostLease]:
-        """Return the leases of the actors; see :class:`Fleet`."""
+        """Return the leases of the actors; see `Fleet`."""
         found = self._call("leases")["leases"]
         return {
             name: HostLease(LeaseState(state), host, why)
@@ -63,19 +54,16 @@ class RayFleet:
         }
 
     def ask(self, lease: str, shape: Shape) -> None:
-        """Create the actor of ``lease``, unless there is one; see :class:`Fleet`.
-
-        An actor that waits for a node is not told later which nodes to avoid.
-        """
+        """Create the actor of `lease`, unless there is one; see `Fleet`."""
         words, kept = self._command.words(lease, shape), dict(self._command.environment)
         self._call("ask", name=lease, words=words, environment=kept, avoid=shape.avoid)
 
     def give_back(self, lease: str, within_s: float) -> None:
-        """Let the `edl host` of ``lease`` leave; see :class:`Fleet`."""
+        """Let the `edl host` of `lease` leave; see `Fleet`."""
         self._call("give_back", name=lease, within_s=within_s)
 
     def log(self, lease: str) -> str:
-        """Return the end of the output of the `edl host` of ``lease``; see :class:`Fleet`."""
+        """Return the end of the output of the `edl host` of `lease`; see `Fleet`."""
         return str(self._call("log", name=lease)["log"])
 
     def close(self) -> None:
@@ -90,12 +78,7 @@ class RayFleet:
                         pipe.close()
 
     def _call(self, call: str, **request: Any) -> dict[str, Any]:
-        """Return the answer of Ray.
-
-        Raises:
-            FleetUnreachable: it has not answered in time, or the program has ended or has written
-                something else.
-        """
+        """Return the answer of Ray."""
         try:
             if self._program is None:
                 self._start()
@@ -129,11 +112,7 @@ class RayFleet:
         self._program.stdin.flush()
 
     def _receive(self) -> bytes:
-        """Return the next line of the program.
-
-        Raises:
-            OSError: it has ended, or has written none in time.
-        """
+        """Return the next line of the program."""
         assert self._program is not None
         assert self._program.stdout is not None
         output, found = self._program.stdout.fileno(), b""

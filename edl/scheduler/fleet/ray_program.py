@@ -34,14 +34,7 @@ WAITS, LIVES = {"DEPENDENCIES_UNREADY", "PENDING_CREATION"}, "ALIVE"
 
 
 class LeaseActor:
-    """The actor of a lease, which starts `edl host` on its node.
-
-    If the actor dies, its `edl host` gets SIGTERM, and leaves the cluster.
-
-    Args:
-        words: the command, without the name of the host.
-        environment: the variables of the command; Ray's own are left out.
-    """
+    """The actor of a lease, which starts `edl host` on its node."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         libc = ctypes.CDLL(None)
@@ -60,10 +53,7 @@ class LeaseActor:
         )
 
     def state(self) -> tuple[str, int | None, str]:
-        """Return the name of the host, the exit code of `edl host`, and the end of its output.
-
-        The code is None while it lives.
-        """
+        """Return the name of the host, the exit code of `edl host`, and the end of its output."""
         size = self._log.seek(0, os.SEEK_END)
         text = os.pread(self._log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES))
         return self._host, self._process.poll(), text.decode(errors="replace")
@@ -76,16 +66,7 @@ class LeaseActor:
 
 
 class RayCalls:
-    """The calls to a Ray cluster.
-
-    What is kept here is lost with this process. So of an actor that has not answered it yet, Ray
-    itself is asked whether it lives.
-
-    Args:
-        ray: the module.
-        address: the address of the cluster; "auto": the one that this machine belongs to.
-        namespace: the namespace of the leases.
-    """
+    """The calls to a Ray cluster."""
 
     def __init__(self, ray: Any, address: str, namespace: str) -> None:
         self._ray = ray
@@ -127,14 +108,7 @@ class RayCalls:
         environment: Mapping[str, str],
         avoid: Collection[str] = (),
     ) -> None:
-        """Create the actor of a lease, unless it is there.
-
-        Args:
-            name: the name of the lease.
-            words: the command of `edl host`.
-            environment: its environment.
-            avoid: the hosts that are of no use: another node is taken if one is free just now.
-        """
+        """Create the actor of a lease, unless it is there."""
         options = {"name": name, "lifetime": "detached", "get_if_exists": True}
         options |= {"resources": {RESOURCE: 1}, "num_cpus": 0, "max_restarts": 0}
         node = self._other_node(avoid) if avoid else None
@@ -144,11 +118,7 @@ class RayCalls:
         self._ray.remote(LeaseActor).options(**options).remote(words, dict(environment))
 
     def _other_node(self, avoid: Collection[str]) -> str | None:
-        """Return the id of a node that lends itself, is free, and is not to be avoided, if any.
-
-        It is None, too, if this release of Ray does not tell what is free on which node: no public
-        call does.
-        """
+        """Return the id of a node that lends itself, is free, and is not to be avoided, if any."""
         try:
             free = self._ray._private.state.available_resources_per_node()
         except AttributeError:
@@ -160,11 +130,7 @@ class RayCalls:
         return None
 
     def give_back(self, name: str, within_s: float) -> None:
-        """Let `edl host` leave; an actor that waits for a node ends.
-
-        With ``within_s`` 0 an actor that has not answered ends as well; `edl host` leaves then,
-        too, if it runs.
-        """
+        """Let `edl host` leave; an actor that waits for a node ends."""
         with contextlib.suppress(ValueError):  # there is none
             actor = self._ray.get_actor(name)
             if name in self._hosts or (within_s > 0 and self._word(actor) not in WAITS):
@@ -177,12 +143,7 @@ class RayCalls:
         return self._logs.get(name, "")
 
     def _one(self, name: str) -> tuple[str, str, str]:
-        """Return (state, host, why) of a lease whose actor was asked, by its answer if it has one.
-
-        An actor that has answered once and does not now is taken to run: its node may be busy. So
-        is one that lives by Ray's word. If Ray says neither that it lives nor that it waits, the
-        state is not known. A lease that has ended lives again only by an answer.
-        """
+        """(state, host, why) of a lease whose actor was asked, by its answer if it has one"""
         asked = self._asked[name]
         done, _ = self._ray.wait([asked], timeout=0)
         if done:
@@ -210,10 +171,7 @@ class RayCalls:
         return "unknown", "", "its actor does not answer"
 
     def _word(self, actor: Any) -> str:
-        """Return Ray's word for the state of an actor; empty if this release of Ray has none.
-
-        No public call tells it without Ray's dashboard.
-        """
+        """Return Ray's word for the state of an actor; empty if this release of Ray has none."""
         try:
             found = self._ray._private.state.actors(actor._actor_id.hex())
             return str(found["State"])
@@ -221,7 +179,6 @@ class RayCalls:
             return ""
 
     def _end(self, name: str, host: str, why: str) -> tuple[str, str, str]:
-        """Remember that a lease has ended, and return its state; the first reason counts."""
         self._hosts.pop(name, None)
         return self._ended.setdefault(name, ("ended", host, why))
 

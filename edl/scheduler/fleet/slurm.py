@@ -79,19 +79,9 @@ class _Batch:
 
 
 class SlurmFleet:
-    """The part of a Slurm cluster that lends hosts to one cluster of edl.
+    """The part of a Slurm cluster that lends hosts to one cluster of edl."""
 
-    Args:
-        command: the `edl host` of the leases.
-        prefix: the beginning of the names of its batch jobs, which no other cluster has.
-        logs: the directory for what each `edl host` prints; it must be there on all nodes.
-        partition: Slurm's partition; None: the default one.
-        options: further options of sbatch, such as ``--account=NAME``. The nodes of ``--exclude``
-            are never taken, whatever else a lease avoids.
-
-    Raises:
-        UsageError: ``--exclude`` has no nodes, or names a file.
-    """
+    # The nodes of `--exclude` are never taken, whatever else a lease avoids.
 
     name = "slurm"
 
@@ -111,11 +101,11 @@ class SlurmFleet:
         self._rests_until_s = -math.inf  # by the monotonic clock, before the next update
 
     def leases(self) -> Mapping[str, HostLease]:
-        """Return the leases of the batch jobs that Slurm still knows; see :class:`Fleet`."""
+        """Return the leases of the batch jobs that Slurm still knows; see `Fleet`."""
         return {name: batches[-1].lease for name, batches in self._batches().items()}
 
     def ask(self, lease: str, shape: Shape) -> None:
-        """Submit the batch job of ``lease``, or update the one that waits; see :class:`Fleet`."""
+        """Submit the batch job of `lease`, or update the one that waits; see `Fleet`."""
         batches = self._batches().get(lease, [])
         if any(one.lease.state is not LeaseState.ENDED for one in batches):
             for one in batches:
@@ -137,7 +127,7 @@ class SlurmFleet:
             raise LeaseRefused(f"sbatch{but}: {error}") from error
 
     def give_back(self, lease: str, within_s: float) -> None:
-        """Signal the batch job of ``lease``, or cancel it; see :class:`Fleet`."""
+        """Signal the batch job of `lease`, or cancel it; see `Fleet`."""
         for one in self._batches().get(lease, []):
             if one.lease.state is LeaseState.ENDED:
                 continue
@@ -147,7 +137,7 @@ class SlurmFleet:
                 self._call("scancel", *politely, one.number)
 
     def log(self, lease: str) -> str:
-        """Return the end of the output of the batch job of ``lease``; see :class:`Fleet`."""
+        """Return the end of the output of the batch job of `lease`; see `Fleet`."""
         try:
             with self._log_of(lease).open("rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -157,11 +147,7 @@ class SlurmFleet:
             return ""
 
     def _update(self, number: str, avoid: Sequence[str]) -> None:
-        """Tell Slurm for a batch job that waits which nodes not to take.
-
-        If Slurm cannot do without them, the batch job stays as it is. So it does if sinfo fails, or
-        scontrol does not answer; then none is told for ``UPDATE_REST_S`` seconds.
-        """
+        """Tell Slurm for a batch job that waits which nodes not to take."""
         if time.monotonic() < self._rests_until_s:
             return
         try:
@@ -171,11 +157,7 @@ class SlurmFleet:
             logger.info("batch job %s is not told which nodes to avoid: %s", number, error)
 
     def _set_excluded(self, number: str, avoid: Sequence[str]) -> None:
-        """Let the batch job ``number`` avoid nodes, if Slurm can do without them.
-
-        Raises:
-            FleetUnreachable: sinfo fails, or scontrol does not answer.
-        """
+        """Let the batch job `number` avoid nodes, if Slurm can do without them."""
         nodes = self._to_exclude(avoid)
         words = ("scontrol", "update", f"JobId={number}", f"Comment={_AVOIDS}{','.join(avoid)}")
         for more in ((f"ExcNodeList={nodes}",), ()):
@@ -184,19 +166,9 @@ class SlurmFleet:
                 return
 
     def _to_exclude(self, avoid: Sequence[str]) -> str:
-        """Return the nodes that no batch job may take, and those to ``avoid``, as Slurm lists them.
-
-        Raises:
-            FleetUnreachable: sinfo fails.
-        """
         return ",".join(filter(None, (self._excluded, self._nodes(avoid))))
 
     def _nodes(self, names: Sequence[str]) -> str:
-        """Return those of ``names`` that are nodes of Slurm, with commas between them.
-
-        Raises:
-            FleetUnreachable: sinfo fails.
-        """
         if not names:
             return ""
         try:
@@ -206,15 +178,10 @@ class SlurmFleet:
         return ",".join(name for name in names if name in nodes)
 
     def _log_of(self, lease: str) -> Path:
-        """Return the file of the output of the batch job of ``lease``."""
         return self._logs / f"{lease}.log"
 
     def _batches(self) -> dict[str, list[_Batch]]:
-        """Return the batch jobs by lease, so that the last one is that which counts.
-
-        Raises:
-            FleetUnreachable: Slurm does not answer.
-        """
+        """Return the batch jobs by lease, so that the last one is that which counts."""
         words = ["--noheader", "--me", "--states=all", "--format=%A|%j|%T|%N|%r|%k"]
         try:
             text = self._call("squeue", *words)
@@ -223,16 +190,7 @@ class SlurmFleet:
         return parsed(text, self._prefix)
 
     def _call(self, *words: str, script: str | None = None) -> str:
-        """Run a command of Slurm, and return what it prints.
-
-        Args:
-            *words: the command and its arguments.
-            script: its standard input; None: it has none.
-
-        Raises:
-            FleetUnreachable: slurmctld does not answer, or the command is not there.
-            _Failed: it has ended with an error; the text is its last line.
-        """
+        """Run a command of Slurm, and return what it prints."""
         try:
             done = subprocess.run(
                 words,
@@ -253,14 +211,7 @@ class SlurmFleet:
 
 
 def excluded_nodes(options: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the nodes that options of sbatch exclude, with commas between them, and the others.
-
-    Args:
-        options: options such as ``--exclude=n[1-3]``, ``-x`` and ``n4``, or ``--account=NAME``.
-
-    Raises:
-        UsageError: an option excludes nothing, or the nodes in a file, which scontrol cannot read.
-    """
+    """Return the nodes that options of sbatch exclude, with commas between them, and the others."""
     nodes: list[str] = []
     others: list[str] = []
     left = iter(options)
@@ -294,12 +245,7 @@ class _Failed(Exception):
 
 
 def parsed(text: str, prefix: str) -> dict[str, list[_Batch]]:
-    """Return the batch jobs that squeue has listed, by lease; of each the one that counts is last.
-
-    Args:
-        text: lines of number, name, state, nodes, reason and comment, with ``|`` between them.
-        prefix: the beginning of the names of the cluster's batch jobs; others are left out.
-    """
+    """The batch jobs that squeue has listed, by lease; of each the one that counts is last"""
     found: dict[str, list[_Batch]] = {}
     for line in text.splitlines():
         number, name, state, node, why, comment = (*line.split("|", 5), *[""] * 5)[:6]

@@ -65,75 +65,42 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """The options with which all agents of a host are started.
+    """The options with which all agents of a host are started."""
 
-    Attributes:
-        host: the name of the host.
-        mark: the mark of the host's processes (:func:`edl.scheduler.host.run_processes.host_mark`).
-        slots: the number of slots.
-        address: the network address of the host.
-        zookeeper: the ZooKeeper servers.
-        network_interface: the network interface that has the address; empty: none was chosen.
-        leave_within_s: within this time the workers of a host that leaves must have left; None: no
-            limit.
-    """
-
-    host: str
-    mark: str
-    slots: int
-    address: str
-    zookeeper: str
+    host: str  # the name of the host
+    mark: str  # the mark of the host's processes (`host_mark`)
+    slots: int  # the number of slots
+    address: str  # the network address of the host
+    zookeeper: str  # the ZooKeeper servers
+    # the network interface that has the address; empty: none was chosen
     network_interface: str = ""
+    # within this time the workers of a host that leaves must have left; None: no limit
     leave_within_s: float | None = None
 
 
 @dataclass(frozen=True)
 class StartOfRun:
-    """The run, manifest and secret with which one agent is started.
+    """The run, manifest and secret with which one agent is started."""
 
-    Attributes:
-        run: the token of the run.
-        manifest: the manifest of the job.
-        secret: the secret of the job.
-        secrets: the content of each secret for which the manifest asks, by name.
-    """
-
-    run: str
+    run: str  # the token of the run
     manifest: JobManifest
-    secret: str = field(repr=False)
+    secret: str = field(repr=False)  # the secret of the job
+    # the content of each secret for which the manifest asks, by name
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass
 class _RunningAgent:
-    """An agent of a run on this host that lives, as far as this process knows.
+    """An agent of a run on this host that lives, as far as this process knows."""
 
-    Attributes:
-        run: the token of its run.
-        since_s: when it was started or found, in seconds of the monotonic clock.
-        child: the agent's process; None: another process has started it.
-    """
-
-    run: str
-    since_s: float
+    run: str  # the token of its run
+    since_s: float  # when it was started or found, in seconds of the monotonic clock
+    # the agent's process; None: another process has started it
     child: subprocess.Popen[bytes] | None = None
 
 
 class HostAgents:
-    """The agents of the jobs of one host.
-
-    Args:
-        options: the options with which all agents are started.
-        places: the directories of their logs; that of the agents is created.
-        environment: the environment of this process, from which the agents inherit.
-        secret_files: where the secrets are written for which their manifests ask.
-        users: the users as whom the jobs run.
-        slices: limits what the processes of each run use; None: nothing is limited.
-
-    Attributes:
-        users: the users as whom the jobs run.
-        on_exit: called, in any thread, when an agent has ended.
-    """
+    """The agents of the jobs of one host."""
 
     def __init__(
         self,
@@ -144,28 +111,21 @@ class HostAgents:
         users: JobUsers = NO_USERS,
         slices: Slices | None = None,
     ) -> None:
-        self.users = users
+        self.users = users  # the users as whom the jobs run
         self._slices = slices
         self._options = options
         self._secret_files = secret_files
         self._places = places
         self._environment = dict(environment)
+        # called, in any thread, when an agent has ended
         self.on_exit: Callable[[], None] = lambda: None
         self._known: dict[str, _RunningAgent] = {}
         self._ended: dict[str, LastAgent] = {}
 
     def start(self, start: StartOfRun) -> None:
-        """Start the agent of a run.
-
-        It has its own session, so that it lives on when this process ends. It gets the secret of
-        the job by a pipe, so that it stands in no environment and in no file, and those for which
-        the manifest asks as files.
-
-        Raises:
-            OSError: the process cannot be started, or its log or a secret cannot be written, or the
-                job has no user here and must have one.
-            ValueError: its environment has a text that no process can have.
-        """
+        # It has its own session, so that it lives on when this process ends. It gets the secret of
+        # the job by a pipe, so that it stands in no environment and in no file, and those for which
+        # the manifest asks as files.
         job, run = start.manifest.name, start.run
         user = self.users.require(job)
         owner = None if user is None else (user.uid, user.gid)
@@ -203,20 +163,7 @@ class HostAgents:
         log: int,
         secret: int,
     ) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own, in the slice of its run if there are limits.
-
-        Args:
-            run: the name of the job and the token of the run.
-            command: the command line.
-            environment: all environment variables of the process.
-            user: the user as whom it runs; None: the user of this process.
-            log: the descriptor of the file that gets its output.
-            secret: the descriptor that it inherits.
-
-        Raises:
-            OSError: the process cannot be started, or its limits cannot be set.
-            ValueError: the environment has a text that no process can have.
-        """
+        """Start a process in a session of its own, in the slice of its run if there are limits."""
         with contextlib.ExitStack() as stack:
             inherited: tuple[int, ...] = (secret,)
             own_user = user
@@ -242,10 +189,7 @@ class HostAgents:
             )
 
     def limit(self, assigned: HostAssignment) -> None:
-        """Let the limits of each run that is assigned here be those of its slots.
-
-        An error is logged, and no agent of that run is started. Nothing is done without limits.
-        """
+        """Let the limits of each run that is assigned here be those of its slots."""
         if self._slices is not None:
             entries = {run: assigned.jobs[run[0]] for run in self._going_on(assigned)}
             self._slices.limit({run: max(1, len(one.devices)) for run, one in entries.items()})
@@ -263,14 +207,7 @@ class HostAgents:
     def failed_to_start(
         self, job: str, run: str, error: OSError | ValueError, now_s: float
     ) -> None:
-        """Note that the agent of a run could not be started; the next one comes after a pause.
-
-        Args:
-            job: the name of the job.
-            run: the token of the run.
-            error: the error of the start; the host's report shows it.
-            now_s: the time of the failure, in seconds of the monotonic clock.
-        """
+        """Note that the agent of a run could not be started; the next one comes after a pause."""
         reason = f"the agent cannot be started: {getattr(error, 'strerror', None) or error}"
         ended = LastAgent(run, None, reason, ended_s=now_s)
         self._ended[job] = after_end(self._ended.get(job), ended, 0.0)
@@ -289,16 +226,8 @@ class HostAgents:
     def look(
         self, assigned: HostAssignment, found: Iterable[RunProcess], now_s: float
     ) -> Mapping[str, LastAgent]:
-        """Return how the last agent of each assigned job has ended, by name of the job.
-
-        Jobs of which no agent has ended are left out. Agents that have ended since the last call
-        are noted, with the reason in their logs.
-
-        Args:
-            assigned: the jobs and runs that are assigned to the host.
-            found: the living processes of the cluster's jobs on this host.
-            now_s: the time of the monotonic clock, in seconds.
-        """
+        """Return how the last agent of each assigned job has ended, by name of the job."""
+        # Agents that have ended since the last call are noted, with the reason in their logs.
         agents = [one for one in found if one.is_agent]
         living = {one.job: one.run for one in agents}
         for one in agents:
@@ -323,36 +252,25 @@ class HostAgents:
         return self._ended
 
     def prune(self, assigned: Iterable[tuple[str, str]]) -> None:
-        """Remove old logs, but not those of the runs ``assigned``, as (job, run)."""
+        """Remove old logs, but not those of the runs `assigned`, as (job, run)."""
         try:
             self._places.prune(assigned)
         except OSError as error:
             logger.warning("old logs cannot be removed: %s", error)
 
     def tidy(self, assigned: HostAssignment, found: Iterable[RunProcess]) -> None:
-        """Remove the files with the secrets of runs that have ended on this host, and their limits.
-
-        Those of runs that live here stay, and those of assigned runs that go on here.
-
-        Args:
-            assigned: what is assigned to the host.
-            found: the processes that live.
-        """
+        """Remove the files with the secrets of runs with ended on this host, and their limits"""
         runs = {one.of_run for one in found} | self._going_on(assigned)
         self._secret_files.keep_only(runs)
         if self._slices is not None:
             self._slices.keep_only(runs)
 
     def _watch(self, pid: int) -> None:
-        """Let ``on_exit`` be called, in a thread, when the process ``pid`` has ended."""
         with contextlib.suppress(RuntimeError):  # no thread is left: its end is seen a little later
             threading.Thread(target=self._await, args=(pid,), daemon=True).start()
 
     def _await(self, pid: int) -> None:
-        """Wait until the process ``pid`` has ended, whoever has started it; then call ``on_exit``.
-
-        The process is not reaped.
-        """
+        """Wait until the process `pid` has ended, whoever has started it; then call `on_exit`."""
         with contextlib.suppress(OSError):  # it has ended, or this kernel cannot watch it
             file = os.pidfd_open(pid)
             try:
@@ -366,18 +284,6 @@ class HostAgents:
     def _environment_of(
         self, start: StartOfRun, secret: int, secrets: Path | None
     ) -> dict[str, str]:
-        """Return the environment of an agent.
-
-        It is the environment of this process, with what the manifest adds. The devices that the job
-        may see are not the manifest's to say, nor is where its agents keep logs and other files,
-        even if it sets HOME: `edl host` reads the logs there.
-
-        Args:
-            start: what the agent is started with.
-            secret: the descriptor from which it reads the secret of the job.
-            secrets: the directory with the secrets for which the manifest asks; None: it asks for
-                none.
-        """
         own, options = self._environment, self._options
         if (user := self.users.find(start.manifest.name)) is not None:
             own = user.environment(own)
@@ -402,14 +308,7 @@ class HostAgents:
         }
 
     def _open_log(self, job: str, run: str) -> int:
-        """Open the log of a run's agents for appending, and return its file descriptor.
-
-        A line that says that another agent starts is written to it. A log that is too long is put
-        aside before.
-
-        Raises:
-            OSError: the log cannot be written.
-        """
+        """Open the log of a run's agents for appending, and return its file descriptor."""
         self._places.agents.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._places.of_agent(job, run)
         with contextlib.suppress(FileNotFoundError):
@@ -424,14 +323,7 @@ class HostAgents:
         return log
 
     def _end_of(self, job: str, run: str, code: int | None, now_s: float) -> LastAgent:
-        """Return how the last agent of a run has ended, by its log and its exit code.
-
-        Args:
-            job: the name of the job.
-            run: the token of the run.
-            code: the exit code, negative for a signal; None: it is not known.
-            now_s: the time of the monotonic clock, in seconds, which becomes the time of the end.
-        """
+        """Return how the last agent of a run has ended, by its log and its exit code."""
         result = _last_result(self._places.of_agent(job, run), run)
         if result is not None:
             reason = printable(result.reason) or f"the agent has ended: {result.end}"
@@ -451,12 +343,7 @@ class HostAgents:
 
 
 def _last_result(log: Path, run: str) -> AgentResult | None:
-    """Return what the last agent that wrote to ``log`` has said of its end; None: it said nothing.
-
-    Args:
-        log: the log of the agents of a run.
-        run: the token of the run.
-    """
+    """Return what the last agent that wrote to `log` has said of its end; None: it said nothing."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))

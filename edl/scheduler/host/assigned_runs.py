@@ -29,22 +29,10 @@ NOT_LOOKED = "it is not known yet whether this host has {}; its file system does
 
 
 class AssignedRuns:
-    """A reader of the manifests, secrets and runs of jobs that are assigned to a host.
+    """A reader of the manifests, secrets and runs of jobs that are assigned to a host."""
 
-    It has a session of its own for the nodes of jobs, because what a session creates is closed with
-    the secret that it has proved last. The session is open only while it is needed.
-
-    Args:
-        store: the records of the cluster.
-        connect: opens the other session, and starts it.
-        paths: says whether this host has what a job needs; also an attribute.
-        clock: returns the time in seconds; only differences count.
-        users: the users as whom jobs run here.
-
-    Attributes:
-        on_created: called when a run has been created for which :meth:`start_of` had to wait; it
-            must not block.
-    """
+    # It has a session of its own for the nodes of jobs, because what a session creates is closed
+    # with the secret that it has proved last.
 
     def __init__(
         self,
@@ -56,6 +44,7 @@ class AssignedRuns:
     ) -> None:
         self._store = store
         self.paths = paths
+        # called when a run has been created for which `start_of` had to wait; it must not block
         self.on_created: Callable[[], None] = ignore_changes
         self._connect = connect
         self._session: Session | None = None
@@ -65,17 +54,8 @@ class AssignedRuns:
         self._awaited: dict[tuple[str, str], float] = {}
 
     def start_of(self, job: str, run: str) -> StartOfRun | str:
-        """Return what the agent of a run is started with, or a sentence why it cannot start now.
-
-        An agent that came before its run was created would find that the run is over.
-
-        Args:
-            job: the name of the job.
-            run: the token of the run.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return what the agent of a run is started with, or a sentence why it cannot start now."""
+        # An agent that came before its run was created would find that the run is over.
         if self._waits_for(job, run) and self._clock() - self._awaited[job, run] < ASK_S:
             return NOT_CREATED
         try:
@@ -105,26 +85,12 @@ class AssignedRuns:
         return StartOfRun(run, manifest, secret, secrets)
 
     def keep_only(self, assigned: Collection[tuple[str, str]]) -> None:
-        """Stop waiting for the creation of all runs but ``assigned``.
-
-        ZooKeeper keeps the watches for the runs as long as the session lives. So the session is
-        closed if one of them is no longer waited for, and the rest is watched in the next session.
-
-        Args:
-            assigned: pairs of the name of a job and the token of its run.
-        """
+        """Stop waiting for the creation of all runs but `assigned`."""
         if not self._awaited.keys() <= set(assigned):
             self.close()
 
     def _waits_for(self, job: str, run: str) -> bool:
-        """Return whether a run that was not there when it was asked for has not been created yet.
-
-        :attr:`on_created` is called when it is. Until then this asks nothing of ZooKeeper: while a
-        controller creates a thousand runs, hosts wait for most of them.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Whether a run that was not there when it was asked for has not been created yet"""
         if (job, run) not in self._awaited:
             return False
         session = self._session
@@ -138,14 +104,10 @@ class AssignedRuns:
         return False
 
     def _created(self) -> None:
-        """Call :attr:`on_created`; it runs on kazoo's connection thread."""
         self.on_created()
 
     def _closed(self, job: str) -> str:
-        """Return why no job of a tenant runs here, as a sentence; empty: it may.
-
-        The controller gives it no slots here, but one of an older edl does.
-        """
+        """Return why no job of a tenant runs here, as a sentence; empty: it may."""
         if self._users.of_tenants or SEPARATOR not in job:
             return ""
         tenant = tenant_of(job, self._store.tenants.names())
@@ -153,7 +115,7 @@ class AssignedRuns:
         return why if tenant else ""
 
     def _lacks(self, manifest: JobManifest) -> str:
-        """Return which path that ``manifest`` requires is not here, as a sentence; empty: none."""
+        """Return which path that `manifest` requires is not here, as a sentence; empty: none."""
         there = self.paths.answers(manifest.required_paths)
         for path, what in manifest.required_paths.items():
             if not there.get(path, False):
@@ -161,20 +123,14 @@ class AssignedRuns:
         return ""
 
     def close(self) -> None:
-        """End the session for the nodes of jobs; the next :meth:`start_of` opens another one."""
+        """End the session for the nodes of jobs; the next `start_of` opens another one."""
         session, self._session = self._session, None
         self._awaited.clear()
         if session is not None:
             session.close()
 
     def _secrets_of(self, manifest: JobManifest) -> Mapping[str, bytes] | str:
-        """Return the secrets that ``manifest`` asks for, by name, or a sentence why it lacks one.
-
-        The sentence names the secret that the cluster lacks, or that the cluster has not sealed.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-        """
+        """Return the secrets that `manifest` asks for, by name, or a sentence why it lacks one."""
         try:
             found = self._store.secrets.contents(manifest.secrets)
         except CoordinationError as error:
@@ -187,11 +143,7 @@ class AssignedRuns:
         return found
 
     def _current_run(self, job: str, secret: str) -> str | None:
-        """Return the token of the present run of a job, read from ZooKeeper; None if it has none.
-
-        ``secret`` is the secret of the job, which the session for jobs proves first; the session is
-        opened if there is none.
-        """
+        """Return the token of the present run of a job, read from ZooKeeper; None if it has none"""
         session = self._session
         if session and not (session.connected and len(session.identities) < MOST_IDENTITIES):
             self.close()

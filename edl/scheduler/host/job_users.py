@@ -29,20 +29,13 @@ PASSED = frozenset(
 
 @dataclass(frozen=True)
 class JobUser:
-    """A user of this machine, as whom agents and workers run.
-
-    Attributes:
-        name: the name of the user.
-        uid, gid: its number, and that of its first group.
-        groups: the numbers of all its groups.
-        directory: its home directory.
-    """
+    """A user of this machine, as whom agents and workers run."""
 
     name: str
-    uid: int
+    uid: int  # its number, and that of its first group
     gid: int
-    groups: tuple[int, ...]
-    directory: Path
+    groups: tuple[int, ...]  # the numbers of all its groups
+    directory: Path  # its home directory
 
     @property
     def jobs(self) -> Path:
@@ -50,40 +43,32 @@ class JobUser:
         return self.directory / ".local" / "state" / "edl" / "jobs"
 
     def environment(self, of_host: Mapping[str, str]) -> dict[str, str]:
-        """Return what the user's processes get of the environment ``of_host``, and its own."""
+        """Return what the user's processes get of the environment `of_host`, and its own."""
         passed = {key: value for key, value in of_host.items() if key in PASSED}
         return {**passed, "HOME": str(self.directory), "USER": self.name, "LOGNAME": self.name}
 
 
 @dataclass(frozen=True)
 class JobUsers:
-    """The users as whom the jobs of a host run.
+    """The users as whom the jobs of a host run."""
 
-    Attributes:
-        of_tenants: tenant -> its user; ``ALL_OTHERS`` -> the user of all other jobs. Empty: the
-            administrator's jobs run as the user of this process, those of tenants not at all.
-    """
-
+    # tenant -> its user; `ALL_OTHERS` -> the user of all other jobs. Empty: the administrator's
+    # jobs run as the user of this process, those of tenants not at all.
     of_tenants: Mapping[str, JobUser] = field(default_factory=dict)
 
     def find(self, job: str) -> JobUser | None:
-        """Return the user of ``job``; None: there is none for it, or it is that of this process."""
+        """Return the user of `job`; None: there is none for it, or it is that of this process."""
         found = self._named(job)
         return None if found is None or found.uid == os.geteuid() else found
 
     def require(self, job: str) -> JobUser | None:
-        """Return the user of ``job``; None: it runs as the user of this process.
-
-        Raises:
-            PermissionError: other jobs have users here, and this one has none.
-        """
+        """Return the user of `job`; None: it runs as the user of this process."""
         if self.of_tenants and self._named(job) is None:
             why = f"`edl host` has been given no user for job {job}; add --user TENANT=USER"
             raise PermissionError(errno.EPERM, why)
         return self.find(job)
 
     def _named(self, job: str) -> JobUser | None:
-        """Return the user that ``--user`` names for ``job``; None: none."""
         return self.of_tenants.get(tenant_of(job, self.of_tenants) or ALL_OTHERS)
 
 
@@ -91,12 +76,7 @@ NO_USERS = JobUsers()  # all jobs run as the user of this process
 
 
 def job_users(words: Sequence[str]) -> JobUsers:
-    """Return the users that ``words`` name, each like "ann=alice", or "edl" for all other jobs.
-
-    Raises:
-        UsageError: a user is not known, or is root and named for one tenant; a tenant is named
-            twice; two have one user; or this process is neither root nor that user's.
-    """
+    """Return the users that `words` name, each like "ann=alice", or "edl" for all other jobs."""
     found: dict[str, JobUser] = {}
     for word in words:
         tenant, sign, name = word.rpartition("=")
@@ -116,7 +96,7 @@ def job_users(words: Sequence[str]) -> JobUsers:
 
 
 def _user(name: str) -> JobUser:
-    """Return the user called ``name``; raise a UsageError if there is none."""
+    """Return the user called `name`; raise a UsageError if there is none."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:

@@ -57,21 +57,7 @@ FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host
 
 
 class HostKeeper:
-    """The work of the process `edl host`, which keeps the agents of jobs on one host of a cluster.
-
-    Call :meth:`run`.
-
-    Args:
-        store: the records of the cluster, in a session that has proved its secret.
-        host: the name of the host.
-        offer: the slots, devices, labels and address that the host offers.
-        mark: the text in the environment of all processes of the host's jobs, by which they are
-            found.
-        agents: starts the agents of the host's jobs, and knows how they ended.
-        runs: reads the manifest and the secret with which an agent is started.
-        say: shows a sentence to the user.
-        leave_within_s: within this time the workers must have left after a signal; None: no limit.
-    """
+    """The work of the process `edl host`, that keeps the agents of jobs on one host of a cluster"""
 
     def __init__(
         self,
@@ -112,14 +98,7 @@ class HostKeeper:
         self._wake.set()
 
     def run(self) -> None:
-        """Keep the host until a signal ends this process, and all that lives here has ended.
-
-        Raises:
-            UsageError: another process offers the host.
-            HostTaken: another process has registered the host; nothing of it lives here any more.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper was away when the host was to be registered.
-        """
+        """Keep the host until a signal ends this process, and all that lives here has ended."""
         self._session.add_listener(lambda state: self.wake())
         self._agents.on_exit = self._runs.paths.on_answer = self._runs.on_created = self.wake
         with handled(TO_END, self._on_signal):
@@ -141,15 +120,9 @@ class HostKeeper:
     # --- the loop
 
     def _loop(self) -> None:
-        """Read, decide and act again and again, with waits in between, until the host has left.
-
-        While ZooKeeper does not answer, this is said once, and tried again; a host that is to leave
-        may then end without it. No other error of a turn ends the host either, because its jobs
-        would end with it: the error is logged, once for as long as it comes again.
-
-        Raises:
-            HostTaken: another process keeps a host of this name.
-        """
+        """Read, decide and act again and again, with waits in between, until the host has left."""
+        # No other error of a turn ends the host either, because its jobs would end with it: the
+        # error is logged, once for as long as it comes again.
         failed = ""
         while True:
             wait_s = POLL_S
@@ -175,16 +148,7 @@ class HostKeeper:
             self._wake.wait(wait_s)
 
     def _turn(self, now_s: float) -> float | None:
-        """Read what is assigned, look, decide, act and report.
-
-        The order matters, see :class:`edl.core.cluster.records.HostReport`.
-
-        Args:
-            now_s: the time of the monotonic clock, in seconds.
-
-        Returns:
-            The time until the next turn, in seconds; None: the host has left.
-        """
+        """Read what is assigned, look, decide, act and report."""
         if not self._session.connected:
             raise CoordinationError("ZooKeeper is away")
         check_format(self._nodes, self.wake)
@@ -222,27 +186,16 @@ class HostKeeper:
     def _decide(
         self, assigned: HostAssignment, seen: HostObservation, now_s: float
     ) -> HostDecision:
-        """Return which agents to start, which processes to end, and what to report of this host.
-
-        If the host must leave the cluster within some time, the leader has at most half of that to
-        move its jobs away.
-
-        Args:
-            assigned: the jobs and runs that are assigned to the host.
-            seen: the processes found on the host, and what is remembered of ended agents.
-            now_s: the time of this process's monotonic clock, in seconds.
-        """
+        """Return which agents to start, which processes to end, and what to report of this host."""
+        # If the host must leave the cluster within some time, the leader has at most half of that
+        # to move its jobs away.
         move_s, within_s = LIMITS.move_s, self._leave_within_s
         if within_s is not None:
             move_s = min(move_s, within_s / 2)
         return decide_host(assigned, seen, now_s, replace(LIMITS, move_s=move_s))
 
     def _find(self, assigned: HostAssignment) -> tuple[RunProcess, ...]:
-        """Return the processes of the cluster's jobs that live here.
-
-        Args:
-            assigned: the jobs and runs that are assigned to the host.
-        """
+        """Return the processes of the cluster's jobs that live here."""
         find = partial(find_processes, self._mark, self._agents.users)
         found = find_surely(find, assigned)
         known = {one.pid for one in found}
@@ -251,17 +204,7 @@ class HostKeeper:
     def _prepare(
         self, assigned: HostAssignment, decision: HostDecision, now_s: float
     ) -> tuple[dict[str, StartOfRun], dict[str, str]]:
-        """Read what the agents that are to start are started with; find why some cannot start now.
-
-        Args:
-            assigned: the jobs and runs that are assigned to the host.
-            decision: the decision, with the jobs whose agents are to start.
-            now_s: the time of the monotonic clock, in seconds.
-
-        Returns:
-            (job -> run, manifest and secret of its agent; job -> why its agent cannot start now, as
-            a sentence). Each job to start is in one of the two.
-        """
+        """Read what the agents to start are started with; find why some cannot start now"""
         entries = assigned.jobs.items()
         self._runs.keep_only({(job, entry.run) for job, entry in entries if not entry.ends})
         starts: dict[str, StartOfRun] = {}
@@ -292,16 +235,7 @@ class HostKeeper:
         terminated: frozenset[tuple[int, int]],
         now_s: float,
     ) -> None:
-        """Send the signals and start the agents that were decided on.
-
-        An agent that cannot be started is noted for the host's report; nothing is raised.
-
-        Args:
-            decision: the signals to send and the jobs whose agents to start.
-            starts: job -> the run, manifest and secret with which its agent is started.
-            terminated: (pid, start time) of the processes that have got SIGTERM before.
-            now_s: the monotonic clock, in seconds, which becomes the time of a failed start.
-        """
+        """Send the signals and start the agents that were decided on."""
         for order in decision.signals:
             signal_process(order)
         told = {order.process.identity for order in decision.signals if not order.kill}
@@ -316,16 +250,9 @@ class HostKeeper:
     # --- to come and to go
 
     def _register_first(self) -> None:
-        """Offer the host to the cluster, at the start of this process.
-
-        While another process offers it, try again until the ZooKeeper session of a dead one must
-        have ended.
-
-        Raises:
-            UsageError: another process still offers the host after that time, or a signal came.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Offer the host to the cluster, at the start of this process."""
+        # While another process offers it, try again until the ZooKeeper session of a dead one must
+        # have ended.
         deadline_s = time.monotonic() + self._session.granted_s + FORMER_S
         while True:
             try:
@@ -340,24 +267,13 @@ class HostKeeper:
                 return
 
     def _register(self) -> None:
-        """Offer the host in the present session.
-
-        Raises:
-            UsageError: another process offers the host.
-            UnknownCluster: the cluster does not exist.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Offer the host in the present session."""
         epoch = self._session.epoch
         self._registration.register(self._offer, is_dead)
         self._epoch = epoch
 
     def _leave_or_register(self, now_s: float) -> None:
-        """Offer the host again in a new session; offer it as leaving after the first signal.
-
-        Raises:
-            HostTaken: another process has registered the host.
-            CoordinationError: ZooKeeper is away.
-        """
+        """Offer the host again in a new session; offer it as leaving after the first signal."""
         if self._epoch != self._session.epoch:
             try:
                 self._register()
@@ -374,21 +290,14 @@ class HostKeeper:
                 raise
 
     def _begins_to_leave(self, now_s: float) -> bool:
-        """Return whether a signal has come, so that the host leaves; note when the first one came.
-
-        ``now_s`` is the time of the monotonic clock, in seconds.
-        """
+        """Whether a signal has come, so that the host leaves; note when the first one came"""
         if self._signals and not self._left_s:
             self._left_s = now_s
             self._say(f"host {self._host} leaves; a second signal kills what lives here")
         return self._left_s > 0
 
     def _leaves_alone(self, now_s: float) -> bool:
-        """Return whether the host has left although ZooKeeper did not answer.
-
-        While ZooKeeper is away nothing is ended, unless this host leaves and its time is over. It
-        has also left if nothing lives here, and the cluster may have removed the host already.
-        """
+        """Return whether the host has left although ZooKeeper did not answer."""
         self._epoch = 0  # the host may not be registered any more
         if not self._begins_to_leave(now_s):
             return False
@@ -398,11 +307,7 @@ class HostKeeper:
         return self._has_left(None, self._find(HostAssignment()), now_s)
 
     def _is_late(self, now_s: float) -> bool:
-        """Return whether to kill all processes of the host: a second signal came, or time is over.
-
-        The time is the ``leave_within_s`` of this object after the first signal. ``now_s`` is the
-        time of the monotonic clock, in seconds.
-        """
+        """Whether to kill all processes of the host: a second signal came, or time is over"""
         if not self._left_s:
             return False
         limit_s = math.inf if self._leave_within_s is None else self._leave_within_s
@@ -411,15 +316,7 @@ class HostKeeper:
     def _has_left(
         self, assigned: HostAssignment | None, found: tuple[RunProcess, ...], now_s: float
     ) -> bool:
-        """Return whether the host has left: nothing lives, and the leader has taken all back.
-
-        The leader is not waited for longer than ``TAKEN_BACK_S``.
-
-        Args:
-            assigned: the jobs and runs that are assigned to the host; None: it is not known.
-            found: the living processes of the cluster's jobs on this host.
-            now_s: the time of the monotonic clock, in seconds.
-        """
+        """Return whether the host has left: nothing lives, and the leader has taken all back."""
         if not self._left_s or found:
             self._empty_s = 0.0
             return False
@@ -429,11 +326,7 @@ class HostKeeper:
         return is_empty or self._signals > 1 or waited_s >= TAKEN_BACK_S
 
     def _end_all(self) -> None:
-        """End all processes of the cluster's jobs on this host, whatever is assigned, and wait.
-
-        They get SIGTERM and later SIGKILL. If some have not ended after a minute, that is logged
-        and the method returns.
-        """
+        """End all processes of the cluster's jobs on this host, whatever is assigned, and wait."""
         ending_s: Mapping[tuple[str, str], float] = {}
         terminated: frozenset[tuple[int, int]] = frozenset()
         while found := self._find(HostAssignment()):
@@ -450,7 +343,7 @@ class HostKeeper:
             time.sleep(SOON_S)
 
     def _note_away(self, why: str) -> None:
-        """Say once that ZooKeeper is away, because of ``why``; once that it is back if empty."""
+        """Say once that ZooKeeper is away, because of `why`; once that it is back if empty."""
         if bool(why) != self._is_away:
             self._is_away = bool(why)
             self._say(

@@ -22,30 +22,15 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @dataclass(frozen=True)
 class LogOwner:
-    """Whose files are read as a job's logs, and where.
+    """Whose files are read as a job's logs, and where."""
 
-    Attributes:
-        below: a directory in which the logs lie, or directories of logs; no link is followed below.
-        uid: the number of the user who must own each file.
-    """
-
+    # a directory in which the logs lie, or directories of logs; no link is followed below
     below: Path
-    uid: int
+    uid: int  # the number of the user who must own each file
 
 
 def open_log(log: Path, owner: LogOwner | None, stack: ExitStack) -> dict[int, BinaryIO]:
-    """Return the open files of a log, the older one first, by their inode numbers.
-
-    Args:
-        log: the path of the log.
-        owner: whose files they must be; None: anybody's.
-        stack: closes the files.
-
-    Raises:
-        FileNotFoundError: there is none.
-        OSError: one cannot be opened, is a link, or is reached by one.
-        PermissionError: one is no regular file, or belongs to another user.
-    """
+    """Return the open files of a log, the older one first, by their inode numbers."""
     directory = stack.enter_context(_directory(log, owner))
     found = {}
     for name in (log.name, former(log).name):  # if it is renamed meanwhile, none is missed
@@ -63,15 +48,8 @@ def open_log(log: Path, owner: LogOwner | None, stack: ExitStack) -> dict[int, B
 
 
 def bytes_in(log: Path, owner: LogOwner | None = None) -> int | None:
-    """Return the number of bytes in a log, those in its older file included.
-
-    Args:
-        log: the path of the log.
-        owner: whose files they must be; None: anybody's.
-
-    Returns:
-        The number; None if the log is not there, or :func:`open_log` would refuse it.
-    """
+    """Return the number of bytes in a log, those in its older file included."""
+    # The number; None if the log is not there, or `open_log` would refuse it.
     sizes = []
     try:
         with _directory(log, owner) as directory:
@@ -89,13 +67,12 @@ def bytes_in(log: Path, owner: LogOwner | None = None) -> int | None:
 
 
 def _is_log(about: os.stat_result, owner: LogOwner | None) -> bool:
-    """Return whether what ``about`` describes is a regular file of ``owner``; None: of anybody."""
     return stat.S_ISREG(about.st_mode) and (owner is None or about.st_uid == owner.uid)
 
 
 @contextmanager
 def _directory(log: Path, owner: LogOwner | None) -> Iterator[int]:
-    """Open the directory of a log, without following a link below that of its ``owner``."""
+    """Open the directory of a log, without following a link below that of its `owner`."""
     above = log.parent if owner is None else owner.below
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
     found = os.open(above, flags)

@@ -23,17 +23,13 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True)
 class LogPlaces:
-    """The directories of the logs of a host's jobs, and the paths of the logs in them.
+    """The directories of the logs of a host's jobs, and the paths of the logs in them."""
 
-    Attributes:
-        workers: the directory with a folder for each job, of which ``logs`` has the workers' logs;
-            it lies in the state directory of edl.
-        agents: the directory with the logs of the agents of this host, one for each run.
-        users: the users as whom jobs run, who have the logs of their workers.
-    """
-
+    # the directory with a folder for each job, of which `logs` has the workers' logs; it lies in
+    # the state directory of edl
     workers: Path
-    agents: Path
+    agents: Path  # the directory with the logs of the agents of this host, one for each run
+    # the users as whom jobs run, who have the logs of their workers
     users: JobUsers = field(default_factory=JobUsers)
 
     def of_agent(self, job: str, run: str) -> Path:
@@ -41,15 +37,7 @@ class LogPlaces:
         return self.agents / f"{job}-{run}.log"
 
     def has_log(self, job: str, run: str) -> bool:
-        """Return whether the log of a run's agents exists, so that one has run on this host.
-
-        Args:
-            job: the name of the job.
-            run: the token of the run.
-
-        Returns:
-            False also if the directory cannot be read, which is no reason to end the host.
-        """
+        """Return whether the log of a run's agents exists, so that one has run on this host."""
         try:
             return self.of_agent(job, run).exists()
         except OSError:  # such as a stale handle of a file server
@@ -64,7 +52,6 @@ class LogPlaces:
         return self._jobs(job).parent
 
     def _jobs(self, job: str) -> Path:
-        """Return the directory with a folder for each job of the user as whom ``job`` runs."""
         user = self.users.find(job)
         return self.workers if user is None else user.jobs
 
@@ -74,15 +61,7 @@ class LogPlaces:
         return os.geteuid() if user is None else user.uid
 
     def of_log(self, job: str, log: Path) -> LogOwner:
-        """Return whose files are read as a log of a job, and below which directory they must lie.
-
-        Those of this process's own user count only as logs of agents, which it has opened itself,
-        and only if no other user can write into their directory.
-
-        Args:
-            job: the name of the job.
-            log: the path of the log, as :meth:`of_job` returns it.
-        """
+        """Return whose files are read as a log of a job, and below which directory they must lie"""
         if log.parent != self.agents:
             return LogOwner(self.of_workers(job).parent.parent, self.owner(job))
         about = self.agents.stat()
@@ -90,24 +69,13 @@ class LogPlaces:
         return LogOwner(self.agents, os.geteuid() if is_ours else self.owner(job))
 
     def of_job(self, job: str) -> dict[str, Path]:
-        """Return the logs of a job by name; empty if it had no agent here.
-
-        The logs of agents are named ``agent-RUN``.
-        """
+        """Return the logs of a job by name; empty if it had no agent here."""
         agents = {f"agent-{run}": path for path, name, run in self._agent_logs() if name == job}
         return {**named_logs(self.of_workers(job)), **agents} if agents and is_name(job) else {}
 
     def prune(self, assigned: Iterable[tuple[str, str]], now_s: float | None = None) -> None:
-        """Remove logs of runs that ended long ago.
-
-        The logs of the newest ``KEPT_RUNS`` runs stay, and so do all of the last day. The logs of a
-        job's workers go with that of its last agent, unless the job still runs
-        (:mod:`edl.launch.log_use`).
-
-        Args:
-            assigned: the runs that are assigned to the host, as (job, run); theirs stay.
-            now_s: the time, in seconds since 1970; None: now.
-        """
+        """Remove logs of runs that ended long ago."""
+        # `now_s`: the time, in seconds since 1970; None: now.
         stay = {self.of_agent(job, run) for job, run in assigned}
         aged = sorted((_written_s(path), path, job) for path, job, _ in self._agent_logs())
         now_s = time.time() if now_s is None else now_s

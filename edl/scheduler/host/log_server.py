@@ -43,15 +43,7 @@ LOOK_S = 0.3  # how often a log is looked at for which a request waits
 
 
 class LogServer(DaemonServer):
-    """The HTTP server of `edl host`; a context manager, or ``start()`` and ``close()``.
-
-    Args:
-        address: the address to listen on.
-        cluster: the name of the cluster.
-        secret: the secret of the cluster.
-        places: where the logs are.
-        secret_of: returns the secret of a job's runs, None if it is not known; it may take time.
-    """
+    """The HTTP server of `edl host`; a context manager, or `start()` and `close()`."""
 
     def __init__(
         self,
@@ -71,12 +63,7 @@ class LogServer(DaemonServer):
         self._closes = False
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer to an HTTP request for the logs of a job's workers on this host.
-
-        The path ``LOGS_PATH/JOB`` gives the sizes of the job's logs by name, as JSON, and the path
-        ``LOGS_PATH/JOB/NAME`` a part of one log. The status is 401 without a valid signature, 404
-        for any other path or log, 405 for another method than GET, and 400 for a wrong query.
-        """
+        """Return the answer to an HTTP request for the logs of a job's workers on this host."""
         if request.path != LOGS_PATH and not request.path.startswith(f"{LOGS_PATH}/"):
             return Response(404)
         if request.method != "GET":
@@ -105,7 +92,6 @@ class LogServer(DaemonServer):
         return await self._part(logs[name], place, min(wait_s, MOST_WAIT_S), owner)
 
     def _key_of(self, job: str) -> str | None:
-        """Return the key of a job that has logs here; None if that is not known."""
         secret = self._secret_of(job) if self._places.of_job(job) else None
         return http_key(secret, job) if secret else None
 
@@ -116,16 +102,7 @@ class LogServer(DaemonServer):
     async def _part(
         self, log: Path, place: tuple[int, int], wait_s: float, owner: LogOwner
     ) -> Response:
-        """Return the HTTP answer with the part of a log that begins at a place.
-
-        The status is 404 if the log was removed meanwhile, or is another's file or a link.
-
-        Args:
-            log: the path of the log.
-            place: (the number of the file, 0 for the oldest; the offset in it, in bytes).
-            wait_s: how long to wait, in seconds, if nothing is written after the place yet.
-            owner: whose files are read, and where.
-        """
+        """Return the HTTP answer with the part of a log that begins at a place."""
         deadline = time.monotonic() + wait_s
         may_wait = self._waiting < MOST_WAITING
         self._waiting += 1
@@ -151,20 +128,7 @@ def read_part(
     most: int = PART_BYTES,
     owner: LogOwner | None = None,
 ) -> tuple[LogPart, bytes]:
-    """Return what is in a log after a place, and the place after that.
-
-    Args:
-        log: the path of the log.
-        file: the number of the file, as a former part has said it; 0: the oldest one, or if
-            ``begin`` is negative, the newest one.
-        begin: the offset in the file; negative: so many bytes before its end.
-        most: the largest number of bytes.
-        owner: whose files are read, and where; None: anybody's.
-
-    Raises:
-        OSError: the log cannot be read, or is refused (:func:`open_log`): its user may have put a
-            link to what only this process can read in its place.
-    """
+    """Return what is in a log after a place, and the place after that."""
     with ExitStack() as stack:
         files = open_log(log, owner, stack)
         oldest, newest = next(iter(files)), next(reversed(files))
@@ -186,6 +150,5 @@ def read_part(
 
 
 def _read(file: BinaryIO, begin: int, most: int) -> bytes:
-    """Return at most ``most`` bytes of ``file``, from the offset ``begin`` on."""
     file.seek(begin)
     return file.read(most)

@@ -9,17 +9,10 @@ from edl.launch.machine import is_known_dead
 
 
 class HostLock:
-    """A lock that at most one process on this machine holds for a host name, until it ends.
+    """A lock that at most one process on this machine holds for a host name, until it ends."""
 
-    Call :meth:`take`; there is no release.
-
-    It is an abstract socket, which the kernel closes with the process. A frozen `edl host` keeps
-    it: otherwise it would end, when it wakes, what its successor has started.
-
-    Args:
-        mark: a text that names the cluster and the host, from
-            :func:`edl.scheduler.host.run_processes.host_mark`.
-    """
+    # A frozen `edl host` keeps it: otherwise it would end, when it wakes, what its successor has
+    # started.
 
     def __init__(self, mark: str) -> None:
         self._name = f"\0edl-host-{mark}"
@@ -38,8 +31,5 @@ class HostLock:
 
 
 def is_dead(owner: HostOwner) -> bool:
-    """Return whether the process that offers a host was on this machine and has ended.
-
-    It is False if the process lives, or was on another machine, of which nothing is known here.
-    """
+    """Return whether the process that offers a host was on this machine and has ended."""
     return is_known_dead(owner.machine, owner.pid)

@@ -24,49 +24,28 @@ WAIT_S = 0.3  # for paths that are asked for the first time
 
 @dataclass
 class _Path:
-    """A path that is asked for.
+    """A path that is asked for."""
 
-    Attributes:
-        is_there: whether it was there at the last look; None: it is not known.
-        looked_s: when the last look ended, by the monotonic clock.
-        due_s: when the present look was asked for; 0: there is none.
-        begun_s: when a thread began it; 0: it waits for one.
-        asked_s: when somebody last asked for the path.
-    """
-
-    is_there: bool | None = None
-    looked_s: float = 0.0
-    due_s: float = 0.0
-    begun_s: float = 0.0
-    asked_s: float = 0.0
+    is_there: bool | None = None  # whether it was there at the last look; None: it is not known
+    looked_s: float = 0.0  # when the last look ended, by the monotonic clock
+    due_s: float = 0.0  # when the present look was asked for; 0: there is none
+    begun_s: float = 0.0  # when a thread began it; 0: it waits for one
+    asked_s: float = 0.0  # when somebody last asked for the path
 
 
 @dataclass
 class _Threads:
-    """The threads that look.
+    """The threads that look."""
 
-    Attributes:
-        count: how many live.
-        moved_s: when one of them last began or ended a look.
-    """
-
-    count: int = 0
-    moved_s: float = 0.0
+    count: int = 0  # how many live
+    moved_s: float = 0.0  # when one of them last began or ended a look
 
 
 class PathProbe:
-    """Answers whether paths are there, from looks of the last seconds.
-
-    On a slow file system they are as old as it takes to look for all paths, in several threads.
-
-    Args:
-        exists: returns whether a path is there; it may take for ever.
-
-    Attributes:
-        on_answer: called, in any thread, when an answer is new or has changed.
-    """
+    """Answers whether paths are there, from looks of the last seconds."""
 
     def __init__(self, exists: Callable[[str], bool] = lambda path: exists_here(path)) -> None:
+        # called, in any thread, when an answer is new or has changed
         self.on_answer: Callable[[], None] = lambda: None
         self._exists = exists
         self._changed = threading.Condition()
@@ -75,12 +54,7 @@ class PathProbe:
         self._threads = _Threads()
 
     def answers(self, paths: Iterable[str], wait_s: float = WAIT_S) -> dict[str, bool]:
-        """Return whether each of ``paths`` is there; a path of which that is not known is left out.
-
-        Args:
-            paths: the paths. One that ends with a slash must be a directory.
-            wait_s: how long to wait for paths that are asked for the first time, in seconds.
-        """
+        """Whether each of `paths` is there; a path of which that is not known is left out"""
         wanted = list(paths)
         now_s = time.monotonic()
         with self._changed:
@@ -95,14 +69,10 @@ class PathProbe:
         return {path: there for path, there in found.items() if there is not None}
 
     def _is_known(self, path: str) -> bool:
-        """Return whether it is known whether ``path`` is there."""
         return self._paths[path].is_there is not None
 
     def _look_again(self, path: str, now_s: float) -> None:
-        """Let ``path`` be looked up, if that was long ago; forget its answer if a look hangs.
-
-        That is the look for the path itself, or those of all threads while the path waits for one.
-        """
+        """Let `path` be looked up, if that was long ago; forget its answer if a look hangs."""
         one = self._paths.setdefault(path, _Path())
         one.asked_s = now_s
         since_s = one.begun_s or max(one.due_s, self._threads.moved_s)
@@ -119,15 +89,7 @@ class PathProbe:
                 del self._paths[path]
 
     def _start_thread(self, now_s: float) -> None:
-        """Start one more thread that looks paths up, if paths wait and too few threads get on.
-
-        That is so if there is no thread, or if for HANGS_S no thread has begun or ended a look, or
-        the path that has waited longest has waited for so long. There are at most MOST_THREADS. If
-        the system gives no thread now, a later call tries again.
-
-        Args:
-            now_s: the time by the monotonic clock, in seconds.
-        """
+        """Start one more thread that looks paths up, if paths wait and too few threads get on."""
         threads = self._threads
         if not self._due or threads.count >= MOST_THREADS:
             return
@@ -162,10 +124,7 @@ class PathProbe:
 
 
 def exists_here(path: str) -> bool:
-    """Return whether ``path`` is there; one that ends with a slash must be a directory.
-
-    What this user may not look at counts as absent.
-    """
+    """Return whether `path` is there; one that ends with a slash must be a directory."""
     try:
         found = Path(path)
         return found.is_dir() if path.endswith("/") else found.exists()

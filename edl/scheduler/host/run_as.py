@@ -13,17 +13,12 @@ from typing import NamedTuple
 
 
 class UserCommand(NamedTuple):
-    """A command, with its environment and the user as whom it runs.
+    """A command, with its environment and the user as whom it runs."""
 
-    Attributes:
-        words: the command line; the first word is the path of the program.
-        environment: all its environment variables.
-        user: (number of the user, number of its first group, numbers of all its groups); None: the
-            present one.
-    """
-
-    words: tuple[str, ...]
-    environment: dict[str, str]
+    words: tuple[str, ...]  # the command line; the first word is the path of the program
+    environment: dict[str, str]  # all its environment variables
+    # (number of the user, number of its first group, numbers of all its groups); None: the present
+    # one
     user: tuple[int, int, tuple[int, ...]] | None
 
 

@@ -34,24 +34,12 @@ _PROC = Path("/proc")
 
 
 def host_mark(secret: str, cluster: str, host: str) -> str:
-    """Return the mark of all processes that `edl host` keeps for one host of one cluster.
-
-    Args:
-        secret: the secret of the cluster.
-        cluster: the name of the cluster.
-        host: the name of the host.
-    """
+    """Return the mark of all processes that `edl host` keeps for one host of one cluster."""
     return derived(secret, "processes", f"{cluster}/{host}")[:_MARK_LENGTH]
 
 
 def run_mark(mark: str, job: str, run: str) -> str:
-    """Return the value of ``EDL_CLUSTER_RUN`` of the processes of a run.
-
-    Args:
-        mark: the mark of the host, from :func:`host_mark`.
-        job: the name of the job.
-        run: the token of the run.
-    """
+    """Return the value of `EDL_CLUSTER_RUN` of the processes of a run."""
     return f"{mark}/{job}/{run}"
 
 
@@ -61,14 +49,9 @@ def agent_words(job: str, run: str) -> tuple[str, ...]:
 
 
 def find_processes(mark: str, users: JobUsers = NO_USERS) -> tuple[RunProcess, ...]:
-    """Return the living processes with ``mark``, ordered by pid.
-
-    If the job of a process has a user in ``users``, the process must be of that user: others could
-    give theirs the same environment.
-
-    A process that began after this function did may be missing, together with the process that
-    started it, if that one has ended meanwhile: :func:`find_surely` looks twice.
-    """
+    """Return the living processes with `mark`, ordered by pid."""
+    # If the job of a process has a user in `users`, the process must be of that user: others could
+    # give theirs the same environment.
     found = []
     wanted = f"{RUN_VARIABLE}={mark}/".encode()
     for name in os.listdir(_PROC):
@@ -85,18 +68,7 @@ def find_processes(mark: str, users: JobUsers = NO_USERS) -> tuple[RunProcess, .
 def find_surely(
     find: Callable[[], Sequence[RunProcess]], assigned: HostAssignment
 ) -> tuple[RunProcess, ...]:
-    """Return the living processes of a host; look twice before a run that ends has none.
-
-    A process that a dying one has just started may be missed once. What either look has found is
-    returned: a process that only the first one has found may have started another one meanwhile.
-
-    Args:
-        find: looks, and returns the processes that it finds, such as :func:`find_processes`.
-        assigned: what is assigned to the host, with the runs that end there.
-
-    Returns:
-        The processes, each once, as it was found last, ordered by pid.
-    """
+    """Return the living processes of a host; look twice before a run that ends has none."""
     found = find()
     living = {one.of_run for one in found}
     if any(e.ends and (job, e.run) not in living for job, e in assigned.jobs.items()):
@@ -106,10 +78,7 @@ def find_surely(
 
 
 def start_of(pid: int) -> int | None:
-    """Return when a process was started, in clock ticks since the machine came up.
-
-    The result is None if no process has that pid, or if it has ended and was not waited for.
-    """
+    """Return when a process was started, in clock ticks since the machine came up."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")  # a name may be cut anywhere
     except OSError:
@@ -119,11 +88,7 @@ def start_of(pid: int) -> int | None:
 
 
 def signal_process(order: ProcessSignal) -> None:
-    """Send SIGTERM or SIGKILL to a process, unless it has ended.
-
-    The signal goes to the whole process group if the process leads one, except that SIGTERM for an
-    agent is for the agent alone.
-    """
+    """Send SIGTERM or SIGKILL to a process, unless it has ended."""
     process = order.process
     if start_of(process.pid) != process.started:
         return  # its pid may belong to another process by now
@@ -141,13 +106,7 @@ def signal_process(order: ProcessSignal) -> None:
 
 
 def _process(pid: int, environment: bytes, mark: str) -> RunProcess | None:
-    """Return the process ``pid`` as one of a job's run; None if it belongs to no run of this host.
-
-    Args:
-        pid: the process id.
-        environment: the environment of the process, as ``/proc`` has it.
-        mark: the mark that the environment must have, from :func:`host_mark`.
-    """
+    """Return the process `pid` as one of a job's run; None if it belongs to no run of this host."""
     values = dict(
         pair.split(b"=", 1) for pair in environment.split(b"\0") if pair.startswith(b"EDL_")
     )
@@ -162,10 +121,5 @@ def _process(pid: int, environment: bytes, mark: str) -> RunProcess | None:
 
 
 def _has_words(pid: int, words: Sequence[str]) -> bool:
-    """Return whether the command line of process ``pid`` has ``words``, one right after another.
-
-    Raises:
-        OSError: there is no such process, or its command line may not be read.
-    """
     line = (_PROC / str(pid) / "cmdline").read_bytes()
     return b"\0" + b"\0".join(word.encode() for word in words) + b"\0" in b"\0" + line

@@ -29,24 +29,14 @@ _DIGITS = 16
 
 
 def secret_root(mark: str, state: Path, memory: Path = _MEMORY) -> Path:
-    """Return how the path of the directory for the secrets on one host of one cluster begins.
-
-    Args:
-        mark: the mark of the host's processes, which no other host on this machine has.
-        state: the state directory of edl, for a machine that has no file system in memory.
-        memory: the directory of the file system in memory.
-    """
+    """Return how the path of the directory for the secrets on one host of one cluster begins."""
     name = f"edl-secrets-{hashlib.sha256(mark.encode()).hexdigest()[:_DIGITS]}"
     usable = memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)
     return (memory if usable else state) / name
 
 
 class SecretFiles:
-    """The directories with the secrets of the runs on one host.
-
-    Args:
-        root: how the path of the directory that has them begins; it is created when it is needed.
-    """
+    """The directories with the secrets of the runs on one host."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -58,19 +48,7 @@ class SecretFiles:
         contents: Mapping[str, bytes],
         owner: tuple[int, int] | None = None,
     ) -> Path:
-        """Write the secrets of a run, each into a file of its name; return their directory.
-
-        Files of the same run are replaced, and those of other names removed.
-
-        Args:
-            job: the name of the job.
-            run: the token of the run.
-            contents: the content of each secret, by name.
-            owner: the numbers of the user and the group who alone can read them; None: this user.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """Write the secrets of a run, each into a file of its name; return their directory."""
         self._root.parent.mkdir(parents=True, exist_ok=True)
         found = [path for path, _ in self._directories()]
         begin, place = f"{self._root.name}-", self._root.parent
@@ -95,7 +73,7 @@ class SecretFiles:
         return directory
 
     def keep_only(self, runs: Collection[tuple[str, str]]) -> None:
-        """Remove the secrets of all runs but ``runs``, as (job, run); a failure is only logged."""
+        """Remove the secrets of all runs but `runs`, as (job, run); a failure is only logged."""
         kept = {_name(job, run) for job, run in runs}
         for root, descriptor in self._directories():
             try:
@@ -108,11 +86,7 @@ class SecretFiles:
                 logger.warning("secrets of a run that has ended cannot be removed: %s", error)
 
     def _directories(self) -> Iterator[tuple[Path, int]]:
-        """Open each directory of this user alone whose path begins with that of this object.
-
-        Yields:
-            Its path and its descriptor, which is closed when the next one is asked for.
-        """
+        """Open each directory of this user alone whose path begins with that of this object."""
         for path in sorted(self._root.parent.glob(f"{self._root.name}*")):
             try:
                 descriptor = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -127,5 +101,4 @@ class SecretFiles:
 
 
 def _name(job: str, run: str) -> str:
-    """Return the name of the directory of a run; no other run has it."""
     return f"{job}+{run}"

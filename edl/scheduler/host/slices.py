@@ -40,28 +40,15 @@ _PASSED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")  # of the environment of
 
 
 class StartCommand(NamedTuple):
-    """A command by which another command runs with the limits of a run's systemd slice.
+    """A command by which another command runs with the limits of a run's systemd slice."""
 
-    Its process puts itself into the slice and then executes the other command (``exec``).
-
-    Attributes:
-        words: the command line.
-        environment: all environment variables of it.
-        descriptor: a file that it must inherit.
-    """
-
-    words: Sequence[str]
-    environment: Mapping[str, str]
-    descriptor: int
+    words: Sequence[str]  # the command line
+    environment: Mapping[str, str]  # all environment variables of it
+    descriptor: int  # a file that it must inherit
 
 
 class Slices:
-    """The systemd slices of the runs on one host.
-
-    Args:
-        limits: the limits of each slot.
-        mark: a text that no other host of this machine has, for the names of the slices.
-    """
+    """The systemd slices of the runs on one host."""
 
     def __init__(self, limits: SlotLimits, mark: str) -> None:
         self._limits = limits
@@ -71,13 +58,7 @@ class Slices:
         self._has_looked = False
 
     def limit(self, slots: Mapping[Run, int]) -> None:
-        """Let the limits of each run be those of its slots; nothing is done for those that are.
-
-        An error is kept, and :meth:`launch` raises it.
-
-        Args:
-            slots: the number of slots of each run on this host.
-        """
+        """Let the limits of each run be those of its slots; nothing is done for those that are."""
         for run, count in slots.items():
             if self._slots.get(run) == count:
                 continue
@@ -99,18 +80,7 @@ class Slices:
         user: JobUser | None,
         own: Mapping[str, str],
     ) -> Iterator[StartCommand]:
-        """While entered, provide what to start so that a command runs in the slice of a run.
-
-        Args:
-            run: the run, whose limits were set (:meth:`limit`).
-            words: the command line.
-            environment: all environment variables of the command.
-            user: as whom it runs; None: as this process.
-            own: the environment of this process.
-
-        Raises:
-            OSError: the limits of the run could not be set.
-        """
+        """While entered, provide what to start so that a command runs in the slice of a run."""
         if run in self._failed or run not in self._slots:
             why = self._failed.get(run, "they were not asked for")
             raise OSError(errno.EPERM, f"its limits cannot be set: {why}")
@@ -132,10 +102,7 @@ class Slices:
             os.close(descriptor)
 
     def keep_only(self, runs: Collection[Run]) -> None:
-        """Remove the slices of this host's runs that are not among ``runs``.
-
-        What may still live in them is killed.
-        """
+        """Remove the slices of this host's runs that are not among `runs`."""
         if not self._has_looked:  # an earlier `edl host` may have left some
             self._has_looked = True
             known = {self._name(run) for run in (*runs, *self._slots)}
@@ -148,17 +115,11 @@ class Slices:
         self._failed = {run: why for run, why in self._failed.items() if run in runs}
 
     def _name(self, run: Run) -> str:
-        """Return the name of the slice of a run; dashes make it a part of that of the host."""
         return f"{self._group}-{_digest('/'.join(run))}.slice"
 
 
 def check_slices() -> None:
-    """Check that this process can limit the runs of jobs by systemd slices.
-
-    Raises:
-        UsageError: it is not root, or systemd has not started this machine, or its commands are
-            missing.
-    """
+    """Check that this process can limit the runs of jobs by systemd slices."""
     tools = [name for name in ("systemd-run", "systemctl") if shutil.which(name) is None]
     if os.geteuid() != 0:
         why = "`edl host` to run as root"
@@ -177,17 +138,14 @@ def _digest(text: str) -> str:
 
 
 def _remove(name: str) -> None:
-    """Kill all processes in the slice called ``name``, and remove it and its limits.
-
-    What systemd refuses is only logged.
-    """
+    """Kill all processes in the slice called `name`, and remove it and its limits."""
     for verb in ("stop", "revert"):
         if why := _systemctl(verb, name):
             logger.info("systemctl %s %s: %s", verb, name, why)
 
 
 def _slices(pattern: str) -> list[str]:
-    """Return the names of the slices that match ``pattern``."""
+    """Return the names of the slices that match `pattern`."""
     words = ("list-units", "--all", "--type=slice", "--plain", "--no-legend", pattern)
     found = _run(("systemctl", *words))
     lines = [] if isinstance(found, str) else found.stdout.splitlines()

@@ -28,42 +28,20 @@ from edl.scheduler.host.slices import Slices
 
 @dataclass(frozen=True)
 class HostSettings:
-    """The settings and options of one `edl host`.
+    """The settings and options of one `edl host`."""
 
-    Attributes:
-        settings: the settings of this process, with the name of the host.
-        address: the network address of the host.
-        devices: the numbers of the devices that it offers, one for each slot.
-        labels: the labels of the host.
-        kind: the kind of machine, for policies that tell fast from slow ones; may be empty.
-        users: the users as whom the jobs run.
-        limits: the most that a job may use here, for each of its slots.
-        lease: the lease under which another engine lends the host; empty: under none.
-    """
-
-    settings: config.Config
-    address: str
-    devices: tuple[int, ...]
+    settings: config.Config  # the settings of this process, with the name of the host
+    address: str  # the network address of the host
+    devices: tuple[int, ...]  # the numbers of the devices that it offers, one for each slot
     labels: Mapping[str, str]
-    kind: str = ""
-    users: JobUsers = field(default_factory=JobUsers)
-    limits: SlotLimits = NO_LIMITS
-    lease: str = ""
+    kind: str = ""  # the kind of machine, for policies that tell fast from slow ones; may be empty
+    users: JobUsers = field(default_factory=JobUsers)  # the users as whom the jobs run
+    limits: SlotLimits = NO_LIMITS  # the most that a job may use here, for each of its slots
+    lease: str = ""  # the lease under which another engine lends the host; empty: under none
 
 
 def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
-    """Keep a host of a cluster until a signal ends this process.
-
-    Args:
-        store: the records of the cluster, in a session that has proved its secret.
-        own: the settings and options of this `edl host`.
-        say: shows a sentence to the user.
-
-    Raises:
-        UsageError: another process offers the host.
-        HostTaken: another process has registered the host meanwhile.
-        CoordinationError: ZooKeeper was away when the host was to be registered.
-    """
+    """Keep a host of a cluster until a signal ends this process."""
     host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
     access = session.access
     assert access is not None
