@@ -32,7 +32,7 @@ class ShownClusterEvent(Record):
 
 
 def shown_cluster_event(number: int, event: ClusterEvent) -> ShownClusterEvent:
-    """Return ``event``, which has ``number`` in the log, as the page lists it."""
+    """Return `event`, which has `number` in the log, as the page lists it."""
     tone = "user" if event.kind in BY_USERS else "plain"
     tone = "host" if event.kind in _ABOUT_HOSTS else tone
     tone = "bad" if event.result is LifeResult.FAILED else tone

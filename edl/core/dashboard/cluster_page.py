@@ -27,33 +27,21 @@ MOST_HOST_JOBS = 12  # of one host
 
 @dataclass(frozen=True)
 class ClusterObservation:
-    """The records of a cluster as they were read at one time, the input of its page.
+    """The records of a cluster as they were read at one time, the input of its page."""
 
-    Attributes:
-        cluster: the name of the cluster.
-        jobs: its jobs in the order of submission; for a tenant, its own.
-        zookeeper: where it was read.
-        at_s: when, in seconds since 1970.
-        reasons_s: when the leader made the plan that the reasons of jobs are from; 0: never.
-        status: its hosts, queues and leader; None: a tenant looks, who may not see them.
-        leaderless_s: since when no controller leads, as far as was seen; 0: one does.
-        leases: the hosts that an engine lends.
-        tenants: the names of its tenants.
-        queue_tenants: queue -> the tenant whose jobs may use it; only those with one.
-        viewer: the tenant who looks; empty: the administrator.
-    """
-
-    cluster: str
-    jobs: Sequence[ClusterJobStatus]
-    zookeeper: str
-    at_s: float
-    reasons_s: float
+    cluster: str  # the name of the cluster
+    jobs: Sequence[ClusterJobStatus]  # its jobs in the order of submission; for a tenant, its own
+    zookeeper: str  # where it was read
+    at_s: float  # when, in seconds since 1970
+    reasons_s: float  # when the leader made the plan that the reasons of jobs are from; 0: never
+    # its hosts, queues and leader; None: a tenant looks, who may not see them
     status: ClusterStatus | None = None
-    leaderless_s: float = 0.0
-    leases: LeaseTable = field(default_factory=LeaseTable)
-    tenants: Sequence[str] = ()
+    leaderless_s: float = 0.0  # since when no controller leads, as far as was seen; 0: one does
+    leases: LeaseTable = field(default_factory=LeaseTable)  # the hosts that an engine lends
+    tenants: Sequence[str] = ()  # the names of its tenants
+    # queue -> the tenant whose jobs may use it; only those with one
     queue_tenants: Mapping[str, str] = field(default_factory=dict)
-    viewer: str = ""
+    viewer: str = ""  # the tenant who looks; empty: the administrator
 
 
 @dataclass(frozen=True)
@@ -86,10 +74,7 @@ class TenantUsage(Record):
 
 @dataclass(frozen=True)
 class ClusterJobSummary(Record):
-    """The details of a job that its opened row shows beside the job's status.
-
-    The environment of its command is left out: it may hold secrets.
-    """
+    """The details of a job that its opened row shows beside the job's status."""
 
     job: Annotated[str, "its name"]
     command: Annotated[tuple[str, ...], "the command of each worker"]
@@ -104,14 +89,7 @@ class ClusterJobSummary(Record):
 
 
 def cluster_sections(reading: ClusterObservation) -> dict[str, Any]:
-    """Return the sections of a cluster's page by name.
-
-    They are ``header``, ``hosts``, ``queues`` and ``tenants``; for a tenant the last three are
-    null.
-
-    Args:
-        reading: what was read of the cluster now.
-    """
+    """Return the sections of a cluster's page by name."""
     status = reading.status
     return {
         "header": cluster_header(reading),
@@ -149,7 +127,7 @@ def cluster_header(reading: ClusterObservation) -> dict[str, Any]:
 
 
 def cluster_in_words(reading: ClusterObservation) -> tuple[str, str]:
-    """Return the state of a cluster in words, and its tone: ``good``, ``warning`` or ``bad``."""
+    """Return the state of a cluster in words, and its tone: `good`, `warning` or `bad`."""
     status = reading.status
     if status is None:
         return f"the jobs of tenant {reading.viewer}", "good"
@@ -163,15 +141,7 @@ def cluster_in_words(reading: ClusterObservation) -> tuple[str, str]:
 
 
 def shown_hosts(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any]:
-    """Return the hosts that the page lists, and how many there are.
-
-    Hosts that do not offer slots as they should come first, then the others, by name. Leases that
-    have no host yet follow.
-
-    Args:
-        hosts: the hosts.
-        leases: the hosts that an engine lends.
-    """
+    """Return the hosts that the page lists, and how many there are."""
     of_host = {one.host: f"{name}, {one.state}" for name, one in leases.leases.items() if one.host}
     order = sorted(hosts, key=lambda one: (one.state == "offers", natural_order(one.host)))
     rows = [_shown_host(one, of_host.get(one.host, "")) for one in order[:MOST_HOSTS]]
@@ -217,13 +187,9 @@ def tenant_uses(reading: ClusterObservation) -> tuple[TenantUsage, ...]:
 
 
 def away_cluster_in_words(reason: str, since_s: float, now_s: float) -> str:
-    """Return a sentence that the records of a cluster cannot be read, and what that means.
-
-    Args:
-        reason: why, such as that ZooKeeper does not answer.
-        since_s: since when, in seconds since 1970.
-        now_s: the present time, in seconds since 1970.
-    """
+    """Return a sentence that the records of a cluster cannot be read, and what that means."""
+    # `since_s`: since when, in seconds since 1970.
+    # `now_s`: the present time, in seconds since 1970.
     age = counted(max(0, round(now_s - since_s)), "second")
     return (
         f"The cluster could not be read for {age}: {reason}. The page shows what was known before; "
@@ -232,12 +198,11 @@ def away_cluster_in_words(reason: str, since_s: float, now_s: float) -> str:
 
 
 def _lease(name: str, why: str) -> str:
-    """Return the name of a lease, with the engine's words about it if there are any."""
     return f"{name}: {why}" if why else name
 
 
 def _shown_host(host: HostStatus, lease: str) -> ShownHost:
-    """Return a host as the page lists it; ``lease`` is the lease under which it is lent."""
+    """Return a host as the page lists it; `lease` is the lease under which it is lent."""
     most = sorted(host.jobs.items(), key=lambda one: (-one[1], one[0]))[:MOST_HOST_JOBS]
     tone = "good" if host.state == "offers" else "over" if host.state == "drained" else "warning"
     return ShownHost(

@@ -24,33 +24,19 @@ CONCERNING = ("bad", "warning")  # the tones of events that somebody should look
 
 @dataclass(frozen=True)
 class ShownEvent(Record):
-    """An event as the page lists it.
+    """An event as the page lists it."""
 
-    Attributes:
-        number: its number in the log.
-        at_s: when it was written, in seconds since 1970.
-        kind: its kind.
-        tone: ``bad``, ``warning``, ``change`` (of workers or leader) or ``plain``.
-        generation: the generation that it is about.
-        step: the newest complete step that its writer knew.
-        reason: what has happened, and why.
-        meaning: what events of this kind mean; empty if a healthy job has them, too.
-        causes: their usual causes; empty as ``meaning`` is.
-        advice: what to do; empty as ``meaning`` is.
-        cost: how long workers stood still; empty if it is no switch.
-    """
-
-    number: int
-    at_s: float
+    number: int  # its number in the log
+    at_s: float  # when it was written, in seconds since 1970
     kind: str
-    tone: str
-    generation: int
-    step: int
-    reason: str
-    meaning: str
-    causes: str
-    advice: str
-    cost: str
+    tone: str  # `bad`, `warning`, `change` (of workers or leader) or `plain`
+    generation: int  # the generation that it is about
+    step: int  # the newest complete step that its writer knew
+    reason: str  # what has happened, and why
+    meaning: str  # what events of this kind mean; empty if a healthy job has them, too
+    causes: str  # their usual causes; empty as `meaning` is
+    advice: str  # what to do; empty as `meaning` is
+    cost: str  # how long workers stood still; empty if it is no switch
 
     @property
     def words(self) -> str:
@@ -59,16 +45,13 @@ class ShownEvent(Record):
 
 
 def tone_of(kind: EventKind) -> str:
-    """Return how serious events of ``kind`` are: ``bad``, ``warning``, ``change`` or ``plain``."""
+    """Return how serious events of `kind` are: `bad`, `warning`, `change` or `plain`."""
     tone = _TONES[EXPLANATIONS[kind].severity]
     return "change" if tone == "plain" and kind in CHANGE else tone
 
 
 def shown_event(number: int, event: Event, job: str = "JOB") -> ShownEvent:
-    """Return ``event``, which has ``number`` in the log, as the page lists it.
-
-    The commands of its advice name ``job``, and the worker that the event is about.
-    """
+    """Return `event`, which has `number` in the log, as the page lists it."""
     tone, known = tone_of(event.kind), EXPLANATIONS[event.kind]
     concerns = tone in CONCERNING
     return ShownEvent(
@@ -87,13 +70,7 @@ def shown_event(number: int, event: Event, job: str = "JOB") -> ShownEvent:
 
 
 def named_commands(text: str, event: Event, job: str) -> str:
-    """Return an advice whose commands name a job and the worker that ``event`` is about.
-
-    Args:
-        text: the advice, in which JOB and WORKER stand for the names.
-        event: the event; one that is about no worker leaves WORKER out.
-        job: the name of the job.
-    """
+    """Return an advice whose commands name a job and the worker that `event` is about."""
     worker = getattr(event.details, "worker", None)
     text = text.replace("JOB WORKER", f"JOB {worker}" if worker else "JOB")
     return re.sub(r"\bJOB\b", lambda _: job, text)
@@ -124,22 +101,15 @@ Shown = TypeVar("Shown", bound=PageEvent)
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A filter of events.
+    """A filter of events."""
 
-    Attributes:
-        tones: the tones to show; empty: all.
-        text: words that must all occur in an event's ``words``, in any case; empty: no limit.
-        before: show only events with a smaller number; None: no limit.
-        limit: the largest number of events.
-    """
-
-    tones: frozenset[str] = frozenset()
-    text: str = ""
-    before: int | None = None
-    limit: int = PAGE
+    tones: frozenset[str] = frozenset()  # the tones to show; empty: all
+    text: str = ""  # words that must all occur in an event's `words`, in any case; empty: no limit
+    before: int | None = None  # show only events with a smaller number; None: no limit
+    limit: int = PAGE  # the largest number of events
 
     def matches(self, event: PageEvent) -> bool:
-        """Return whether ``event`` is to be shown."""
+        """Return whether `event` is to be shown."""
         if self.tones and event.tone not in self.tones:
             return False
         if self.before is not None and event.number >= self.before:
@@ -155,7 +125,7 @@ class EventBuffer(Generic[Shown]):
         self._events: deque[Shown] = deque(maxlen=MOST_EVENTS)
 
     def add(self, events: Iterable[Shown]) -> None:
-        """Append ``events``, the oldest first; the oldest of too many are dropped."""
+        """Append `events`, the oldest first; the oldest of too many are dropped."""
         self._events.extend(events)
 
     def counts(self) -> dict[str, int]:
@@ -163,7 +133,7 @@ class EventBuffer(Generic[Shown]):
         return dict(sorted(Counter(one.tone for one in tuple(self._events)).items()))
 
     def chosen(self, choice: EventChoice) -> Sequence[Shown]:
-        """Return the events that ``choice`` shows, the newest first."""
+        """Return the events that `choice` shows, the newest first."""
         found: list[Shown] = []
         for one in reversed(tuple(self._events)):
             if len(found) >= choice.limit:

@@ -14,18 +14,7 @@ _NAME, _COMMAND = "what-if", ("true",)
 
 
 def requested_manifest(values: Mapping[str, str]) -> JobManifest:
-    """Return the manifest of a job that asks for what a form says.
-
-    Its files are on all hosts: it names none.
-
-    Args:
-        values: the fields of the form as texts: ``np``, ``min``, ``max``, ``priority``, ``queue``,
-            and ``labels`` like "gpu=h100, zone=b"; a field that is missing or empty has its
-            default, which of ``min`` is 1 and of ``max`` is ``np``.
-
-    Raises:
-        UsageError: a value is not allowed, or they contradict each other.
-    """
+    """Return the manifest of a job that asks for what a form says."""
     asked: dict[str, Any] = {}
     for name in NUMBERS:
         text = values.get(name, "").strip()
@@ -45,11 +34,7 @@ def requested_manifest(values: Mapping[str, str]) -> JobManifest:
 
 
 def _label(text: str) -> tuple[str, str]:
-    """Return the key and the value of a label like "gpu=h100".
-
-    Raises:
-        UsageError: the text has no "=".
-    """
+    """Return the key and the value of a label like "gpu=h100"."""
     key, sign, value = text.partition("=")
     if not sign:
         raise UsageError(f"{text[:40]!r} is no label; write it like gpu=h100")

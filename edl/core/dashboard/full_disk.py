@@ -20,44 +20,31 @@ MOST_NAMES = 4  # workers, hosts or directories that are named one by one
 
 
 def is_full(reason: str) -> bool:
-    """Return whether the ``reason`` of an event says that a disk is full."""
+    """Return whether the `reason` of an event says that a disk is full."""
     return FULL in reason
 
 
 def folder_of(reason: str) -> str:
-    """Return the directory of the path at the end of a ``reason``; empty: it has no path."""
+    """Return the directory of the path at the end of a `reason`; empty: it has no path."""
     return reason.partition(FULL)[2].strip(": ").rpartition("/")[0]
 
 
 @dataclass(frozen=True)
 class FullDisk(Record):
-    """A disk without space, with what could not be written to it.
+    """A disk without space, with what could not be written to it."""
 
-    Attributes:
-        disk: where it is mounted, or a directory on it.
-        hosts: the hosts that could not write to it, as far as they are known.
-        folders: the directories that they could not write to.
-        logs: the workers whose logs could not be written.
-        checkpoints: the number of checkpoints that could not be written.
-        first_step: the step of the first of these; -1: there is none.
-        last_step: the step of the last of these; -1: there is none.
-        newest_step: the step of the newest checkpoint that was written before; -1: not known.
-        resumed: the workers that write their logs again.
-        lost_bytes: the bytes of output that are missing in their logs.
-        saved_step: the step of the next checkpoint that was written; -1: none was.
-    """
-
-    disk: str
-    hosts: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ()
-    logs: tuple[str, ...] = ()
-    checkpoints: int = 0
+    disk: str  # where it is mounted, or a directory on it
+    hosts: tuple[str, ...] = ()  # the hosts that could not write to it, as far as they are known
+    folders: tuple[str, ...] = ()  # the directories that they could not write to
+    logs: tuple[str, ...] = ()  # the workers whose logs could not be written
+    checkpoints: int = 0  # the number of checkpoints that could not be written
     first_step: int = -1
     last_step: int = -1
+    # the step of the newest checkpoint that was written before; -1: not known
     newest_step: int = -1
-    resumed: tuple[str, ...] = ()
-    lost_bytes: int = 0
-    saved_step: int = -1
+    resumed: tuple[str, ...] = ()  # the workers that write their logs again
+    lost_bytes: int = 0  # the bytes of output that are missing in their logs
+    saved_step: int = -1  # the step of the next checkpoint that was written; -1: none was
 
     def seen(self, host: str, folder: str) -> Self:
         """Return the record with one more host and directory; empty ones are left out."""
@@ -70,12 +57,7 @@ class FullDisk(Record):
         return replace(self, logs=_with(self.logs, worker))
 
     def with_checkpoint(self, step: int, saved: Sequence[int]) -> Self:
-        """Return the record with one more checkpoint that was not written.
-
-        Args:
-            step: its step.
-            saved: the steps of the newest checkpoints that were written before.
-        """
+        """Return the record with one more checkpoint that was not written."""
         first = step if self.first_step < 0 else self.first_step
         newest = max(saved, default=-1)
         return replace(
@@ -87,7 +69,7 @@ class FullDisk(Record):
         )
 
     def with_resumed(self, worker: str, lost_bytes: int) -> Self:
-        """Return the record with a worker that writes its log again, without ``lost_bytes``."""
+        """Return the record with a worker that writes its log again, without `lost_bytes`."""
         resumed = _with(self.resumed, worker)
         return replace(self, resumed=resumed, lost_bytes=self.lost_bytes + lost_bytes)
 
@@ -154,7 +136,7 @@ class FullDisk(Record):
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return ``names`` as a list in words, of which at most four are named."""
+    """Return `names` as a list in words, of which at most four are named."""
     shown = list(names[:MOST_NAMES])
     if len(names) > MOST_NAMES:
         shown.append(f"{len(names) - MOST_NAMES} more")
@@ -162,5 +144,4 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _with(names: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """Return ``names`` in order with ``name``, if it is not empty and not there yet."""
     return names if not name or name in names else tuple(sorted((*names, name)))

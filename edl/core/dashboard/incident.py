@@ -19,56 +19,31 @@ MOST_CLAUSES = 3  # workers of an incident that are named one by one
 
 @dataclass(frozen=True)
 class Incident(Record):
-    """Something that happened to a job, as one or several events tell of it.
-
-    Attributes:
-        number: the number of the incident, from 0.
-        at_s: when it was noticed, in seconds since 1970.
-        last_s: when the newest of its events was written.
-        kind: the kind of the event that says most of it.
-        tone: ``bad`` or ``warning``.
-        step: the newest complete step when it was noticed.
-        host: the host that it is about; empty: not known, or several.
-        clauses: worker -> what happened to it; "" -> what happened to the job.
-        why: what is known of the cause, in a sentence or two.
-        advice: what to do; JOB stands for the name of the job.
-        followed: what followed, in short sentences.
-        times: how often it has happened.
-        is_over: whether the job has recovered from it.
-        over_s: when it did, in seconds since 1970; None: it has not.
-        joined: the workers that have joined in the places of those that were lost.
-        full_disk: what could not be written, if it is a full disk; None: it is not.
-        spike: the loss, if that has gone wrong; None: it has not.
-    """
+    """Something that happened to a job, as one or several events tell of it."""
 
     number: int
-    at_s: float
-    last_s: float
-    kind: str
-    tone: str
-    step: int
-    host: str
-    clauses: Mapping[str, str]
-    why: str
-    advice: str
-    followed: tuple[str, ...] = ()
-    times: int = 1
-    is_over: bool = False
-    over_s: float | None = None
+    at_s: float  # when it was noticed, in seconds since 1970
+    last_s: float  # when the newest of its events was written
+    kind: str  # the kind of the event that says most of it
+    tone: str  # `bad` or `warning`
+    step: int  # the newest complete step when it was noticed
+    host: str  # the host that it is about; empty: not known, or several
+    clauses: Mapping[str, str]  # worker -> what happened to it; "" -> what happened to the job
+    why: str  # what is known of the cause, in a sentence or two
+    advice: str  # what to do; JOB stands for the name of the job
+    followed: tuple[str, ...] = ()  # what followed, in short sentences
+    times: int = 1  # how often it has happened
+    is_over: bool = False  # whether the job has recovered from it
+    over_s: float | None = None  # when it did, in seconds since 1970; None: it has not
+    # the workers that have joined in the places of those that were lost
     joined: tuple[str, ...] = ()
+    # what could not be written, if it is a full disk; None: it is not
     full_disk: FullDisk | None = None
-    spike: LossSpike | None = None
+    spike: LossSpike | None = None  # the loss, if that has gone wrong; None: it has not
 
     @classmethod
     def of(cls, number: int, event: Event, what: str = "", worker: str = "") -> Self:
-        """Return the incident that ``event`` tells of, with what is known of events of its kind.
-
-        Args:
-            number: the number of the incident.
-            event: the event.
-            what: what happened, in a clause; empty: the reason of the event.
-            worker: the worker that it happened to; empty: the job.
-        """
+        """Return the incident that `event` tells of, with what is known of events of its kind."""
         known = EXPLANATIONS[event.kind]
         return cls(
             number=number,
@@ -107,13 +82,8 @@ class Incident(Record):
         return text if _WORKER.match(text) else text[:1].upper() + text[1:]
 
     def then(self, event_s: float, *sentences: str, is_over: bool | None = None) -> Self:
-        """Return the incident with more of what followed.
-
-        Args:
-            event_s: when that was written, in seconds since 1970.
-            sentences: what followed; what was said before is not said again.
-            is_over: whether the job has recovered from it; None: as before.
-        """
+        """Return the incident with more of what followed."""
+        # `event_s`: when that was written, in seconds since 1970.
         new = tuple(one for one in sentences if one not in self.followed)
         over, over_s = self.is_over if is_over is None else is_over, self.over_s
         return replace(
@@ -125,13 +95,8 @@ class Incident(Record):
         )
 
     def of_disk(self, disk: FullDisk, event_s: float, is_over: bool) -> Self:
-        """Return the incident of a full disk with what is known of the disk now.
-
-        Args:
-            disk: what is known.
-            event_s: when that was written, in seconds since 1970.
-            is_over: whether the disk has space again.
-        """
+        """Return the incident of a full disk with what is known of the disk now."""
+        # `event_s`: when that was written, in seconds since 1970.
         told = replace(
             self,
             clauses={"": disk.what},

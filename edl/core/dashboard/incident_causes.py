@@ -16,19 +16,14 @@ THEIR_HOSTS = "their hosts"  # in place of the name of one
 
 @dataclass(frozen=True)
 class Cause:
-    """The cause of an incident, as far as it is known, with advice.
+    """The cause of an incident, as far as it is known, with advice."""
 
-    Attributes:
-        why: why it happened, in a sentence or two.
-        advice: what to do, in a sentence or two.
-    """
-
-    why: str
-    advice: str
+    why: str  # why it happened, in a sentence or two
+    advice: str  # what to do, in a sentence or two
 
 
 def how_it_ended(code: int | None) -> str:
-    """Return how a process has ended, by its exit ``code``; None: not known."""
+    """Return how a process has ended, by its exit `code`; None: not known."""
     if code is None:
         return "ended"
     if code >= 0:
@@ -68,12 +63,7 @@ def of_an_end(details: EndedDetails) -> Cause:
 
 
 def of_a_silence(host: str, reason: str) -> Cause:
-    """Return why a worker was given up that did not answer, and what to do.
-
-    Args:
-        host: its host; empty: not known.
-        reason: by what the leader knows that it is lost.
-    """
+    """Return why a worker was given up that did not answer, and what to do."""
     where = f"host {host}" if host else "its host"
     return Cause(
         f"Its process or all of {where} was stopped (suspended, swapping, out of power), or the "
@@ -85,7 +75,7 @@ def of_a_silence(host: str, reason: str) -> Cause:
 
 
 def of_a_suspension(host: str) -> Cause:
-    """Return why a worker was killed that SIGSTOP had suspended on ``host``, and what to do."""
+    """Return why a worker was killed that SIGSTOP had suspended on `host`, and what to do."""
     return Cause(
         "A signal had suspended its process: SIGSTOP (`kill -STOP`), or SIGTTIN when it read from "
         "a terminal. The others waited for it, so its agent killed it.",
@@ -95,12 +85,7 @@ def of_a_suspension(host: str) -> Cause:
 
 
 def of_a_loss(spike: LossSpike, saved: Sequence[int] = ()) -> Cause:
-    """Return why a loss is not finite or has risen, as far as is known, and what to do.
-
-    Args:
-        spike: the loss, with the learning rate.
-        saved: the steps of the newest checkpoints, the oldest first.
-    """
+    """Return why a loss is not finite or has risen, as far as is known, and what to do."""
     rate, before, top = spike.learning_rate, spike.rate_before, spike.risen_to
     rose = before is not None and spike.rate_step is not None
     good = (spike.rate_step or 0) - 1 if rose else spike.lowest_step
@@ -139,12 +124,7 @@ def of_a_loss(spike: LossSpike, saved: Sequence[int] = ()) -> Cause:
 
 
 def _good_checkpoint(good: int, saved: Sequence[int]) -> str:
-    """Return clauses that say which checkpoint to copy.
-
-    Args:
-        good: the last step of which nothing is known to be wrong.
-        saved: the steps of the newest checkpoints, the oldest first.
-    """
+    """Return clauses that say which checkpoint to copy."""
     kept = "only the newest are kept (`keep` in the script, 3 by default)"
     before = [step for step in saved if step <= good]
     if not before:
@@ -172,7 +152,7 @@ OF_ZOOKEEPER = Cause(
 
 
 def of_a_slow_worker(worker: str, host: str) -> Cause:
-    """Return why a worker may be slow, and what to do; ``host`` is empty if it is not known."""
+    """Return why a worker may be slow, and what to do; `host` is empty if it is not known."""
     where = f"host {host}" if host else "its host"
     return Cause(
         f"Something else {tenses('runs', 'ran')} on {where}, its GPU or processor "

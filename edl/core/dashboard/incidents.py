@@ -57,35 +57,21 @@ SAME_S = 600.0  # further events about the same worker, or further failures of t
 
 @dataclass(frozen=True)
 class IncidentLog(Record):
-    """The incidents of a job, the oldest first.
+    """The incidents of a job, the oldest first."""
 
-    Attributes:
-        incidents: the newest incidents.
-        hosts: worker -> its host, as far as is known.
-        members: the workers of the newest generation, in rank order.
-        leader: the worker that leads; empty: not known.
-        former: the worker that led before; empty: not known, or none did.
-        led_s: since when ``leader`` leads, in seconds since 1970.
-        outage_why: why ZooKeeper did not answer lately, as the page has seen; empty: not known.
-        outage_s: when the page saw that last, in seconds since 1970.
-        trained: the newest generation that has completed a step after its switch.
-        step: the newest complete step that an event has told of.
-        saved: the steps of the newest checkpoints, the oldest first.
-        count: how many incidents there were.
-    """
-
-    incidents: tuple[Incident, ...] = ()
-    hosts: Mapping[str, str] = field(default_factory=dict)
-    members: tuple[str, ...] = ()
-    leader: str = ""
-    former: str = ""
-    led_s: float = 0.0
+    incidents: tuple[Incident, ...] = ()  # the newest incidents
+    hosts: Mapping[str, str] = field(default_factory=dict)  # worker -> its host, as far as is known
+    members: tuple[str, ...] = ()  # the workers of the newest generation, in rank order
+    leader: str = ""  # the worker that leads; empty: not known
+    former: str = ""  # the worker that led before; empty: not known, or none did
+    led_s: float = 0.0  # since when `leader` leads, in seconds since 1970
+    # why ZooKeeper did not answer lately, as the page has seen; empty: not known
     outage_why: str = ""
-    outage_s: float = 0.0
-    trained: int = 0
-    step: int = 0
-    saved: tuple[int, ...] = ()
-    count: int = 0
+    outage_s: float = 0.0  # when the page saw that last, in seconds since 1970
+    trained: int = 0  # the newest generation that has completed a step after its switch
+    step: int = 0  # the newest complete step that an event has told of
+    saved: tuple[int, ...] = ()  # the steps of the newest checkpoints, the oldest first
+    count: int = 0  # how many incidents there were
 
     def with_hosts(self, hosts: Mapping[str, str]) -> IncidentLog:
         """Return the log with the hosts of more workers, by their names."""
@@ -95,30 +81,21 @@ class IncidentLog(Record):
         return replace(self, hosts=dict(list(known.items())[-MOST_HOSTS:]))
 
     def with_event(self, event: Event) -> IncidentLog:
-        """Return the log with what ``event`` tells; events come in the order of the job's log."""
+        """Return the log with what `event` tells; events come in the order of the job's log."""
         return self._folded(event).trained_to(event)
 
     def trained_to(self, event: Event) -> IncidentLog:
-        """Return the log with the newest step and ring by ``event``; a resume begins further back.
-
-        A ring has completed a step when the parts of its switch are told.
-        """
+        """Return the log with the newest step and ring by `event`; a resume begins further back."""
         switched = event.generation if isinstance(event.details, SwitchDetails) else 0
         back = isinstance(event.details, ResumedDetails)
         step = event.step if back else max(self.step, event.step)
         return replace(self, step=step, trained=max(self.trained, switched))
 
     def is_past(self, event: Event) -> bool:
-        """Return whether the job went on since what ``event`` tells of, by the events before it.
-
-        It did if the event is about a generation before the newest one that has trained, or if a
-        later step than the one after ``event.step`` is complete. (Workers end a step one after the
-        other, so the next one may be complete on some of them.)
-        """
+        """Return whether the job went on since what `event` tells of, by the events before it."""
         return event.generation < self.trained or event.step + 1 < self.step
 
     def _folded(self, event: Event) -> IncidentLog:
-        """Return the log with what ``event`` tells of incidents."""
         fold = _FOLDS.get(type(event.details))
         if fold is not None:
             return fold(self, event, cast(Any, event.details))
@@ -129,35 +106,26 @@ class IncidentLog(Record):
     # --- for the functions below
 
     def opened(self, incident: Incident) -> IncidentLog:
-        """Return the log with a new incident."""
         found = (*self.incidents, incident)[-MOST_INCIDENTS:]
         return replace(self, incidents=found, count=self.count + 1)
 
     def changed(self, incident: Incident) -> IncidentLog:
-        """Return the log with ``incident`` in place of the one with the same number."""
+        """Return the log with `incident` in place of the one with the same number."""
         found = tuple(incident if one.number == incident.number else one for one in self.incidents)
         return replace(self, incidents=found)
 
     def newest(
         self, event_s: float, matches: Callable[[Incident], bool], within_s: float = SAME_S
     ) -> Incident | None:
-        """Return the newest incident that ``matches`` and was told of lately; None: there is none.
-
-        Args:
-            event_s: the time of an event, in seconds since 1970.
-            matches: whether an incident is one that is sought.
-            within_s: "lately" is less than so many seconds before ``event_s``.
-        """
+        """Return the newest incident that `matches` and was told of lately; None: there is none."""
+        # `event_s`: the time of an event, in seconds since 1970.
         for one in reversed(self.incidents):
             if matches(one) and event_s - one.last_s < within_s:
                 return one
         return None
 
     def loss_of(self, event_s: float, names: tuple[str, ...]) -> Incident | None:
-        """Return the incident in which one of the workers ``names`` was lost; None: there is none.
-
-        If there is none of them, it is the loss of other workers just before ``event_s``.
-        """
+        """Return the incident in which one of the workers `names` was lost; None: there is none."""
         own = self.newest(event_s, lambda one: one.kind in LOST and bool({*names} & {*one.workers}))
         if own is not None:
             return own
@@ -167,7 +135,7 @@ class IncidentLog(Record):
         )
 
     def empty_place(self, event_s: float, host: str) -> Incident | None:
-        """Return the newest loss of a worker whose place is empty, one of ``host`` if there is."""
+        """Return the newest loss of a worker whose place is empty, one of `host` if there is."""
         own = self.newest(event_s, lambda one: one.has_empty_place and one.host == host != "")
         return own or self.newest(event_s, lambda one: one.has_empty_place)
 
@@ -183,16 +151,7 @@ class IncidentLog(Record):
     def repeated(
         self, event: Event, what: str = "", host: str = "", within_s: float = SAME_S
     ) -> IncidentLog:
-        """Return the log with an incident of a kind that needs no more than its event's reason.
-
-        A further event of the same kind and host replaces the first one, and counts.
-
-        Args:
-            event: the event.
-            what: what happened; empty: the reason of the event.
-            host: the host that it happened on; empty: not known.
-            within_s: how long after the last such event it is the same incident, in seconds.
-        """
+        """Return the log with an incident of a kind that needs no more than its event's reason."""
         worker = getattr(event.details, "worker", None) or ""
         new = Incident.of(self.count, event, what, worker)
         new = replace(new, host=host)
@@ -209,14 +168,7 @@ class IncidentLog(Record):
         )
 
     def lost(self, event: Event, worker: str, what: str, cause: causes.Cause) -> IncidentLog:
-        """Return the log with the loss of a worker.
-
-        Args:
-            event: the event that tells of it.
-            worker: the worker.
-            what: what happened to it, in a clause.
-            cause: why, and what to do.
-        """
+        """Return the log with the loss of a worker."""
         known = self.loss_of(event.time, (worker,))
         base = known or Incident.of(self.count, event, what, worker)
         clauses = {name: one for name, one in base.clauses.items() if name}
@@ -241,16 +193,7 @@ class IncidentLog(Record):
         host: str,
         add: Callable[[FullDisk], FullDisk],
     ) -> IncidentLog:
-        """Return the log with one more failure to write to a full disk.
-
-        All failures on a disk are one incident until it has space, and if it is soon full again.
-
-        Args:
-            event: the event, whose reason says that the disk is full.
-            details: its details: what could not be written, and where the disk is mounted.
-            host: the host that could not write; empty: not known.
-            add: adds what could not be written.
-        """
+        """Return the log with one more failure to write to a full disk."""
         is_log = isinstance(details, LogFailedDetails)
         folder = details.path.rpartition("/")[0] if is_log else details.path
         folder = folder or folder_of(event.reason)
@@ -283,7 +226,6 @@ def _led(log: IncidentLog, event: Event, details: LeaderDetails) -> IncidentLog:
 
 
 def _took_over(former: str, leader: str) -> str:
-    """Return a sentence that says which worker leads in place of ``former``, which was lost."""
     return f"{former} led the job; {leader} took over."
 
 
@@ -430,10 +372,7 @@ def _replaced(log: IncidentLog, event: Event, details: GenerationDetails) -> Inc
 
 
 def _without(log: IncidentLog, event: Event, details: GenerationDetails) -> IncidentLog:
-    """Fold a ring that goes on without workers: it is a loss if a ring broke, else they may leave.
-
-    A worker whose end was told before the ring broke is lost, too, whatever the ring did.
-    """
+    """Fold a ring that goes on without workers."""
     left = details.left
     if details.repair and log.loss_of(event.time, left) is None:
         for worker in left:

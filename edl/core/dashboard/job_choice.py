@@ -19,22 +19,15 @@ _ORDER = {LifeState.QUEUED: 1, LifeState.HALTED: 2, LifeState.ENDED: 3}
 
 @dataclass(frozen=True)
 class JobChoice:
-    """A filter of jobs.
+    """A filter of jobs."""
 
-    Attributes:
-        states: the states to show, by :attr:`ClusterJobStatus.outcome`; empty: all.
-        queue: the queue to show; empty: all.
-        text: words that must all occur in a job's name, queue or reason, in any case.
-        limit: the largest number of jobs.
-    """
-
-    states: frozenset[str] = frozenset()
-    queue: str = ""
-    text: str = ""
-    limit: int = PAGE
+    states: frozenset[str] = frozenset()  # the states to show, by `outcome`; empty: all
+    queue: str = ""  # the queue to show; empty: all
+    text: str = ""  # words that must all occur in a job's name, queue or reason, in any case
+    limit: int = PAGE  # the largest number of jobs
 
     def matches(self, job: ClusterJobStatus) -> bool:
-        """Return whether ``job`` is to be shown."""
+        """Return whether `job` is to be shown."""
         if self.states and not self.states & {str(job.state), job.outcome}:
             return False
         if self.queue and job.queue != self.queue:
@@ -52,15 +45,7 @@ class JobPage(Record):
 
 
 def chosen_jobs(jobs: Sequence[ClusterJobStatus], choice: JobChoice) -> JobPage:
-    """Return the jobs that ``choice`` shows.
-
-    First come those that have slots, then those that wait in the order of the queue, then those
-    that users have halted, and at last those that have ended, the newest first.
-
-    Args:
-        jobs: all jobs, in the order of submission.
-        choice: the filter.
-    """
+    """Return the jobs that `choice` shows."""
     found = sorted(filter(choice.matches, jobs), key=_place)
     return JobPage(tuple(found[: choice.limit]), len(found))
 

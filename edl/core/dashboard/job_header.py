@@ -18,85 +18,48 @@ QUIET_S = 2.0  # without a step, and five usual steps: then the job stands still
 
 @dataclass(frozen=True)
 class JobHeader(Record):
-    """The header of a job's page. Times are in seconds, points in time in seconds since 1970.
+    """The header of a job's page. Times are in seconds, points in time in seconds since 1970."""
 
-    Attributes:
-        job: the name of the job.
-        state: its state.
-        words: how it is, in a few words.
-        tone: ``good``, ``warning`` (it stands still, or changes), ``bad`` or ``over``.
-        reason: why, in a sentence; may be empty.
-        policy: what the job's policy says of its size; empty: it has none.
-        command: the command of the workers.
-        leader: the worker that leads; None: none does.
-        term: the term of the newest leader.
-        led_s: since when it leads; 0: not known.
-        generation: the number of the newest generation.
-        np: the workers in that generation.
-        joining: the workers that prepare to join.
-        wanted: the workers that are wanted.
-        min_np: fewer do not train.
-        max_np: more are not started; None: only horovodrun knows.
-        sizes: the numbers of workers that it may have, in words.
-        step: complete steps.
-        epoch: the number of the epoch, from 0.
-        samples_per_s: of all workers together; None: the leader does not report.
-        median_step_s: the usual time of a step.
-        global_batch: samples of a batch of all workers; 0: not known.
-        goodput: the fraction of the time that was not lost; None: no ring yet.
-        lost_s: the seconds lost to switches, pauses and the present stand-still.
-        eta_s: the seconds until the end of the training at the present speed; None: not known.
-        since_s: when the first generation began; 0: it has not. Of a log that was cut, from when on
-            goodput and lost time are known.
-        is_cut: whether the oldest events of the log are gone.
-        ended_s: when the job's training ended; None: it has not.
-        standing_s: for how long no step has completed that should have; 0: the job trains.
-        zookeeper: where this was read.
-    """
-
-    job: str
+    job: str  # the name of the job
     state: str
-    words: str
-    tone: str
-    reason: str
-    policy: str
-    command: tuple[str, ...]
-    leader: str | None
-    term: int
-    led_s: float
-    generation: int
-    np: int
-    joining: int
-    wanted: int
-    min_np: int
-    max_np: int | None
-    sizes: str
-    step: int
-    epoch: int
-    samples_per_s: float | None
-    median_step_s: float
-    global_batch: int
-    goodput: float | None
-    lost_s: float
+    words: str  # how it is, in a few words
+    tone: str  # `good`, `warning` (it stands still, or changes), `bad` or `over`
+    reason: str  # why, in a sentence; may be empty
+    policy: str  # what the job's policy says of its size; empty: it has none
+    command: tuple[str, ...]  # the command of the workers
+    leader: str | None  # the worker that leads; None: none does
+    term: int  # the term of the newest leader
+    led_s: float  # since when it leads; 0: not known
+    generation: int  # the number of the newest generation
+    np: int  # the workers in that generation
+    joining: int  # the workers that prepare to join
+    wanted: int  # the workers that are wanted
+    min_np: int  # fewer do not train
+    max_np: int | None  # more are not started; None: only horovodrun knows
+    sizes: str  # the numbers of workers that it may have, in words
+    step: int  # complete steps
+    epoch: int  # the number of the epoch, from 0
+    samples_per_s: float | None  # of all workers together; None: the leader does not report
+    median_step_s: float  # the usual time of a step
+    global_batch: int  # samples of a batch of all workers; 0: not known
+    goodput: float | None  # the fraction of the time that was not lost; None: no ring yet
+    lost_s: float  # the seconds lost to switches, pauses and the present stand-still
+    # the seconds until the end of the training at the present speed; None: not known
     eta_s: float | None
+    # when the first generation began; 0: it has not. Of a log that was cut, from when on goodput
+    # and lost time are known.
     since_s: float
-    is_cut: bool
+    is_cut: bool  # whether the oldest events of the log are gone
     ended_s: float | None
-    standing_s: float
-    zookeeper: str
+    standing_s: float  # for how long no step has completed that should have; 0: the job trains
+    zookeeper: str  # where this was read
 
 
 def job_header(
     status: JobStatus, timeline: GenerationTimeline, report: ReportAge, now_s: float
 ) -> JobHeader:
-    """Return the header of a job's page.
-
-    Args:
-        status: the status of the job.
-        timeline: its generations.
-        report: how old the status is.
-        now_s: the present time, in seconds since 1970.
-    """
+    """Return the header of a job's page."""
+    # `now_s`: the present time, in seconds since 1970.
     standing_s = standstill_s(status, report)
     words, tone = state_in_words(status, standing_s, report)
     paused_s = max(0.0, now_s - timeline.paused_since_s) if timeline.paused_since_s else 0.0
@@ -136,12 +99,7 @@ def job_header(
 
 
 def standstill_s(status: JobStatus, report: ReportAge) -> float:
-    """Return for how long a running job has completed no step that it should have, in seconds.
-
-    It is 0 while the job trains, before its first step and after its end. A job stands still after
-    :data:`QUIET_S` and five usual steps without a step. It is 0 also while the leader does not
-    report: workers train on without ZooKeeper. ``report`` is how old the status is.
-    """
+    """Return for how long a running job has completed no step that it should have, in seconds."""
     if status.state.over or not status.step or not report.is_fresh:
         return 0.0
     quiet_s = status.quiet_s
@@ -149,13 +107,7 @@ def standstill_s(status: JobStatus, report: ReportAge) -> float:
 
 
 def state_in_words(status: JobStatus, standing_s: float, report: ReportAge) -> tuple[str, str]:
-    """Return how a job is, in a few words, and the tone in which to say it.
-
-    Args:
-        status: the status of the job.
-        standing_s: for how long it has stood still, in seconds; 0: it does not.
-        report: how old the status is.
-    """
+    """Return how a job is, in a few words, and the tone in which to say it."""
     state = status.state
     if state.over:
         return str(state), "bad" if state is JobState.FAILED else "over"
@@ -188,10 +140,7 @@ def state_in_words(status: JobStatus, standing_s: float, report: ReportAge) -> t
 
 
 def eta_s(status: JobStatus, standing_s: float) -> float | None:
-    """Return the seconds until a job ends at its present speed; None: nobody knows.
-
-    ``status`` is the status of the job, and ``standing_s`` is for how long it has stood still.
-    """
+    """Return the seconds until a job ends at its present speed; None: nobody knows."""
     if status.state.over or standing_s:
         return None
     left_s = estimated_remaining_s(status)
@@ -199,13 +148,9 @@ def eta_s(status: JobStatus, standing_s: float) -> float | None:
 
 
 def away_in_words(hosts: str, since_s: float, now_s: float) -> str:
-    """Return sentences that ZooKeeper does not answer, and what that means for the page.
-
-    Args:
-        hosts: the servers of ZooKeeper.
-        since_s: since when, in seconds since 1970.
-        now_s: the present time, in seconds since 1970.
-    """
+    """Return sentences that ZooKeeper does not answer, and what that means for the page."""
+    # `since_s`: since when, in seconds since 1970.
+    # `now_s`: the present time, in seconds since 1970.
     return (
         f"ZooKeeper at {hosts} has not answered for {duration_in_words(now_s - since_s)}. The page "
         "asks it again each second, and shows what was known before."
@@ -213,13 +158,9 @@ def away_in_words(hosts: str, since_s: float, now_s: float) -> str:
 
 
 def unreadable_in_words(reason: str, since_s: float, now_s: float) -> str:
-    """Return a sentence that the records of a job cannot be read although ZooKeeper answers.
-
-    Args:
-        reason: why not.
-        since_s: since when, in seconds since 1970.
-        now_s: the present time, in seconds since 1970.
-    """
+    """Return a sentence that the records of a job cannot be read although ZooKeeper answers."""
+    # `since_s`: since when, in seconds since 1970.
+    # `now_s`: the present time, in seconds since 1970.
     age = duration_in_words(now_s - since_s)
     return (
         f"The job cannot be read: {reason}. The page shows what was known {age} ago; the workers "
@@ -228,21 +169,15 @@ def unreadable_in_words(reason: str, since_s: float, now_s: float) -> str:
 
 
 def _joining(status: JobStatus) -> int:
-    """Return the number of workers that prepare to join, or are ready to."""
     return sum(one.stage in (Stage.PREPARING, Stage.READY) for one in status.members)
 
 
 def _prepare(count: int) -> str:
-    """Return the verb of ``count`` workers that prepare."""
     return verb(count, "prepares", "prepare")
 
 
 def _present_rate(status: JobStatus, standing_s: float, report: ReportAge) -> float | None:
-    """Return the present throughput in samples a second; None if it is not known.
-
-    It is 0 after the end and while the job stands still. The arguments are those of
-    :func:`state_in_words`.
-    """
+    """Return the present throughput in samples a second; None if it is not known."""
     if status.state.over or standing_s:
         return 0.0
     return round(status.samples_per_s, 2) if report.is_fresh else None

@@ -30,51 +30,29 @@ from edl.core.status import job_status
 
 @dataclass(frozen=True)
 class JobObservation:
-    """The records of a job as they were read at one time, the input of its page.
+    """The records of a job as they were read at one time, the input of its page."""
 
-    Attributes:
-        snapshot: its records.
-        learned: what it has measured of its sizes.
-        profile: what `edl profile` has measured; None: nothing.
-        zookeeper: where it was read.
-        at_s: when, in seconds since 1970.
-        report: how old the report of its leader was.
-    """
-
-    snapshot: Snapshot
-    learned: ScalingProfile
-    profile: Curve | None
-    zookeeper: str
-    at_s: float
-    report: ReportAge
+    snapshot: Snapshot  # its records
+    learned: ScalingProfile  # what it has measured of its sizes
+    profile: Curve | None  # what `edl profile` has measured; None: nothing
+    zookeeper: str  # where it was read
+    at_s: float  # when, in seconds since 1970
+    report: ReportAge  # how old the report of its leader was
 
 
 @dataclass(frozen=True)
 class JobTrace:
-    """The history of a job, collected from its events and from readings of its status.
+    """The history of a job, collected from its events and from readings of its status."""
 
-    It is immutable: the methods return the trace with more events or with a newer reading.
-
-    Attributes:
-        timeline: its generations, and the time that was lost.
-        speed: its throughput over time.
-        work: its checkpoints.
-        incidents: what happened to it.
-    """
-
+    # its generations, and the time that was lost
     timeline: GenerationTimeline = field(default_factory=GenerationTimeline)
-    speed: ThroughputHistory = field(default_factory=ThroughputHistory)
-    work: SavedWork = field(default_factory=SavedWork)
-    incidents: IncidentLog = field(default_factory=IncidentLog)
+    speed: ThroughputHistory = field(default_factory=ThroughputHistory)  # its throughput over time
+    work: SavedWork = field(default_factory=SavedWork)  # its checkpoints
+    incidents: IncidentLog = field(default_factory=IncidentLog)  # what happened to it
 
     def with_events(self, events: Iterable[Event], read_s: float) -> JobTrace:
-        """Return the trace with ``events``, which follow those before in the log.
-
-        Args:
-            events: the events; their times are by the clocks of the leaders.
-            read_s: when they were read, by the clock of this host, in seconds since 1970. A speed
-                in an event is not of later than that.
-        """
+        """Return the trace with `events`, which follow those before in the log."""
+        # `read_s`: when they were read, by the clock of this host, in seconds since 1970.
         timeline, speed, work = self.timeline, self.speed, self.work
         incidents = self.incidents
         for event in events:
@@ -88,33 +66,27 @@ class JobTrace:
         return replace(self, timeline=timeline, speed=speed, work=work, incidents=incidents)
 
     def with_hosts(self, snapshot: Snapshot) -> JobTrace:
-        """Return the trace with the hosts of the workers in ``snapshot``, for its incidents."""
+        """Return the trace with the hosts of the workers in `snapshot`, for its incidents."""
         hosts = {member.name: member.host for member in snapshot.members}
         return replace(self, incidents=self.incidents.with_hosts(hosts))
 
     def with_outage(self, why: str, since_s: float, now_s: float) -> JobTrace:
-        """Return the trace of a job whose ZooKeeper does not answer.
-
-        Args:
-            why: why, as it is seen now. The cause that was seen first counts, because a server that
-                is started again looks overloaded.
-            since_s: since when, in seconds since 1970.
-            now_s: the present time, in seconds since 1970.
-        """
+        """Return the trace of a job whose ZooKeeper does not answer."""
+        # The cause that was seen first counts, because a server that is started again looks
+        # overloaded.
+        # `since_s`: since when, in seconds since 1970.
+        # `now_s`: the present time, in seconds since 1970.
         known = self.incidents
         first = known.outage_why if known.outage_s >= since_s else why
         return replace(self, incidents=replace(known, outage_why=first, outage_s=now_s))
 
     def cut(self, at_s: float) -> JobTrace:
-        """Return the trace of a job whose log has lost the events before ``at_s``.
-
-        It keeps the speeds; generations and checkpoints count anew. ``at_s`` is in seconds since
-        1970.
-        """
+        """Return the trace of a job whose log has lost the events before `at_s`."""
+        # `at_s` is in seconds since 1970.
         return replace(self, timeline=GenerationTimeline.cut(at_s), work=SavedWork())
 
     def with_reading(self, reading: JobObservation) -> JobTrace:
-        """Return the trace with the throughput of ``reading``, if the job runs and reports."""
+        """Return the trace with the throughput of `reading`, if the job runs and reports."""
         status = job_status(reading.snapshot, reading.zookeeper)
         if status.state.over or not status.world_size or not reading.report.is_fresh:
             return self
@@ -126,15 +98,7 @@ class JobTrace:
 
 
 def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
-    """Return the sections of a job's page by name.
-
-    They are ``header``, ``incidents``, ``timeline``, ``workers``, ``speed``, ``learning``,
-    ``ledger`` and ``scaling``. The events are no section: the page asks for those that it shows.
-
-    Args:
-        reading: what was read of the job now.
-        trace: what is known of it over time, this reading included.
-    """
+    """Return the sections of a job's page by name."""
     status = job_status(reading.snapshot, reading.zookeeper)
     timeline = trace.timeline
     table = worker_table(status, reading.learned.times)
@@ -157,7 +121,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
 
 
 def timeline_section(timeline: GenerationTimeline) -> dict[str, Any]:
-    """Return the section ``timeline`` of a job's page: what the browser draws of ``timeline``."""
+    """Return the section `timeline` of a job's page: what the browser draws of `timeline`."""
     return {
         "bands": timeline.bands,
         "marks": timeline.marks,

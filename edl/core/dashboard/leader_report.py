@@ -18,27 +18,17 @@ PERIODS = 3  # of the job's status_period_s
 
 @dataclass(frozen=True)
 class LeaderReport(Record):
-    """The newest report that a reader has seen, and since when.
+    """The newest report that a reader has seen, and since when."""
 
-    Attributes:
-        written_s: when the leader wrote it, in seconds since 1970 by the leader's clock; 0: none
-            was seen.
-        since_s: when the reader saw it first, by the reader's own steady clock, in seconds; of the
-            first one that it saw, when it was written, as far as both clocks agree.
-    """
-
+    # when the leader wrote it, in seconds since 1970 by the leader's clock; 0: none was seen
     written_s: float = 0.0
+    # when the reader saw it first, by the reader's own steady clock, in seconds; of the first one
+    # that it saw, when it was written, as far as both clocks agree
     since_s: float = 0.0
 
     def at(self, written_s: float, now_s: float, steady_s: float) -> LeaderReport:
-        """Return what a reader has seen after one more look.
-
-        Args:
-            written_s: when the report that it finds was written, by the leader's clock; 0: there
-                is none.
-            now_s: the present time, in seconds since 1970 by the reader's clock.
-            steady_s: the reader's steady clock, such as ``time.monotonic``, in seconds.
-        """
+        """Return what a reader has seen after one more look."""
+        # `now_s`: the present time, in seconds since 1970 by the reader's clock.
         if written_s == self.written_s:
             return self
         if not self.written_s:
@@ -48,15 +38,10 @@ class LeaderReport(Record):
 
 @dataclass(frozen=True)
 class ReportAge:
-    """The age of the newest report of a job's leader.
+    """The age of the newest report of a job's leader."""
 
-    Attributes:
-        age_s: its age in seconds; None: the leader has not reported yet.
-        limit_s: an older report is no sign of life.
-    """
-
-    age_s: float | None
-    limit_s: float = UNREPORTED_S
+    age_s: float | None  # its age in seconds; None: the leader has not reported yet
+    limit_s: float = UNREPORTED_S  # an older report is no sign of life
 
     @property
     def is_fresh(self) -> bool:
@@ -70,13 +55,7 @@ class ReportAge:
 
 
 def report_age(snapshot: Snapshot, newest: LeaderReport, steady_s: float) -> ReportAge:
-    """Return the age of the newest report of a job's leader, with the limit that the job sets.
-
-    Args:
-        snapshot: the records of the job; a cluster may let its jobs report seldom.
-        newest: the report that the reader has seen, with this snapshot.
-        steady_s: the reader's steady clock, in seconds.
-    """
+    """Return the age of the newest report of a job's leader, with the limit that the job sets."""
     period_s = snapshot.job.spec.settings.status_period_s
     age_s = steady_s - newest.since_s if newest.written_s else None
     return ReportAge(age_s, max(UNREPORTED_S, PERIODS * period_s))

@@ -11,17 +11,9 @@ MOST_CHANGES = 60
 
 
 def learning_charts(curve: LearningCurve, timeline: GenerationTimeline) -> dict[str, Any]:
-    """Return the columns of the charts, and where the ring changed.
-
-    The columns are ``step``, ``loss`` and ``learning_rate``, with None where a value is not known.
-    ``changes`` has the newest changes of the ring within the charts, each with its ``step``, the
-    ``np`` workers since then and the ``generation``. ``is_mean`` says whether the losses are means
-    over all workers, and ``not_finite`` at which steps losses were infinite or nan.
-
-    Args:
-        curve: the loss and the learning rate.
-        timeline: the generations of the job.
-    """
+    """Return the columns of the charts, and where the ring changed."""
+    # `changes` has the newest changes of the ring within the charts, each with its `step`, the `np`
+    # workers since then and the `generation`.
     first = curve.points[0].step if curve.points else 0
     changes = [
         {"step": one.step, "np": one.size, "generation": one.generation}

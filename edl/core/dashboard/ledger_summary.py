@@ -11,26 +11,17 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class SavedWork(Record):
-    """A summary of a job's checkpoints, collected from its events by :meth:`with_event`.
+    """A summary of a job's checkpoints, collected from its events by `with_event`."""
 
-    Attributes:
-        saved: the number of checkpoints written.
-        saved_at_s: when the newest was written, in seconds since 1970; 0: none was.
-        capture_s: for how long it stopped training, in seconds.
-        bytes: its size.
-        resumed: how often the job went on from a checkpoint.
-        lost_steps: the steps that were trained again after all workers had died, at least.
-    """
-
-    saved: int = 0
-    saved_at_s: float = 0.0
-    capture_s: float = 0.0
-    bytes: int = 0
-    resumed: int = 0
-    lost_steps: int = 0
+    saved: int = 0  # the number of checkpoints written
+    saved_at_s: float = 0.0  # when the newest was written, in seconds since 1970; 0: none was
+    capture_s: float = 0.0  # for how long it stopped training, in seconds
+    bytes: int = 0  # its size
+    resumed: int = 0  # how often the job went on from a checkpoint
+    lost_steps: int = 0  # the steps that were trained again after all workers had died, at least
 
     def with_event(self, event: Event) -> SavedWork:
-        """Return the summary with ``event`` added, if that is of a checkpoint or of a resume."""
+        """Return the summary with `event` added, if that is of a checkpoint or of a resume."""
         details = event.details
         if isinstance(details, CheckpointDetails):
             return replace(
@@ -48,30 +39,15 @@ class SavedWork(Record):
 
 @dataclass(frozen=True)
 class LedgerSummary(Record):
-    """The samples that the workers' ledger counts as trained, and the job's checkpoints.
+    """The samples that the workers' ledger counts as trained, and the job's checkpoints."""
 
-    The ledger is the workers' own record, which they compare at each step; it does not look into
-    the model. So nothing here can say whether a gradient was counted twice. Counted apart are
-    samples that the script leaves out by itself (``untrained``), and steps that are trained again
-    from a checkpoint after the death of all workers (``lost_steps`` of the :class:`SavedWork`).
-
-    Attributes:
-        epoch: the number of the epoch, from 0.
-        done: the samples of this epoch that are trained.
-        total: the samples of an epoch; 0: of a stream, or the script keeps its own place.
-        untrained: the samples of epochs that the script left before their end.
-        left: the samples until the end of the job; None: not known.
-        saved_step: the step of the newest checkpoint; -1: there is none.
-        work: what is known of checkpoints.
-    """
-
-    epoch: int
-    done: int
-    total: int
-    untrained: int
-    left: float | None
-    saved_step: int
-    work: SavedWork
+    epoch: int  # the number of the epoch, from 0
+    done: int  # the samples of this epoch that are trained
+    total: int  # the samples of an epoch; 0: of a stream, or the script keeps its own place
+    untrained: int  # the samples of epochs that the script left before their end
+    left: float | None  # the samples until the end of the job; None: not known
+    saved_step: int  # the step of the newest checkpoint; -1: there is none
+    work: SavedWork  # what is known of checkpoints
 
 
 def ledger_summary(snapshot: Snapshot, work: SavedWork) -> LedgerSummary:

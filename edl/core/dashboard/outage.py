@@ -27,33 +27,21 @@ STILL_S = 5.0  # without a new step: training is not said to go on
 
 @dataclass(frozen=True)
 class WorkerReports(Record):
-    """The answers of workers that were asked for their health directly.
+    """The answers of workers that were asked for their health directly."""
 
-    Attributes:
-        asked: the number of workers that were asked.
-        answered: the number of those that have answered.
-        step: the newest complete step of these; None: none has answered.
-        silent: the ids of the workers that have not answered.
-        grew: whether a step was completed since the workers were first asked in this outage.
-        still_s: the seconds since the answers told of a new step.
-    """
-
-    asked: int = 0
-    answered: int = 0
-    step: int | None = None
-    silent: tuple[int, ...] = ()
+    asked: int = 0  # the number of workers that were asked
+    answered: int = 0  # the number of those that have answered
+    step: int | None = None  # the newest complete step of these; None: none has answered
+    silent: tuple[int, ...] = ()  # the ids of the workers that have not answered
+    # whether a step was completed since the workers were first asked in this outage
     grew: bool = False
-    still_s: float = 0.0
+    still_s: float = 0.0  # the seconds since the answers told of a new step
 
     @classmethod
     def of(cls, run: str, reports: Mapping[int, Mapping[str, Any]]) -> Self:
-        """Return the answers of workers of one job.
-
-        Args:
-            run: the token of the start of the job; reports of another one are no answers, because
-                the port of a worker that is gone may belong to another process.
-            reports: worker id -> the JSON object of its ``/health``; empty: no answer.
-        """
+        """Return the answers of workers of one job."""
+        # `run`: the token of the start of the job; reports of another one are no answers, because
+        # the port of a worker that is gone may belong to another process.
         steps = {
             worker: int(one["step"])
             for worker, one in reports.items()
@@ -63,7 +51,7 @@ class WorkerReports(Record):
         return cls(len(reports), len(steps), max(steps.values(), default=None), silent)
 
     def after(self, before: WorkerReports | None, passed_s: float) -> WorkerReports:
-        """Return these answers, compared with those ``before`` them, ``passed_s`` seconds ago."""
+        """Return these answers, compared with those `before` them, `passed_s` seconds ago."""
         if before is None or before.step is None or self.step is None:
             return self
         if self.step > before.step:
@@ -78,15 +66,7 @@ def outage_incident(
     step: int,
     asked: WorkerReports,
 ) -> ShownIncident:
-    """Return the incident of an outage that lasts.
-
-    Args:
-        cause: why it does not answer, and what to do.
-        lasted_s: for how long it has not answered, in seconds.
-        now_s: the present time, in seconds since 1970.
-        step: the newest complete step that ZooKeeper has told of.
-        asked: what workers have answered directly.
-    """
+    # `now_s`: the present time, in seconds since 1970.
     lasted = duration_in_words(lasted_s)
     what = (
         f"ZooKeeper has not answered this page for {lasted}: no worker can join or leave. If one "
@@ -107,13 +87,7 @@ def outage_incident(
 
 
 def _since(step: int, asked: WorkerReports) -> str:
-    """Return sentences that say whether the workers have trained during ZooKeeper's outage.
-
-    Args:
-        step: the last step that ZooKeeper has told of.
-        asked: how many workers the page has asked directly, how many have answered, and the newest
-            step in their answers.
-    """
+    """Return sentences that say whether the workers have trained during ZooKeeper's outage."""
     if asked.step is None:
         return (
             f"None of {workers(asked.asked)} has answered this machine directly, so the page does "

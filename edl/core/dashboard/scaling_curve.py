@@ -32,71 +32,41 @@ BEYOND = 2  # a curve without an end goes on to so many times the largest size k
 
 @dataclass(frozen=True)
 class SizeThroughput(Record):
-    """The throughput at one size.
-
-    Attributes:
-        np: the number of workers.
-        samples_per_s: of all workers together.
-        steps: the steps in which it was measured; 0: it was not.
-    """
-
-    np: int
-    samples_per_s: float
-    steps: int = 0
+    np: int  # the number of workers
+    samples_per_s: float  # of all workers together
+    steps: int = 0  # the steps in which it was measured; 0: it was not
 
 
 @dataclass(frozen=True)
 class ResizeForecast(Record):
-    """The throughput and the end of a job if it had another number of workers.
+    """The throughput and the end of a job if it had another number of workers."""
 
-    Attributes:
-        np: that number.
-        samples_per_s: the throughput that is expected.
-        measured: whether that throughput was measured; else it is fitted.
-        gain: the throughput, relative to that at the present size; None: the means do not hold now.
-        efficiency: the throughput of a worker, relative to the smallest measured size.
-        eta_s: the seconds until the training ends, with the change; None: not known.
-        pays_after_s: the seconds until the cost of the change is made up; None: never.
-    """
-
-    np: int
-    samples_per_s: float
-    measured: bool
+    np: int  # that number
+    samples_per_s: float  # the throughput that is expected
+    measured: bool  # whether that throughput was measured; else it is fitted
+    # the throughput, relative to that at the present size; None: the means do not hold now
     gain: float | None
-    efficiency: float | None
-    eta_s: float | None
-    pays_after_s: float | None
+    efficiency: float | None  # the throughput of a worker, relative to the smallest measured size
+    eta_s: float | None  # the seconds until the training ends, with the change; None: not known
+    pays_after_s: float | None  # the seconds until the cost of the change is made up; None: never
 
 
 @dataclass(frozen=True)
 class ScalingCurve(Record):
-    """The throughput of a job by its size.
+    """The throughput of a job by its size."""
 
-    Attributes:
-        np: the present number of workers.
-        samples_per_s: the present throughput, measured or fitted; None: not known.
-        measured: what was measured while it trained, the fewest workers first.
-        profiled: what `edl profile` has measured.
-        fitted: the model; empty: none was fitted.
-        change_s: for how long training stands still at a change of size, in seconds.
-        change_measured: whether that was measured; else the value is an assumption.
-        forecasts: what other sizes would bring.
-        void: why the means do not hold now, so that no gain is told; empty: they do.
-        data_part: the fraction of a step that workers wait for their data, on average.
-        room: the largest number of workers for which the hosts have slots; None: any.
-    """
-
-    np: int
-    samples_per_s: float | None
+    np: int  # the present number of workers
+    samples_per_s: float | None  # the present throughput, measured or fitted; None: not known
+    # what was measured while it trained, the fewest workers first
     measured: tuple[SizeThroughput, ...]
-    profiled: tuple[SizeThroughput, ...]
-    fitted: tuple[SizeThroughput, ...]
-    change_s: float
-    change_measured: bool
-    forecasts: tuple[ResizeForecast, ...]
-    void: str
-    data_part: float
-    room: int | None
+    profiled: tuple[SizeThroughput, ...]  # what `edl profile` has measured
+    fitted: tuple[SizeThroughput, ...]  # the model; empty: none was fitted
+    change_s: float  # for how long training stands still at a change of size, in seconds
+    change_measured: bool  # whether that was measured; else the value is an assumption
+    forecasts: tuple[ResizeForecast, ...]  # what other sizes would bring
+    void: str  # why the means do not hold now, so that no gain is told; empty: they do
+    data_part: float  # the fraction of a step that workers wait for their data, on average
+    room: int | None  # the largest number of workers for which the hosts have slots; None: any
 
 
 def scaling_curve(
@@ -105,15 +75,9 @@ def scaling_curve(
     profile: Curve | None,
     present_per_s: float | None = None,
 ) -> ScalingCurve:
-    """Return the throughput of a job by its size.
-
-    Args:
-        snapshot: the records of the job.
-        learned: what it has measured of its sizes.
-        profile: what `edl profile` has measured; None: nothing.
-        present_per_s: the throughput in the last seconds, in samples a second, from which the page
-            tells the time left; None or 0: it is not known, so that follows from the means.
-    """
+    """Return the throughput of a job by its size."""
+    # `learned`: what it has measured of its sizes.
+    # `profile`: what `edl profile` has measured; None: nothing.
     np = len(snapshot.generation.members) if snapshot.generation is not None else 0
     filled = [host.slots for host in snapshot.available]
     slots = sum(filled) or None
@@ -146,7 +110,7 @@ def scaling_curve(
 
 
 def _sizes(now: Observation) -> list[int]:
-    """Return allowed sizes from 1 worker on, at most :data:`MOST_SIZES`, evenly spread."""
+    """Return allowed sizes from 1 worker on, at most `MOST_SIZES`, evenly spread."""
     seen = max([now.np, *now.seen], default=1)
     limit = min(now.most, BEYOND * max(seen, now.sizes.min_np, 2))
     known = _allowed(now.sizes, range(1, max(limit, seen) + 1))
@@ -155,7 +119,6 @@ def _sizes(now: Observation) -> list[int]:
 
 
 def _allowed(sizes: Sizes, numbers: Iterable[int]) -> list[int]:
-    """Return those of ``numbers`` that are allowed sizes."""
     return [np for np in numbers if sizes.allows(np)]
 
 
@@ -176,14 +139,7 @@ def _fitted(now: Observation) -> tuple[SizeThroughput, ...]:
 
 
 def _void(np: int, mean_per_s: float, present_per_s: float, slowest: str | None) -> str:
-    """Return why the means say nothing of the present throughput; empty: they do.
-
-    Args:
-        np: the present number of workers.
-        mean_per_s: their mean throughput, in samples a second; 0: not known.
-        present_per_s: their present throughput, in samples a second.
-        slowest: the worker that the others wait for; None: there is none.
-    """
+    """Return why the means say nothing of the present throughput; empty: they do."""
     low, high = sorted((mean_per_s, present_per_s))
     if not low or high < (FAR_WHEN_SLOW if slowest else FAR) * low:
         return ""
@@ -197,15 +153,8 @@ def _void(np: int, mean_per_s: float, present_per_s: float, slowest: str | None)
 def _forecasts(
     now: Observation, rates: dict[int, float], present_per_s: float, is_void: bool
 ) -> tuple[ResizeForecast, ...]:
-    """Return what other sizes would bring: the next ones, the limits, and the measured ones.
-
-    Args:
-        now: what was measured, and the limits.
-        rates: the mean throughput of each size, in samples a second.
-        present_per_s: the present throughput, in samples a second; the time left follows from it.
-        is_void: whether the means do not hold now; then only the time left at the present size is
-            told, and of other sizes the mean throughput.
-    """
+    """Return what other sizes would bring: the next ones, the limits, and the measured ones."""
+    # `now`: what was measured, and the limits.
     present = rates.get(now.np)
     if not present:
         return ()
@@ -233,11 +182,4 @@ def _forecasts(
 
 
 def _eta_s(left: float | None, samples_per_s: float, change_s: float) -> float | None:
-    """Return the seconds until ``left`` samples are trained, after a change; None: not known.
-
-    Args:
-        left: the samples that are left; None: not known.
-        samples_per_s: the throughput after the change.
-        change_s: for how long training stands still at the change, in seconds.
-    """
     return round(left / samples_per_s + change_s, 1) if left and samples_per_s > 0 else None

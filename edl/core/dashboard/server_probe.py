@@ -19,13 +19,7 @@ class ServerProbe(StrEnum):
 
 
 def outage_cause(trouble: str, probes: Mapping[str, ServerProbe]) -> causes.Cause:
-    """Return why ZooKeeper does not answer, in both tenses, and what to do.
-
-    Args:
-        trouble: what is wrong with a ZooKeeper of this machine, and what to do, separated by a
-            colon; empty: not known.
-        probes: server, as "host:port" -> what it does with a new connection; empty: not known.
-    """
+    """Return why ZooKeeper does not answer, in both tenses, and what to do."""
     cause, _, advice = trouble.partition(": ")
     if advice:
         why = f"{cause}.".replace("Its ", "The server's ", 1).replace(" its ", " the server's ", 1)
@@ -40,12 +34,7 @@ def outage_cause(trouble: str, probes: Mapping[str, ServerProbe]) -> causes.Caus
 
 
 def _said(words: Mapping[ServerProbe, str], probes: Mapping[str, ServerProbe]) -> str:
-    """Return a sentence for each way in which some servers treat a connection, with their names.
-
-    Args:
-        words: way -> the sentence, with {0} for the names.
-        probes: server, as "host:port" -> what it does with a new connection.
-    """
+    """Return a sentence for each way in which some servers treat a connection, with their names."""
     return " ".join(
         sentence.format(listed(names))
         for way, sentence in words.items()

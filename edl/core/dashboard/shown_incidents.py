@@ -25,47 +25,26 @@ SMALLER = 0.95  # of the others' batch: a smaller one is no accident of its roun
 
 @dataclass(frozen=True)
 class ShownIncident(Record):
-    """An incident as the page tells it.
-
-    Attributes:
-        number: its number.
-        at_s: when it was noticed, in seconds since 1970.
-        kind: the kind of the event that says most of it.
-        tone: ``bad``, ``warning``, or ``over`` if the job has recovered from it.
-        step: the newest complete step then.
-        until_s: when it was over, in seconds since 1970; None: it is not, or that is not known. Of
-            lost workers it is None: what followed says when others went on and came.
-        what: what happened, in a sentence.
-        why: why, as far as is known.
-        advice: what to do.
-        since: what followed; empty: nothing yet.
-    """
+    """An incident as the page tells it."""
 
     number: int
-    at_s: float
-    kind: str
-    tone: str
-    step: int
+    at_s: float  # when it was noticed, in seconds since 1970
+    kind: str  # the kind of the event that says most of it
+    tone: str  # `bad`, `warning`, or `over` if the job has recovered from it
+    step: int  # the newest complete step then
+    # when it was over, in seconds since 1970; None: it is not, or that is not known. Of lost
+    # workers it is None: what followed says when others went on and came.
     until_s: float | None
-    what: str
-    why: str
+    what: str  # what happened, in a sentence
+    why: str  # why, as far as is known
     advice: str
-    since: str
+    since: str  # what followed; empty: nothing yet
 
 
 def shown_incidents(
     log: IncidentLog, status: JobStatus, standing_s: float, rows: Sequence[WorkerRow] = ()
 ) -> list[ShownIncident]:
-    """Return the incidents of a job as its page tells them, the newest first.
-
-    Of more than :data:`SHOWN` they are those that are not over, and the newest others.
-
-    Args:
-        log: the incidents.
-        status: the present status of the job, which says what is over by now.
-        standing_s: for how long no step has completed that should have, in seconds.
-        rows: the table of workers that the page shows beside them.
-    """
+    """Return the incidents of a job as its page tells them, the newest first."""
     lost = {worker for one in log.incidents if one.kind in LOST for worker in one.workers}
     found = [_shown(one, status, standing_s, lost, rows) for one in log.incidents]
     found.sort(key=lambda one: (one.tone == "over", -one.at_s))
@@ -79,10 +58,7 @@ def _shown(
     lost: set[str],
     rows: Sequence[WorkerRow],
 ) -> ShownIncident:
-    """Return ``one`` with what the present status adds to it; ``lost`` are the workers lost.
-
-    The other arguments are those of :func:`shown_incidents`.
-    """
+    """Return `one` with what the present status adds to it; `lost` are the workers lost."""
     followed, is_over = list(one.followed), one.is_over
     runs = not status.state.over
     if one.kind in ("slow_worker", "log_failed") and not is_over:
@@ -121,12 +97,7 @@ def _shown(
 
 
 def _empty_place(status: JobStatus, wanted: int) -> str:
-    """Return a sentence that nobody has taken the place of a lost worker, and who prepares to.
-
-    Args:
-        status: the present status of the job.
-        wanted: the workers that are wanted.
-    """
+    """Return a sentence that nobody has taken the place of a lost worker, and who prepares to."""
     new = [one for one in status.members if one.stage in (Stage.PREPARING, Stage.READY)]
     who = listed([f"{one.id} on host {one.host}" for one in new])
     prepares = f"; {who} {verb(len(new), 'prepares', 'prepare')} to join" if new else ""
@@ -136,12 +107,8 @@ def _empty_place(status: JobStatus, wanted: int) -> str:
 
 
 def _no_longer_waited_for(worker: str, rows: Sequence[WorkerRow]) -> str:
-    """Return that the others do not wait for ``worker`` any more; empty: by ``rows`` they do.
-
-    The table of workers is measured less often than the workers report whom they wait for. So an
-    incident is over when both say so, and where the table marks the worker as slow for another
-    reason, the sentence names it.
-    """
+    """Return that the others do not wait for `worker` any more; empty: by `rows` they do."""
+    # The table of workers is measured less often than the workers report whom they wait for.
     own = {row.worker: row for row in rows if row.own_s is not None}
     row, others = own.pop(worker, None), list(own.values())
     if row is None or not others or row.speed is None or not row.is_slow:
@@ -158,21 +125,13 @@ def _no_longer_waited_for(worker: str, rows: Sequence[WorkerRow]) -> str:
 
 
 def _named(text: str, job: str) -> str:
-    """Return ``text`` with the name of the ``job`` in its commands."""
     return re.sub(r"\bJOB\b", lambda _: job, text)
 
 
 def with_incidents(
     words: str, tone: str, incidents: Sequence[ShownIncident], joining: int
 ) -> tuple[str, str]:
-    """Return the words and the tone of a job's header, which say that somebody should act.
-
-    Args:
-        words: how the job is, without regard to its incidents.
-        tone: its tone; if that is not ``good``, both are returned as they are.
-        incidents: the incidents that the page shows.
-        joining: the workers that prepare to join: then an empty place needs nobody to act.
-    """
+    """Return the words and the tone of a job's header, which say that somebody should act."""
     if tone != "good":
         return words, tone
     lasting = {one.kind for one in incidents if one.tone != "over"}

@@ -56,7 +56,7 @@ class HostUsage(Record):
 
 @dataclass(frozen=True)
 class SlotChart(Record):
-    """The Gantt chart of a cluster between two times; either ``rows`` or ``use`` is empty."""
+    """The Gantt chart of a cluster between two times; either `rows` or `use` is empty."""
 
     from_s: Annotated[float, "from when, in seconds since 1970"]
     to_s: Annotated[float, "until when"]
@@ -73,16 +73,8 @@ def slot_chart(
     to_s: float,
     cut_s: float = 0.0,
 ) -> SlotChart:
-    """Return the chart of ``intervals`` between ``from_s`` and ``to_s``.
-
-    Args:
-        intervals: who had which slots when, in any order. What lies before or after is cut off.
-        slots: host -> the slots that it offers now. A host that is not in it is shown if a job had
-            slots of it.
-        from_s: from when, in seconds since 1970.
-        to_s: until when, later than ``from_s``.
-        cut_s: before this time the intervals are not complete; 0: they are.
-    """
+    """Return the chart of `intervals` between `from_s` and `to_s`."""
+    # `from_s`: from when, in seconds since 1970.
     shown = sorted(
         (one for one in intervals if one.begin_s < to_s and (one.end_s or to_s) > from_s),
         key=lambda one: (one.begin_s, one.submission, one.host),
@@ -120,17 +112,7 @@ def natural_order(name: str) -> tuple[tuple[bool, int, str], ...]:
 
 
 def _lanes_of(host: str, intervals: Sequence[SlotInterval], offered: int, from_s: float) -> HostRow:
-    """Return the row of a host: each job keeps its lanes while it grows, shrinks and goes on.
-
-    A slot that changes hands in one plan is on one lane, though the event that its new job has it
-    may be logged up to :data:`SAME_S` (0.5) seconds before the event that the old one has not.
-
-    Args:
-        host: the name of the host.
-        intervals: its intervals, the earliest first.
-        offered: the slots that it offers now.
-        from_s: what was before this time is cut off.
-    """
+    """Return the row of a host: each job keeps its lanes while it grows, shrinks and goes on."""
     ends: list[float] = []  # lane -> until when it is used
     last: dict[int, list[int]] = {}  # submission -> the lanes that it had before
     boxes: list[ChartInterval] = []
@@ -150,7 +132,7 @@ def _lanes_of(host: str, intervals: Sequence[SlotInterval], offered: int, from_s
 
 
 def _runs(lanes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (first lane, number of lanes) of each run of neighbours in ``lanes``, sorted."""
+    """Return (first lane, number of lanes) of each run of neighbours in `lanes`, sorted."""
     found: list[tuple[int, int]] = []
     for lane in lanes:
         if found and sum(found[-1]) == lane:
@@ -167,15 +149,8 @@ def _use(
     from_s: float,
     to_s: float,
 ) -> tuple[HostUsage, ...]:
-    """Return a row for each host, or for several together, with the part of slots in use.
-
-    Args:
-        hosts: the names of the hosts, in the order to show.
-        of_host: the intervals of each.
-        slots: host -> the slots that it offers now.
-        from_s: where the first column begins, in seconds since 1970.
-        to_s: where the last column ends.
-    """
+    """Return a row for each host, or for several together, with the part of slots in use."""
+    # `from_s`: where the first column begins, in seconds since 1970.
     together = max(1, ceil(len(hosts) / MOST_ROWS))
     found = []
     for first in range(0, len(hosts), together):
@@ -192,14 +167,8 @@ def _use(
 
 
 def _add(used: list[float], one: SlotInterval, from_s: float, to_s: float) -> None:
-    """Add the slots of an interval to the mean number of used slots of each column.
-
-    Args:
-        used: the number of each column, which is changed.
-        one: the interval.
-        from_s: where the first column begins, in seconds since 1970.
-        to_s: where the last column ends.
-    """
+    """Add the slots of an interval to the mean number of used slots of each column."""
+    # `from_s`: where the first column begins, in seconds since 1970.
     wide_s = (to_s - from_s) / len(used)
     begin = max(0.0, (one.begin_s - from_s) / wide_s)
     end = min(float(len(used)), ((to_s if one.end_s is None else one.end_s) - from_s) / wide_s)

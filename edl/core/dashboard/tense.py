@@ -13,10 +13,10 @@ _TENSES = re.compile(f"{_BEGIN}([^{_OR}]*){_OR}([^{_END}]*){_END}")
 
 
 def tenses(present: str, past: str) -> str:
-    """Return a part of a text that has both forms of a verb, for :func:`in_tense`."""
+    """Return a part of a text that has both forms of a verb, for `in_tense`."""
     return f"{_BEGIN}{present}{_OR}{past}{_END}"
 
 
 def in_tense(text: str, is_over: bool) -> str:
-    """Return ``text`` with its verbs in the past tense if what it tells ``is_over``."""
+    """Return `text` with its verbs in the past tense if what it tells `is_over`."""
     return _TENSES.sub(lambda found: found[2 if is_over else 1], text)

@@ -20,23 +20,17 @@ GAP_S = 10.0  # without a sample, beyond a period: no line is drawn there
 
 @dataclass(frozen=True)
 class StepParts(Record):
-    """The mean time of a step in its parts, over workers, each in seconds.
-
-    Attributes:
-        compute_s: computing.
-        data_s: waiting for the batch.
-        reduce_s: reducing the gradients: the shortest reduction of a worker, which waits for none.
-        wait_s: waiting for slower workers: what the reductions of the others take longer.
-    """
+    """The mean time of a step in its parts, over workers, each in seconds."""
 
     compute_s: float
-    data_s: float
+    data_s: float  # waiting for the batch
+    # reducing the gradients: the shortest reduction of a worker, which waits for none
     reduce_s: float
-    wait_s: float
+    wait_s: float  # waiting for slower workers: what the reductions of the others take longer
 
 
 def step_parts(times: Sequence[Times]) -> StepParts | None:
-    """Return the mean parts of a step over the workers of ``times``; None without any."""
+    """Return the mean parts of a step over the workers of `times`; None without any."""
     if not times:
         return None
     count, reduce_s = len(times), min(one.reduce_s for one in times)
@@ -50,24 +44,16 @@ def step_parts(times: Sequence[Times]) -> StepParts | None:
 
 @dataclass(frozen=True)
 class SpeedSample(Record):
-    """The speed of a job at one time, or its mean over a period.
+    """The speed of a job at one time, or its mean over a period."""
 
-    Attributes:
-        at_s: the time, in seconds since 1970; of a period its beginning.
-        samples_per_s: the throughput of all workers together.
-        np: the number of workers.
-        parts: the parts of a step; None: not known.
-        count: the number of samples of which this is the mean.
-    """
-
-    at_s: float
-    samples_per_s: float
-    np: int
-    parts: StepParts | None = None
-    count: int = 1
+    at_s: float  # the time, in seconds since 1970; of a period its beginning
+    samples_per_s: float  # the throughput of all workers together
+    np: int  # the number of workers
+    parts: StepParts | None = None  # the parts of a step; None: not known
+    count: int = 1  # the number of samples of which this is the mean
 
     def and_then(self, later: SpeedSample) -> SpeedSample:
-        """Return the mean of this sample and ``later``, weighted by their counts, at this time."""
+        """Return the mean of this sample and `later`, weighted by their counts, at this time."""
         count = self.count + later.count
         rate = (self.samples_per_s * self.count + later.samples_per_s * later.count) / count
         return SpeedSample(self.at_s, rate, later.np, later.parts or self.parts, count)
@@ -75,34 +61,21 @@ class SpeedSample(Record):
 
 @dataclass(frozen=True)
 class ThroughputHistory(Record):
-    """A job's speed over time; :meth:`with_sample` adds to it.
+    """A job's speed over time; `with_sample` adds to it."""
 
-    Attributes:
-        period_s: the length of a period, in seconds.
-        samples: a mean for each period in which the job was observed, the oldest first.
-    """
-
-    period_s: float = FIRST_PERIOD_S
+    period_s: float = FIRST_PERIOD_S  # the length of a period, in seconds
+    # a mean for each period in which the job was observed, the oldest first
     samples: tuple[SpeedSample, ...] = ()
 
     def with_sample(self, sample: SpeedSample) -> ThroughputHistory:
-        """Return the history with ``sample``, which is the newest.
-
-        If its time is before that of the last period, as clocks differ, it counts in that period.
-        """
+        """Return the history with `sample`, which is the newest."""
         new = replace(self, samples=_added(self.samples, sample, self.period_s))
         while len(new.samples) > MOST_PERIODS:
             new = new._doubled()
         return new
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Return the samples as columns for a chart, by name; None where a value is not known.
-
-        Where nobody observed the job for :data:`GAP_S`, a row of None ends the line.
-
-        The columns are ``at_s``, ``samples_per_s``, ``np``, and in seconds ``compute_s``,
-        ``data_s``, ``reduce_s`` and ``wait_s``.
-        """
+        """Return the samples as columns for a chart, by name; None where a value is not known."""
         names = ("compute_s", "data_s", "reduce_s", "wait_s")
         columns: dict[str, list[float | None]] = {
             name: [] for name in ("at_s", "samples_per_s", "np", *names)
@@ -132,7 +105,7 @@ class ThroughputHistory(Record):
 def _added(
     samples: tuple[SpeedSample, ...], sample: SpeedSample, period_s: float
 ) -> tuple[SpeedSample, ...]:
-    """Return ``samples`` with one more, combined with the last one if it is of no later period."""
+    """Return `samples` with one more, combined with the last one if it is of no later period."""
     last = samples[-1] if samples else None
     if last is not None and last.at_s // period_s >= sample.at_s // period_s:
         return (*samples[:-1], last.and_then(sample))

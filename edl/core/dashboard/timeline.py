@@ -73,38 +73,25 @@ ENDS = frozenset(
 
 @dataclass(frozen=True)
 class GenerationBand(Record):
-    """A period of the time line: one generation, or several that were merged.
+    """A period of the time line: one generation, or several that were merged."""
 
-    Attributes:
-        first: the number of its first generation.
-        last: the number of its last generation.
-        from_s: when it began, in seconds since 1970.
-        to_s: when it ended, in seconds since 1970; None: it is the present one.
-        np: the workers of its last generation.
-        least_np: the smallest number of workers in it.
-        most_np: the largest number of workers in it.
-        cause: why it began, as :func:`edl.core.event_text.kind_of_change` says; ``several`` of
-            merged generations, or ``unknown`` if the log has no event of it any more; then
-            ``from_s`` is the time of the oldest event.
-        reason: why the leader wrote it; of merged ones that of the last.
-        loss_s: the training time that its switches cost, in seconds; None: not known (yet).
-        paused_s: for how long it had too few workers to train, in seconds.
-    """
-
-    first: int
-    last: int
-    from_s: float
-    to_s: float | None
-    np: int
-    least_np: int
-    most_np: int
+    first: int  # the number of its first generation
+    last: int  # the number of its last generation
+    from_s: float  # when it began, in seconds since 1970
+    to_s: float | None  # when it ended, in seconds since 1970; None: it is the present one
+    np: int  # the workers of its last generation
+    least_np: int  # the smallest number of workers in it
+    most_np: int  # the largest number of workers in it
+    # why it began, as `kind_of_change` says; `several` of merged generations, or `unknown` if the
+    # log has no event of it any more; then `from_s` is the time of the oldest event
     cause: str
-    reason: str
+    reason: str  # why the leader wrote it; of merged ones that of the last
+    # the training time that its switches cost, in seconds; None: not known (yet)
     loss_s: float | None = None
-    paused_s: float = 0.0
+    paused_s: float = 0.0  # for how long it had too few workers to train, in seconds
 
     def merged(self, later: GenerationBand) -> GenerationBand:
-        """Return the band that covers this one and ``later``, which follows it."""
+        """Return the band that covers this one and `later`, which follows it."""
         known = [one for one in (self.loss_s, later.loss_s) if one is not None]
         return replace(
             later,
@@ -120,100 +107,67 @@ class GenerationBand(Record):
 
 @dataclass(frozen=True)
 class TimelineMark(Record):
-    """An event that the time line shows as a mark.
+    """An event that the time line shows as a mark."""
 
-    Attributes:
-        at_s: when it was logged, in seconds since 1970; of an outage of ZooKeeper, when that began.
-        kind: the kind of the event; :data:`AWAY` of an outage of ZooKeeper.
-        tone: how serious it is, as :func:`edl.core.dashboard.event_page.tone_of` says.
-        generation: the generation that it is about.
-        reason: what has happened, and why.
-    """
-
+    # when it was logged, in seconds since 1970; of an outage of ZooKeeper, when that began
     at_s: float
-    kind: str
-    tone: str
-    generation: int
-    reason: str
+    kind: str  # the kind of the event; `AWAY` of an outage of ZooKeeper
+    tone: str  # how serious it is, as `tone_of` says
+    generation: int  # the generation that it is about
+    reason: str  # what has happened, and why
 
 
 @dataclass(frozen=True)
 class WorkerLoss(Record):
-    """The parts of one worker's switch.
+    """The parts of one worker's switch."""
 
-    Attributes:
-        worker: the name of the worker.
-        without_step_s: for how long it completed no step, in seconds.
-        parts: the seconds of each part.
-    """
-
-    worker: str
-    without_step_s: float
-    parts: SwitchParts
+    worker: str  # the name of the worker
+    without_step_s: float  # for how long it completed no step, in seconds
+    parts: SwitchParts  # the seconds of each part
 
 
 @dataclass(frozen=True)
 class SwitchLoss(Record):
-    """The cost of the switch into one generation.
+    """The cost of the switch into one generation."""
 
-    Attributes:
-        generation: the number of the generation.
-        at_s: when the switch was logged, in seconds since 1970.
-        step: the newest complete step then.
-        reason: what has happened, and why.
-        loss_s: the training time that it cost, in seconds; 0 if all workers were new.
-        size: the number of workers in the new ring.
-        workers: those that completed no step for longest, at most :data:`MOST_WORKERS`.
-    """
-
-    generation: int
-    at_s: float
-    step: int
-    reason: str
-    loss_s: float
-    size: int
+    generation: int  # the number of the generation
+    at_s: float  # when the switch was logged, in seconds since 1970
+    step: int  # the newest complete step then
+    reason: str  # what has happened, and why
+    loss_s: float  # the training time that it cost, in seconds; 0 if all workers were new
+    size: int  # the number of workers in the new ring
+    # those that completed no step for longest, at most `MOST_WORKERS`
     workers: tuple[WorkerLoss, ...]
 
 
 @dataclass(frozen=True)
 class GenerationTimeline(Record):
-    """The generations of a job in order of time; :meth:`with_event` adds what an event tells.
+    """The generations of a job in order of time; `with_event` adds what an event tells."""
 
-    Attributes:
-        bands: the generations, the oldest first, without gaps in their numbers.
-        marks: the newest events and outages that are marked, the oldest first.
-        switches: the newest switches, the oldest first.
-        began_s: when the first generation began, in seconds since 1970; 0: there is none. Of a log
-            whose oldest events are gone, from when on everything is known.
-        lost_s: the seconds lost to switches and pauses until now.
-        ended_s: when training ended, in seconds since 1970; None: it has not.
-        paused_since_s: since when too few workers are left; None: enough are.
-        leader: the worker that leads; None: not known.
-        led_s: since when it leads, in seconds since 1970.
-        is_cut: whether the oldest events of the log are gone.
-    """
-
+    # the generations, the oldest first, without gaps in their numbers
     bands: tuple[GenerationBand, ...] = ()
+    # the newest events and outages that are marked, the oldest first
     marks: tuple[TimelineMark, ...] = ()
-    switches: tuple[SwitchLoss, ...] = ()
+    switches: tuple[SwitchLoss, ...] = ()  # the newest switches, the oldest first
+    # when the first generation began, in seconds since 1970; 0: there is none. Of a log whose
+    # oldest events are gone, from when on everything is known.
     began_s: float = 0.0
-    lost_s: float = 0.0
-    ended_s: float | None = None
+    lost_s: float = 0.0  # the seconds lost to switches and pauses until now
+    ended_s: float | None = None  # when training ended, in seconds since 1970; None: it has not
+    # since when too few workers are left; None: enough are
     paused_since_s: float | None = field(default=None)
-    leader: str | None = None
-    led_s: float = 0.0
-    is_cut: bool = False
+    leader: str | None = None  # the worker that leads; None: not known
+    led_s: float = 0.0  # since when it leads, in seconds since 1970
+    is_cut: bool = False  # whether the oldest events of the log are gone
 
     @classmethod
     def cut(cls, at_s: float) -> GenerationTimeline:
-        """Return the time line of a log whose oldest kept event was written at ``at_s``.
-
-        Earlier events are gone. ``at_s`` is in seconds since 1970.
-        """
+        """Return the time line of a log whose oldest kept event was written at `at_s`."""
+        # `at_s` is in seconds since 1970.
         return cls(began_s=at_s, is_cut=True)
 
     def with_event(self, event: Event) -> GenerationTimeline:
-        """Return the time line with what ``event`` tells; events come in the order of the log."""
+        """Return the time line with what `event` tells; events come in the order of the log."""
         new = self
         if event.kind in MARKED:
             new = new._marked(event, event.reason)
@@ -235,26 +189,16 @@ class GenerationTimeline(Record):
         return new
 
     def with_outage(self, since_s: float) -> GenerationTimeline:
-        """Return the time line with a mark for an outage of ZooKeeper that lasts.
-
-        No event tells of it yet. ``since_s`` is when it began, in seconds since 1970.
-        """
+        """Return the time line with a mark for an outage of ZooKeeper that lasts."""
+        # `since_s` is when it began, in seconds since 1970.
         generation = self.bands[-1].last if self.bands else 0
         reason = "ZooKeeper does not answer"
         return self._with_mark(TimelineMark(since_s, AWAY, "bad", generation, reason))
 
     def goodput(self, now_s: float, standing_s: float = 0.0) -> float | None:
-        """Return the fraction of the time since the first generation that was not lost, 0 to 1.
-
-        Of a log that was cut, it is that of the time since :attr:`began_s`.
-
-        Args:
-            now_s: the present time, in seconds since 1970.
-            standing_s: for how long no step has completed that should have, in seconds.
-
-        Returns:
-            the fraction; None before the first generation.
-        """
+        """Return the fraction of the time since the first generation that was not lost, 0 to 1."""
+        # Of a log that was cut, it is that of the time since `began_s`.
+        # `now_s`: the present time, in seconds since 1970.
         if not self.began_s:
             return None
         end_s = now_s if self.ended_s is None else self.ended_s
@@ -266,25 +210,25 @@ class GenerationTimeline(Record):
         return min(1.0, max(0.0, 1.0 - lost_s / lasted_s))
 
     def switch_of(self, generation: int) -> SwitchLoss | None:
-        """Return the cost of the switch into ``generation``; None: it is not known any more."""
+        """Return the cost of the switch into `generation`; None: it is not known any more."""
         found = [one for one in self.switches if one.generation == generation]
         return found[-1] if found else None
 
     def _marked(self, event: Event, reason: str) -> GenerationTimeline:
-        """Return the time line with a mark for ``event``, which says ``reason``."""
+        """Return the time line with a mark for `event`, which says `reason`."""
         tone = tone_of(event.kind)
         return self._with_mark(
             TimelineMark(event.time, str(event.kind), tone, event.generation, reason)
         )
 
     def _with_mark(self, mark: TimelineMark) -> GenerationTimeline:
-        """Return the time line with ``mark`` at its place in the order of time."""
+        """Return the time line with `mark` at its place in the order of time."""
         later = sum(one.at_s > mark.at_s for one in self.marks)
         at = len(self.marks) - later
         return replace(self, marks=(*self.marks[:at], mark, *self.marks[at:])[-MOST_MARKS:])
 
     def _led(self, event: Event, worker: str) -> GenerationTimeline:
-        """Return the time line with ``worker`` as the leader, and a mark if another one led."""
+        """Return the time line with `worker` as the leader, and a mark if another one led."""
         if worker == self.leader:
             return self
         reason = f"{event.reason}; before, {self.leader} led"
@@ -304,10 +248,7 @@ class GenerationTimeline(Record):
         return replace(before, bands=bands, began_s=began_s, ended_s=None)
 
     def _with_former(self, event: Event, details: GenerationDetails) -> GenerationTimeline:
-        """Return a line that was cut with the generation before the first one that the log has.
-
-        Its size follows from who has joined and left; other lines stay as they are.
-        """
+        """Return a line that was cut with the generation before the first one that the log has."""
         np = len(details.members) - len(details.joined) + len(details.left)
         number = event.generation - 1
         if not self.is_cut or self.bands or number < 1 or np < 1:
@@ -317,11 +258,7 @@ class GenerationTimeline(Record):
         return replace(self, bands=(band,))
 
     def _with_switch(self, event: Event, details: SwitchDetails) -> GenerationTimeline:
-        """Return the time line with the cost of a switch, at the generation that it led to.
-
-        If the log was cut, what was lost before is not counted, nor a switch of which it has no
-        generation.
-        """
+        """Return the time line with the cost of a switch, at the generation that it led to."""
         loss_s = _loss_s(details)
         slowest = sorted(
             details.workers.items(), key=lambda item: (-without_step_s(item[1]), item[0])
@@ -348,11 +285,10 @@ class GenerationTimeline(Record):
         return replace(new, bands=tuple(bands), lost_s=self.lost_s + counted_s)
 
     def _ended(self, at_s: float) -> GenerationTimeline:
-        """Return the time line of a job whose training has ended at ``at_s``, or before."""
         return replace(self._closed(at_s), ended_s=at_s if self.ended_s is None else self.ended_s)
 
     def _closed(self, at_s: float) -> GenerationTimeline:
-        """Return the time line with its last band ended at ``at_s``, if it had no end."""
+        """Return the time line with its last band ended at `at_s`, if it had no end."""
         if not self.bands or self.bands[-1].to_s is not None:
             return replace(self, paused_since_s=None)
         paused_s = max(0.0, at_s - self.paused_since_s) if self.paused_since_s is not None else 0.0
@@ -366,10 +302,7 @@ class GenerationTimeline(Record):
 
 
 def _loss_s(details: SwitchDetails) -> float:
-    """Return the training time that a switch cost, in seconds: that of its slowest old worker.
-
-    It is 0 if all workers were new, as at the start of a job.
-    """
+    """Return the training time that a switch cost, in seconds: that of its slowest old worker."""
     return max(
         (
             max(0.0, without_step_s(parts) - parts.median_step_s)
@@ -381,7 +314,7 @@ def _loss_s(details: SwitchDetails) -> float:
 
 
 def _compact(bands: tuple[GenerationBand, ...]) -> tuple[GenerationBand, ...]:
-    """Return ``bands``; if there are more than :data:`MOST_BANDS`, the older half in pairs."""
+    """Return `bands`; if there are more than `MOST_BANDS`, the older half in pairs."""
     if len(bands) <= MOST_BANDS:
         return bands
     half = len(bands) // 4 * 2

@@ -25,44 +25,26 @@ SLOW_BELOW = 0.8  # of the median speed, as the default of the policy for stragg
 
 @dataclass(frozen=True)
 class WorkerRow(Record):
-    """One worker in the table. Times are in seconds a step; None: not known.
+    """One worker in the table. Times are in seconds a step; None: not known."""
 
-    Attributes:
-        worker: its name.
-        host: its host.
-        slot: its slot there.
-        device: its device there; None: it was given none.
-        rank: its rank; None: it is not in the ring.
-        stage: its stage.
-        leads: whether it leads.
-        pid: its process.
-        samples: the samples that it trains in a step.
-        compute_s: computing.
-        data_s: waiting for its batch.
-        reduce_s: reducing the gradients.
-        wait_s: waiting for slower workers.
-        speed: its samples in a second of its own time, relative to the median.
-        is_slow: whether it is marked as slow: its ``speed`` is below :data:`SLOW_BELOW`, or the
-            workers report that they wait for it, which they do sooner.
-        note: what is unusual about it, in a few words; empty: nothing.
-    """
-
-    worker: str
+    worker: str  # its name
     host: str
     slot: int
     device: int | None
-    rank: int | None
+    rank: int | None  # its rank; None: it is not in the ring
     stage: str
-    leads: bool
-    pid: int
-    samples: float | None = None
+    leads: bool  # whether it leads
+    pid: int  # its process
+    samples: float | None = None  # the samples that it trains in a step
     compute_s: float | None = None
-    data_s: float | None = None
-    reduce_s: float | None = None
-    wait_s: float | None = None
-    speed: float | None = None
+    data_s: float | None = None  # waiting for its batch
+    reduce_s: float | None = None  # reducing the gradients
+    wait_s: float | None = None  # waiting for slower workers
+    speed: float | None = None  # its samples in a second of its own time, relative to the median
+    # whether it is marked as slow: its `speed` is below `SLOW_BELOW`, or the workers report that
+    # they wait for it, which they do sooner
     is_slow: bool = False
-    note: str = ""
+    note: str = ""  # what is unusual about it, in a few words; empty: nothing
 
     @property
     def own_s(self) -> float | None:
@@ -73,41 +55,23 @@ class WorkerRow(Record):
 
 @dataclass(frozen=True)
 class WorkerTable(Record):
-    """The workers of a job.
+    """The workers of a job."""
 
-    Attributes:
-        rows: the workers that are shown: the unusual and the slow ones first if not all are.
-        total: the number of workers.
-        stages: the number of workers by stage.
-        hosts: the number of workers by host, of at most :data:`MOST_HOSTS` hosts.
-        host_count: the number of hosts.
-        timed: the number of workers whose times are known: the slowest ones.
-        own_s: the median, over the timed workers, of computing and loading in a step; None: none.
-        step_s: the longest step of a timed worker: the length of a full bar; 0: none.
-        evicted: worker -> why it was evicted, the newest few.
-        disabled_slots: slot -> why no worker is started in it.
-    """
-
+    # the workers that are shown: the unusual and the slow ones first if not all are
     rows: tuple[WorkerRow, ...]
-    total: int
-    stages: Mapping[str, int]
-    hosts: Mapping[str, int]
-    host_count: int
-    timed: int
+    total: int  # the number of workers
+    stages: Mapping[str, int]  # the number of workers by stage
+    hosts: Mapping[str, int]  # the number of workers by host, of at most `MOST_HOSTS` hosts
+    host_count: int  # the number of hosts
+    timed: int  # the number of workers whose times are known: the slowest ones
+    # the median, over the timed workers, of computing and loading in a step; None: none
     own_s: float | None
-    step_s: float
-    evicted: Mapping[str, str]
-    disabled_slots: Mapping[str, str]
+    step_s: float  # the longest step of a timed worker: the length of a full bar; 0: none
+    evicted: Mapping[str, str]  # worker -> why it was evicted, the newest few
+    disabled_slots: Mapping[str, str]  # slot -> why no worker is started in it
 
 
 def worker_table(status: JobStatus, times: Sequence[Times]) -> WorkerTable:
-    """Return the table of the workers of a job.
-
-    Args:
-        status: the status of the job.
-        times: the mean step times of its slowest workers, as its scaling profile has them; those of
-            workers that are gone are left out.
-    """
     here = {one.id for one in status.members}
     known = {f"w{one.worker}": one for one in times if f"w{one.worker}" in here}
     own_s = median(one.own_s for one in known.values()) if known else None
@@ -140,15 +104,6 @@ def _row(
     usual: float | None,
     least_s: float,
 ) -> WorkerRow:
-    """Return the row of one worker.
-
-    Args:
-        member: the worker.
-        status: the status of its job.
-        times: its mean step times; None: not known.
-        usual: the median of the workers' samples in a second of their own time; None: not known.
-        least_s: the shortest reduction of a worker, in seconds.
-    """
     row = WorkerRow(
         worker=member.id,
         host=member.host,
@@ -178,13 +133,7 @@ def _row(
 
 
 def _note(member: MemberStatus, speed: float | None, is_slowest: bool) -> str:
-    """Return what is unusual about a worker, in a few words; empty if nothing is.
-
-    Args:
-        member: the worker.
-        speed: its speed relative to the median; None: not known.
-        is_slowest: whether the workers report that they wait for it.
-    """
+    """Return what is unusual about a worker, in a few words; empty if nothing is."""
     if member.stage == Stage.PREPARING:
         return "starts and warms up; the others train on"
     if member.stage == Stage.READY:
@@ -201,5 +150,4 @@ def _note(member: MemberStatus, speed: float | None, is_slowest: bool) -> str:
 
 
 def _unusual(row: WorkerRow) -> tuple[bool, float, str]:
-    """Return the key by which rows are chosen if there are too many: the unusual ones first."""
     return (not row.note, -(row.own_s or 0.0), row.worker)
