@@ -48,22 +48,16 @@ what was done, as a sentence. It runs in a thread of its own."""
 
 
 class ActionRunner:
-    """The actions of a server, and the token that they need.
-
-    Args:
-        act: carries out an action; None: the server only reads.
-
-    Attributes:
-        token: the token; empty: the server only reads.
-    """
+    """The actions of a server, and the token that they need."""
 
     def __init__(self, act: Act | None = None) -> None:
         self._act = act
         self._running = 0
+        # the token; empty: the server only reads
         self.token = secrets.token_hex(32) if act is not None else ""
 
     def refusal(self, request: Request) -> str:
-        """Return why ``request`` may not change anything, as a sentence; empty: it may."""
+        """Return why `request` may not change anything, as a sentence; empty: it may."""
         if not self.token:
             return NO_ACTIONS
         given = request.headers.get(HEADER, "")
@@ -75,17 +69,7 @@ class ActionRunner:
         return ""
 
     async def act(self, job: str, verb: str, values: Mapping[str, Any]) -> str:
-        """Carry out ``verb`` on ``job`` with ``values``; return what was done, as a sentence.
-
-        Args:
-            job: the name of the job; empty: the only one of the server, or the cluster.
-            verb: the name of the action.
-            values: what it needs, by name.
-
-        Raises:
-            UsageError: too many actions are under way.
-            EdlError: what the action raises.
-        """
+        """Carry out `verb` on `job` with `values`; return what was done, as a sentence."""
         if self._act is None:
             raise UsageError(NO_ACTIONS)
         if self._running >= MOST_ACTIONS:
@@ -98,14 +82,9 @@ class ActionRunner:
 
 
 async def in_daemon_thread(call: Callable[[], str]) -> str:
-    """Return what ``call`` returns, or raise what it raises, in a thread of its own.
-
-    The end of the server does not wait for it, as it would for a thread of an executor: an action
-    may take a minute, and goes on in the job.
-
-    Raises:
-        EdlError: what ``call`` raises; another error of it is logged, and put into a sentence.
-    """
+    """Return what `call` returns, or raise what it raises, in a thread of its own."""
+    # The end of the server does not wait for it, as it would for a thread of an executor: an action
+    # may take a minute, and goes on in the job.
     done: Future[str] = Future()
 
     def run() -> None:
@@ -124,11 +103,7 @@ async def in_daemon_thread(call: Callable[[], str]) -> str:
 
 
 def action_handler() -> Handler:
-    """Return a handler of requests for an action, whose path names the verb, and maybe the job.
-
-    The answers are 401 without the token of the page, 403 if no action is allowed, 400 if the
-    action is impossible or has failed, each with a sentence.
-    """
+    """Return a handler of requests for an action, whose path names the verb, and maybe the job."""
 
     async def act(request: Request) -> Response:
         runner: ActionRunner = request.app.state.action_runner
@@ -146,11 +121,7 @@ def action_handler() -> Handler:
 
 
 async def _values(request: Request) -> Mapping[str, Any]:
-    """Return the JSON object in the body of ``request``.
-
-    Raises:
-        UsageError: the body is too large, or no JSON object.
-    """
+    """Return the JSON object in the body of `request`."""
     body = b""
     async for part in request.stream():
         body += part

@@ -22,29 +22,13 @@ Values = Mapping[str, Any]
 
 
 def act_on_job(job: Job, verb: str, values: Values) -> str:
-    """Carry out ``verb`` on ``job``; return a sentence that says what was done.
-
-    Args:
-        job: a client of the job.
-        verb: one of ``JOB_VERBS``.
-        values: the values that the verb needs.
-
-    Raises:
-        UsageError: there is no such verb, a value is missing or wrong, or the job does not allow
-            it. Nothing was changed.
-        EdlError: the client raises it.
-    """
+    """Carry out `verb` on `job`; return a sentence that says what was done."""
     return _found(JOB_VERBS, verb)(job, values)
 
 
 def check_of_cluster(job: str, verb: str) -> None:
-    """Raise an error if a cluster would undo ``verb`` on its job ``job``.
-
-    The cluster decides how many workers the job has, and where.
-
-    Raises:
-        UsageError: the cluster would undo the verb.
-    """
+    """Raise an error if a cluster would undo `verb` on its job `job`."""
+    # UsageError: the cluster would undo the verb.
     if verb in JOB_VERBS and verb not in LASTING_VERBS:
         raise UsageError(
             f"job {job} is one of a cluster, which decides how many workers it has and where; halt "
@@ -53,38 +37,19 @@ def check_of_cluster(job: str, verb: str) -> None:
 
 
 def act_on_cluster(cluster: Cluster, verb: str, values: Values) -> str:
-    """Carry out ``verb`` on ``cluster``; return a sentence that says what was done.
-
-    Args:
-        cluster: a client of the cluster.
-        verb: one of ``CLUSTER_VERBS``.
-        values: the values that the verb needs.
-
-    Raises:
-        UsageError: there is no such verb, a value is missing or wrong, or the cluster does not
-            allow it. Nothing was changed.
-        EdlError: the client raises it.
-    """
+    """Carry out `verb` on `cluster`; return a sentence that says what was done."""
     return _found(CLUSTER_VERBS, verb)(cluster, values)
 
 
 def _found(verbs: Mapping[str, Callable[[Any, Values], str]], verb: str) -> Callable[..., str]:
-    """Return the function that carries out ``verb``.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the function that carries out `verb`."""
     if verb not in verbs:
         raise UsageError(f"there is no action {verb[:40]!r}; there are {', '.join(sorted(verbs))}")
     return verbs[verb]
 
 
 def _number(values: Values, name: str) -> int:
-    """Return the whole number that ``values`` has under ``name``.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the whole number that `values` has under `name`."""
     found = values.get(name)
     if isinstance(found, bool) or not isinstance(found, int):
         raise UsageError(f"{name} must be a whole number; give one")
@@ -92,11 +57,7 @@ def _number(values: Values, name: str) -> int:
 
 
 def _text(values: Values, name: str) -> str:
-    """Return the text that ``values`` has under ``name``, without spaces around it.
-
-    Raises:
-        UsageError: there is none, or it is empty.
-    """
+    """Return the text that `values` has under `name`, without spaces around it."""
     found = values.get(name)
     if not isinstance(found, str) or not found.strip():
         raise UsageError(f"{name} is missing; give one")
@@ -104,22 +65,18 @@ def _text(values: Values, name: str) -> str:
 
 
 def _scale(job: Job, values: Values) -> str:
-    """Change how many workers the job shall have."""
     return str(job.scale(_number(values, "np")))
 
 
 def _drain(job: Job, values: Values) -> str:
-    """Let a worker leave the job."""
     return job.drain(_number(values, "worker"))
 
 
 def _drain_host_of_job(job: Job, values: Values) -> str:
-    """Let a host leave the job."""
     return job.drain_host(_text(values, "host"), WAIT_S)
 
 
 def _migrate(job: Job, values: Values) -> str:
-    """Move workers of the job to another host; without ``np`` all that are on the first host."""
     np = None if values.get("np") is None else _number(values, "np")
     return str(job.migrate(_text(values, "from"), _text(values, "to"), np, WAIT_S))
 
@@ -134,23 +91,19 @@ def _preempt(job: Job, values: Values) -> str:
 
 
 def _stop(job: Job, values: Values) -> str:
-    """Let the job end after the step that runs."""
     return job.stop(WAIT_S)
 
 
 def _set_policy(job: Job, values: Values) -> str:
-    """Give the job a policy."""
     return f"policy of {SOURCE}: {stands(job.set_policy(_text(values, 'text'), SOURCE))}"
 
 
 def _switch_policy_off(job: Job, values: Values) -> str:
-    """Switch the policy of the job off."""
     job.switch_policy_off()
     return "the policy is off; the job keeps its size"
 
 
 def _resume_policy(job: Job, values: Values) -> str:
-    """Let the policy of the job decide again."""
     job.resume_policy()
     return "the policy decides again"
 

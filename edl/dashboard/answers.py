@@ -45,28 +45,17 @@ NewestPage = Callable[[], PublishedPage]
 
 
 def view_token(secret: str, name: str) -> str:
-    """Return the token that lets a browser read the page of a job or cluster; it changes nothing.
-
-    Args:
-        secret: the secret of the job or cluster.
-        name: the name of the job or cluster.
-    """
+    """Return the token that lets a browser read the page of a job or cluster; it changes nothing"""
     return derived(secret, "dashboard", name)
 
 
 class SecureHeaders:
-    """An application that adds :data:`HEADERS` to each answer of another one, ``app``.
-
-    Args:
-        app: the other application.
-    """
+    """An application that adds `HEADERS` to each answer of another one, `app`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-
         async def send_more(message: Message) -> None:
             if message["type"] == "http.response.start":
                 more = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
@@ -77,14 +66,7 @@ class SecureHeaders:
 
 
 class SecureApplication(Starlette):
-    """An application whose answers all have :data:`HEADERS`, also that to an error of its own.
-
-    It has the routes of the files of the page, and of the health of the server.
-
-    Args:
-        routes: further routes.
-        token: the token that a browser has to send.
-    """
+    """An application whose answers all have `HEADERS`, also that to an error of its own."""
 
     def __init__(self, routes: Sequence[Route], token: str) -> None:
         files = Route("/health", health), Route("/static/{path:path}", static())
@@ -99,7 +81,7 @@ class SecureApplication(Starlette):
 
 
 def with_token(handler: Handler) -> Handler:
-    """Return ``handler`` for requests with the token; others get 401."""
+    """Return `handler` for requests with the token; others get 401."""
 
     async def checked(request: Request) -> Response:
         if not has_bearer(request, request.app.state.token):
@@ -110,7 +92,7 @@ def with_token(handler: Handler) -> Handler:
 
 
 def has_bearer(request: Request, expected: str) -> bool:
-    """Return whether ``request`` has the token ``expected`` in its header ``Authorization``."""
+    """Return whether `request` has the token `expected` in its header `Authorization`."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     is_equal = hmac.compare_digest(given.strip().encode(), expected.encode())
     return scheme.lower() == "bearer" and is_equal
@@ -122,11 +104,7 @@ async def health(request: Request) -> Response:
 
 
 def static(path: str = "") -> Handler:
-    """Return a handler that answers with a file of the page.
-
-    Args:
-        path: the path of the file below ``static/``; empty: the request's own ``path``.
-    """
+    """Return a handler that answers with a file of the page."""
 
     async def answered(request: Request) -> Response:
         found = request.app.state.files.get(path or request.path_params["path"])
@@ -147,7 +125,7 @@ def patch(request: Request, page: PublishedPage) -> Response:
 
 
 def event_choice(request: Request) -> EventChoice:
-    """Return the filter of events in the query of ``request``."""
+    """Return the filter of events in the query of `request`."""
     query = request.query_params
     return EventChoice(
         tones=words_of(request, "tones"),
@@ -158,17 +136,12 @@ def event_choice(request: Request) -> EventChoice:
 
 
 def words_of(request: Request, name: str) -> frozenset[str]:
-    """Return the words of the value ``name`` of a query, which are separated by commas."""
+    """Return the words of the value `name` of a query, which are separated by commas."""
     return frozenset(filter(None, request.query_params.get(name, "")[:MOST_TEXT].split(",")))
 
 
 def stream_page(request: Request, newest: NewestPage) -> Response:
-    """Return an answer with a stream of server-sent events: the page, then what changes of it.
-
-    Args:
-        request: the request of the browser.
-        newest: returns the page.
-    """
+    """Return an answer with a stream of server-sent events: the page, then what changes of it."""
     state = request.app.state
     if state.streams >= MOST_STREAMS:
         return json_answer({"message": f"{MOST_STREAMS} browsers have a stream; poll"}, 503)
@@ -186,11 +159,7 @@ def stream_page(request: Request, newest: NewestPage) -> Response:
 
 
 async def _changes(state: Any, newest: NewestPage) -> AsyncIterator[bytes]:
-    """Yield the whole page, then the sections that change, each message as a server-sent event.
-
-    A comment is sent every :data:`ALIVE_S` (10) seconds without a change. The messages end when
-    ``state.ends`` is true; ``state`` is that of the application, ``newest`` returns the page.
-    """
+    """Yield the whole page, then the sections that change, each message as a server-sent event."""
     instance, version, silent_s = "", 0, 0.0
     while not state.ends:
         now = newest()
@@ -205,16 +174,14 @@ async def _changes(state: Any, newest: NewestPage) -> AsyncIterator[bytes]:
 
 
 def whole_number(text: str | None, default: Any) -> Any:
-    """Return the number that ``text`` is, or ``default`` if it is none."""
     return int(text) if text is not None and text.isdecimal() and len(text) < 16 else default
 
 
 def json_answer(value: Any, status: int = 200) -> Response:
-    """Return an answer with ``value`` as JSON."""
     return encoded(json_text(value), status)
 
 
 def encoded(content: bytes, status: int = 200) -> Response:
-    """Return an answer with ``content``, which is JSON."""
+    """Return an answer with `content`, which is JSON."""
     headers = {"Cache-Control": "no-store"}
     return Response(content, status, headers, media_type="application/json")

@@ -37,28 +37,19 @@ class JobPages(Protocol):
     """The pages of jobs that a server shows, each kept up to date by a watcher."""
 
     async def watcher(self, job: str) -> JobWatcher:
-        """Return the watcher of the job named ``job``, which goes on for some time.
-
-        Raises:
-            EdlError: there is no such job, or it cannot be read.
-        """
+        """Return the watcher of the job named `job`, which goes on for some time."""
 
     def page(self, job: str, watcher: JobWatcher) -> PublishedPage:
-        """Return the newest page of the job, whose ``watcher`` is still needed."""
+        """Return the newest page of the job, whose `watcher` is still needed."""
 
 
 class OneJobPage:
-    """The page of the only job of a server.
-
-    Args:
-        watcher: keeps the page up to date, as long as the server runs.
-    """
+    """The page of the only job of a server."""
 
     def __init__(self, watcher: JobWatcher) -> None:
         self._watcher = watcher
 
     async def watcher(self, job: str) -> JobWatcher:
-        """Return the watcher of the job."""
         return self._watcher
 
     def page(self, job: str, watcher: JobWatcher) -> PublishedPage:
@@ -69,24 +60,14 @@ class OneJobPage:
 def dashboard_app(
     watcher: JobWatcher, token: str, runner: ActionRunner | None = None
 ) -> SecureApplication:
-    """Return the application that serves the page of one job.
-
-    Args:
-        watcher: keeps the page up to date.
-        token: the token that a browser has to send.
-        runner: the actions of the page; None: it only reads.
-    """
+    """Return the application that serves the page of one job."""
     app = SecureApplication(job_routes(""), token)
     app.state.jobs, app.state.action_runner = OneJobPage(watcher), runner or ActionRunner()
     return app
 
 
 def job_routes(prefix: str) -> list[Route]:
-    """Return the routes of the page of a job.
-
-    Args:
-        prefix: what stands before them, like ``/jobs/{job}``; empty: they are of the only job.
-    """
+    """Return the routes of the page of a job."""
     return [
         Route(f"{prefix}/", static("index.html")),
         Route(f"{prefix}/api/page", of_job(_page)),
@@ -98,10 +79,7 @@ def job_routes(prefix: str) -> list[Route]:
 
 
 def of_job(handler: JobHandler) -> Handler:
-    """Return a handler of requests with the token that asks ``handler`` about the job in the path.
-
-    If there is no such job, the answer is 404.
-    """
+    """Return a handler of requests with the token that asks `handler` about the job in the path."""
 
     async def found(request: Request) -> Response:
         try:
@@ -114,18 +92,15 @@ def of_job(handler: JobHandler) -> Handler:
 
 
 def _job_of(request: Request) -> str:
-    """Return the job that the path of a request names; empty: the only one of the server."""
     name: str = request.path_params.get("job", "")
     return name
 
 
 async def _page(request: Request, watcher: JobWatcher) -> Response:
-    """Answer with the sections of the page that changed after the version the browser has."""
     return patch(request, watcher.page)
 
 
 async def _events(request: Request, watcher: JobWatcher) -> Response:
-    """Answer with events, the newest first, as the query wants them."""
     return json_answer({"events": watcher.events(event_choice(request))})
 
 

@@ -17,12 +17,7 @@ CONNECT_S = 0.5  # for a server to take a connection
 
 
 def ask_workers(snapshot: Snapshot, run: str) -> WorkerReports:
-    """Ask the first workers of the newest ring for their health, all at the same time.
-
-    Args:
-        snapshot: the records of the job, as they were read last.
-        run: the token of the start of the job.
-    """
+    """Ask the first workers of the newest ring for their health, all at the same time."""
     generation = snapshot.generation
     members = generation.members[:MOST_ASKED] if generation is not None else ()
     answers = ask_all({one.id: (one.address, one.port) for one in members}, ASK_S)
@@ -30,21 +25,13 @@ def ask_workers(snapshot: Snapshot, run: str) -> WorkerReports:
 
 
 def probe_servers(hosts: str) -> Mapping[str, ServerProbe]:
-    """Try to connect to each server of ZooKeeper, one after the other; nothing is sent.
-
-    Args:
-        hosts: the servers, as "host:port,host:port", perhaps with a path.
-
-    Returns:
-        server, as "host:port" -> what it does with a connection. A server whose name or port is
-        wrong is not in it.
-    """
+    """Try to connect to each server of ZooKeeper, one after the other; nothing is sent."""
     servers = [one.strip() for one in hosts.split("/")[0].split(",")][:MOST_SERVERS]
     return {one: found for one in servers if (found := _probe(one)) is not None}
 
 
 def _probe(server: str) -> ServerProbe | None:
-    """Return what ``server``, as "host:port", does with a connection; None: it has no address."""
+    """Return what `server`, as "host:port", does with a connection; None: it has no address."""
     host, _, port = server.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):

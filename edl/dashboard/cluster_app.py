@@ -47,15 +47,8 @@ def cluster_app(
     token: str,
     runner: ActionRunner | None = None,
 ) -> SecureApplication:
-    """Return the application that serves the page of a cluster and those of its jobs.
-
-    Args:
-        watcher: keeps the page of the cluster up to date.
-        jobs: the pages of its jobs.
-        forecast: says which slots a job would get now; called in a thread of its own.
-        token: the token that a browser has to send.
-        runner: the actions of the pages; None: they only read.
-    """
+    """Return the application that serves the page of a cluster and those of its jobs."""
+    # `forecast`: says which slots a job would get now; called in a thread of its own.
     routes = [
         Route("/", static("cluster.html")),
         Route("/api/page", with_token(_page)),
@@ -76,12 +69,10 @@ def cluster_app(
 
 
 async def _page(request: Request) -> Response:
-    """Answer with the sections of the page that changed after the version the browser has."""
     return patch(request, request.app.state.watcher.page)
 
 
 async def _stream(request: Request) -> Response:
-    """Answer with server-sent events: the whole page, then the sections that change."""
     watcher: ClusterWatcher = request.app.state.watcher
     return stream_page(request, lambda: watcher.page)
 
@@ -107,12 +98,11 @@ async def _job(request: Request) -> Response:
 
 
 async def _events(request: Request) -> Response:
-    """Answer with events of the cluster, the newest first, as the query wants them."""
     return json_answer({"events": request.app.state.watcher.events(event_choice(request))})
 
 
 async def _chart(request: Request) -> Response:
-    """Answer with who had which slots in the last seconds, one of :data:`PERIODS_S`."""
+    """Answer with who had which slots in the last seconds, one of `PERIODS_S`."""
     query = request.query_params
     asked_s = whole_number(query.get("period"), 3600)
     period_s = min(PERIODS_S, key=lambda one: abs(one - asked_s))

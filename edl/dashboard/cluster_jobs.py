@@ -23,29 +23,15 @@ OpenJob = Callable[[str], AbstractContextManager[JobStore]]
 
 @dataclass
 class WatchedPage:
-    """The page of one job, which is kept up to date.
+    """The page of one job, which is kept up to date."""
 
-    Attributes:
-        watcher: keeps it up to date.
-        resources: ends the watcher and its session.
-        used_s: when somebody asked for it last, by the clock of :class:`ClusterJobPages`.
-    """
-
-    watcher: JobWatcher
-    resources: ExitStack
-    used_s: float
+    watcher: JobWatcher  # keeps it up to date
+    resources: ExitStack  # ends the watcher and its session
+    used_s: float  # when somebody asked for it last, by the clock of `ClusterJobPages`
 
 
 class ClusterJobPages:
-    """The pages of the jobs of a cluster, opened when a browser asks, closed when none does.
-
-    Its methods are called on the event loop of the server; what waits for ZooKeeper runs in threads
-    beside it.
-
-    Args:
-        open_job: opens the records of a job.
-        clock: returns seconds that pass evenly.
-    """
+    """The pages of the jobs of a cluster, opened when a browser asks, closed when none does."""
 
     def __init__(self, open_job: OpenJob, clock: Callable[[], float] = time.monotonic) -> None:
         self._open_job = open_job
@@ -54,13 +40,8 @@ class ClusterJobPages:
         self._lock = asyncio.Lock()
 
     async def watcher(self, job: str) -> JobWatcher:
-        """Return the watcher of the job named ``job``; it is opened if need be.
-
-        Raises:
-            UsageError: the job has never started, or too many pages are in use.
-            UnknownJob: there is no such job.
-            CoordinationError: ZooKeeper does not answer.
-        """
+        """Return the watcher of the job named `job`; it is opened if need be."""
+        # UsageError: the job has never started, or too many pages are in use.
         async with self._lock:
             now_s = self._clock()
             found = self._pages.get(job)
@@ -72,36 +53,24 @@ class ClusterJobPages:
             return found.watcher
 
     def page(self, job: str, watcher: JobWatcher) -> PublishedPage:
-        """Return the newest page of the job, and note that somebody looks at it.
-
-        Args:
-            job: the name of the job.
-            watcher: its watcher.
-        """
+        """Return the newest page of the job, and note that somebody looks at it."""
         if job in self._pages:
             self._pages[job].used_s = self._clock()
         return watcher.page
 
     async def close_idle(self) -> None:
-        """Close the pages that nobody has looked at for :data:`IDLE_S` (60) seconds."""
+        """Close the pages that nobody has looked at for `IDLE_S` (60) seconds."""
         async with self._lock:
             now_s = self._clock()
             for job in [j for j, one in self._pages.items() if now_s - one.used_s >= IDLE_S]:
                 await asyncio.to_thread(self._pages.pop(job).resources.close)
 
     def close(self) -> None:
-        """Close all pages."""
         for job in tuple(self._pages):
             self._pages.pop(job).resources.close()
 
     async def _make_room(self, now_s: float) -> None:
-        """Close the page that was used least recently if there are as many as there may be.
-
-        ``now_s`` is the time by the clock.
-
-        Raises:
-            UsageError: somebody looks at each of them.
-        """
+        """Close the page that was used least recently if there are as many as there may be."""
         if len(self._pages) < MOST_PAGES:
             return
         oldest = min(self._pages, key=lambda job: self._pages[job].used_s)
@@ -113,7 +82,7 @@ class ClusterJobPages:
         await asyncio.to_thread(self._pages.pop(oldest).resources.close)
 
     def _opened(self, job: str) -> WatchedPage:
-        """Return the page of ``job``, which was read once; an error closes what was opened."""
+        """Return the page of `job`, which was read once; an error closes what was opened."""
         with ExitStack() as stack:
             store = stack.enter_context(self._open_job(job))
             watcher = stack.enter_context(JobWatcher(store))

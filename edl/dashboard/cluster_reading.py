@@ -19,26 +19,14 @@ from edl.errors import UnknownJob
 
 @dataclass(frozen=True)
 class _LastStatus:
-    """The status of a cluster, with what it was computed from.
+    """The status of a cluster, with what it was computed from."""
 
-    Attributes:
-        about: what was read; the status is computed again when any of it has changed.
-        status: the status.
-    """
-
-    about: tuple[Any, ...]
+    about: tuple[Any, ...]  # what was read; the status is computed again when any of it has changed
     status: ClusterStatus
 
 
 class ClusterReader:
-    """A reader of a cluster's records, which reads again only what has changed.
-
-    One thread at a time calls :meth:`read`.
-
-    Args:
-        store: the records of the cluster, in the session of the one who looks: the administrator or
-            a tenant.
-    """
+    """A reader of a cluster's records, which reads again only what has changed."""
 
     def __init__(self, store: ClusterStore) -> None:
         self.store = store
@@ -52,12 +40,7 @@ class ClusterReader:
         return isinstance(self.store, TenantStore)
 
     def read(self, now_s: float) -> ClusterObservation:
-        """Return what the one who looks may see of the cluster at ``now_s``.
-
-        Raises:
-            UnknownCluster: the cluster does not exist any more.
-            CoordinationError: ZooKeeper does not answer, or a record cannot be read.
-        """
+        """Return what the one who looks may see of the cluster at `now_s`."""
         store, name = self.store, self.store.paths.name
         said = store.leader.reasons()
         hosts = store.nodes.session.hosts
@@ -87,16 +70,8 @@ class ClusterReader:
         )
 
     def facts(self, job: str, now_s: float) -> ClusterJobSummary:
-        """Return what a page shows of ``job`` when somebody opens its row.
-
-        Args:
-            job: the name of the job.
-            now_s: until when its slot-seconds are counted, in seconds since 1970.
-
-        Raises:
-            UnknownJob: the newest :meth:`read` has found no such job, or the one who looks may not
-                see it.
-        """
+        """Return what a page shows of `job` when somebody opens its row."""
+        # `now_s`: until when its slot-seconds are counted, in seconds since 1970.
         found = self._jobs.get(job)
         if found is None:
             raise UnknownJob(job, tuple(sorted(self._jobs)), "edl submit")
@@ -119,13 +94,7 @@ class ClusterReader:
     def _status(
         self, snapshot: ClusterSnapshot, leases: LeaseTable, controllers: int
     ) -> ClusterStatus:
-        """Return the status of the cluster, as `edl cluster status` shows it.
-
-        Args:
-            snapshot: what was read of the cluster.
-            leases: the hosts that an engine lends.
-            controllers: the number of controllers in the election.
-        """
+        """Return the status of the cluster, as `edl cluster status` shows it."""
         about = (snapshot, leases, controllers)
         if self._known is None or self._known.about != about:
             self._known = _LastStatus(about, status_of_snapshot(self.store, *about))

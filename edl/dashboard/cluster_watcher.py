@@ -37,16 +37,9 @@ MOST_CHARTS = 16  # that are kept for so long
 
 
 class ClusterWatcher(PageWatcher):
-    """The page of one cluster, kept up to date by a thread; use it as a context manager.
+    """The page of one cluster, kept up to date by a thread; use it as a context manager."""
 
-    Any thread may read :attr:`page` and call :meth:`jobs`, :meth:`facts`, :meth:`events` and
-    :meth:`chart`.
-
-    Args:
-        store: the records of the cluster, in the session of the one who looks.
-        history: the file of the cluster's history, which is filled.
-        clock: returns the time in seconds since 1970.
-    """
+    # `clock`: returns the time in seconds since 1970.
 
     def __init__(
         self,
@@ -77,34 +70,19 @@ class ClusterWatcher(PageWatcher):
         return self._reader.is_tenant
 
     def jobs(self, choice: JobChoice) -> JobPage:
-        """Return the jobs that ``choice`` shows, as they were read last."""
+        """Return the jobs that `choice` shows, as they were read last."""
         return chosen_jobs(self._jobs, choice)
 
     def facts(self, job: str) -> ClusterJobSummary:
-        """Return what is shown of ``job`` beside its status.
-
-        Raises:
-            UnknownJob: the one who looks may see no such job.
-        """
+        """Return what is shown of `job` beside its status."""
         return self._reader.facts(job, self._clock())
 
     def events(self, choice: EventChoice) -> Sequence[ShownClusterEvent]:
-        """Return the events that ``choice`` shows, the newest first."""
+        """Return the events that `choice` shows, the newest first."""
         return self._events.chosen(choice)
 
     def chart(self, period_s: float, job: str = "", host: str = "") -> SlotChart:
-        """Return who had which slots in the last ``period_s`` seconds, or since the first had some.
-
-        An answer is given again for :data:`CHART_S` (2) seconds.
-
-        Args:
-            period_s: how long ago the chart begins.
-            job: a text that the names of the jobs contain; empty: all jobs.
-            host: the host; empty: all hosts.
-
-        Raises:
-            DataError: the history cannot be read.
-        """
+        """Return who had which slots in the last `period_s` seconds, or since the first had some"""
         now_s, about = self._clock(), (period_s, job, host)
         with self._chart_lock:
             known = self._charts.get(about)
@@ -155,12 +133,7 @@ class ClusterWatcher(PageWatcher):
         self._slots = {host.host: host.slots for host in hosts}
 
     def _read_events(self) -> None:
-        """Keep the new events of the cluster; those that cannot be read are left out and counted.
-
-        Raises:
-            UnknownCluster: the cluster does not exist any more.
-            CoordinationError: ZooKeeper does not answer.
-        """
+        """Keep the new events of the cluster; those that cannot be read are left out and counted"""
         skipped: list[int] = []
         found = self._store.events.read_known(self._last, lambda number, _: skipped.append(number))
         self._last = max([self._last, *skipped, *(number for number, _ in found)])
@@ -179,15 +152,10 @@ class ClusterWatcher(PageWatcher):
             self._history_problem = str(error)
 
     def _known_events(self, after: int) -> Sequence[tuple[int, ClusterEvent]]:
-        """Return the events with a number above ``after`` that this edl can read, oldest first."""
         return self._store.events.read_known(after)
 
     def _new_chart(self, now_s: float, period_s: float, job: str, host: str) -> SlotChart:
-        """Return the chart of :meth:`chart` until ``now_s``, from the history.
-
-        Raises:
-            DataError: the history cannot be read.
-        """
+        """Return the chart of `chart` until `now_s`, from the history."""
         if self._reader.is_tenant:
             raise DataError("who had which slots is not shown to a tenant")
         begin_s = now_s - period_s

@@ -27,13 +27,6 @@ _MODULE = '<script type="module" src="/static/{path}"></script>'
 
 
 def html_page(head: Sequence[str], loading: str, rest: str = "") -> str:
-    """Return the HTML of a page.
-
-    Args:
-        head: the elements of its head, after the title.
-        loading: the text that its scripts replace, as HTML.
-        rest: more elements of its body, as HTML.
-    """
     return _PAGE.format(head="\n    ".join(head), loading=loading, rest=rest)
 
 

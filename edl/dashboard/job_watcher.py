@@ -44,31 +44,15 @@ LEARNED_S = 5.0  # between two looks at what it has measured
 
 
 def are_events_gone(last: int, first: int) -> bool:
-    """Return whether a log has lost events between two that a reader has read of it.
-
-    The log of a job that was written again, after ZooKeeper had lost it, goes on at a multiple of
-    ``NUMBERS``; a reader that has seen the events before has all of them.
-
-    Args:
-        last: the number of the newest event that it had; -1: it had none.
-        first: the number of the oldest event that it has read then.
-    """
+    """Return whether a log has lost events between two that a reader has read of it."""
     is_written_again = last >= 0 and first % NUMBERS == 0
     return first > last + 1 and not is_written_again
 
 
 class JobWatcher(PageWatcher):
-    """The page of one job, kept up to date by a thread; use it as a context manager.
+    """The page of one job, kept up to date by a thread; use it as a context manager."""
 
-    Any thread may read :attr:`page`, and call :meth:`events` and :meth:`switch`.
-
-    Args:
-        store: the records of the job.
-        clock: returns the time in seconds since 1970.
-        steady_clock: returns seconds that pass evenly, whoever sets the time.
-        ask: asks workers directly how far they are, while ZooKeeper does not answer.
-        probe: tries to connect to each server of ZooKeeper.
-    """
+    # `clock`: returns the time in seconds since 1970.
 
     def __init__(
         self,
@@ -103,11 +87,11 @@ class JobWatcher(PageWatcher):
         self._over = False
 
     def events(self, choice: EventChoice) -> Sequence[ShownEvent]:
-        """Return the events that ``choice`` shows, the newest first."""
+        """Return the events that `choice` shows, the newest first."""
         return self._events.chosen(choice)
 
     def switch(self, generation: int) -> SwitchLoss | None:
-        """Return the cost of the switch into ``generation``; None: it is not known."""
+        """Return the cost of the switch into `generation`; None: it is not known."""
         return self._trace.timeline.switch_of(generation)
 
     @property
@@ -149,12 +133,9 @@ class JobWatcher(PageWatcher):
         )
 
     def _show_outage(self, since_s: float, now_s: float) -> None:
-        """Say that ZooKeeper does not answer, with an incident that says how far the workers are.
-
-        Args:
-            since_s: since when, in seconds since 1970.
-            now_s: the present time, in seconds since 1970.
-        """
+        """Say that ZooKeeper does not answer, with an incident that says how far the workers are"""
+        # `since_s`: since when, in seconds since 1970.
+        # `now_s`: the present time, in seconds since 1970.
         hosts, reading = self._store.session.hosts, self._reading
         trouble, text = local_trouble(hosts), away_in_words(hosts, since_s, now_s)
         if reading is None or reading.snapshot.job.state.over:
@@ -170,11 +151,7 @@ class JobWatcher(PageWatcher):
         self._notify("bad", f"{text} Only the first entry of what happened is new.", lasts)
 
     def _notify(self, tone: str, text: str, outage: ShownIncident | None = None) -> None:
-        """Say in the page that it is old, and why.
-
-        ``outage`` is the incident of a ZooKeeper that does not answer, of which no event tells; it
-        comes first, and is marked in the time line.
-        """
+        """Say in the page that it is old, and why."""
         if self._reading is not None:
             reading = self._reading
             status = job_status(reading.snapshot, reading.zookeeper)
@@ -187,12 +164,7 @@ class JobWatcher(PageWatcher):
         self.notify(tone, text)
 
     def _read(self, now_s: float) -> JobObservation:
-        """Return what ZooKeeper has of the job at ``now_s``; its new events go into the trace.
-
-        Raises:
-            UnknownJob: the job does not exist any more.
-            CoordinationError: ZooKeeper does not answer, or a record cannot be read.
-        """
+        """Return what ZooKeeper has of the job at `now_s`; its new events go into the trace."""
         store = self._store
         snapshot: Snapshot = store.snapshot(ignore_changes)
         if snapshot.job.created != self._created:
@@ -211,14 +183,8 @@ class JobWatcher(PageWatcher):
         return JobObservation(snapshot, self._learned, self._profile, hosts, now_s, age)
 
     def _read_events(self, now_s: float) -> None:
-        """Put the new events of the log into the trace; say there if older ones are gone.
-
-        ``now_s`` is the present time, in seconds since 1970.
-
-        Raises:
-            UnknownJob: the job does not exist any more.
-            CoordinationError: ZooKeeper does not answer.
-        """
+        """Put the new events of the log into the trace; say there if older ones are gone."""
+        # `now_s` is the present time, in seconds since 1970.
         skipped: list[int] = []
         found = self._store.events.read_known(self._last, lambda number, _: skipped.append(number))
         numbers = sorted([*skipped, *(number for number, _ in found)])

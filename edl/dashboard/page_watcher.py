@@ -16,17 +16,10 @@ END_S = 15.0  # for a turn to end when the server does
 
 
 class PageWatcher(ABC):
-    """A page that a thread brings up to date; use it as a context manager.
-
-    Args:
-        what: what the page shows, like "job digits".
-
-    Attributes:
-        page: the newest page; any thread may read it.
-    """
+    """A page that a thread brings up to date; use it as a context manager."""
 
     def __init__(self, what: str) -> None:
-        self.page = PublishedPage()
+        self.page = PublishedPage()  # the newest page; any thread may read it
         self._what = what
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edl-dashboard", daemon=True)
@@ -50,11 +43,11 @@ class PageWatcher(ABC):
         """Read what the page shows once, and publish it; what cannot be read is said there."""
 
     def publish(self, sections: dict[str, Any]) -> None:
-        """Put ``sections`` into the page, by name; others stay."""
+        """Put `sections` into the page, by name; others stay."""
         self.page = self.page.with_sections(sections)
 
     def notify(self, tone: str, text: str) -> None:
-        """Say in the page, in ``tone``, that the rest of it is old, and why (``text``)."""
+        """Say in the page, in `tone`, that the rest of it is old, and why (`text`)."""
         self.publish({"notice": {"tone": tone, "text": text, "stale": True}})
 
     def _run(self) -> None:

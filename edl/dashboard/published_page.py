@@ -12,34 +12,22 @@ from edl.core.json_text import json_text
 
 @dataclass(frozen=True)
 class PageSection:
-    """One section of the page.
-
-    Attributes:
-        content: the section as JSON.
-        version: the version of the page that changed it last.
-    """
-
-    content: bytes
-    version: int
+    content: bytes  # the section as JSON
+    version: int  # the version of the page that changed it last
 
 
 @dataclass(frozen=True)
 class PublishedPage:
-    """The newest page: its sections, each with the version that changed it.
+    """The newest page: its sections, each with the version that changed it."""
 
-    Attributes:
-        instance: a random text that another server, or another start of the job, does not have; a
-            browser that has another one gets the whole page.
-        version: the version of the page; it grows with each change.
-        sections: the sections by name.
-    """
-
+    # a random text that another server, or another start of the job, does not have; a browser that
+    # has another one gets the whole page
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
-    version: int = 0
-    sections: Mapping[str, PageSection] = field(default_factory=dict)
+    version: int = 0  # the version of the page; it grows with each change
+    sections: Mapping[str, PageSection] = field(default_factory=dict)  # the sections by name
 
     def with_sections(self, sections: Mapping[str, Any]) -> PublishedPage:
-        """Return the page with ``sections`` in place of those of these names; others stay."""
+        """Return the page with `sections` in place of those of these names; others stay."""
         version, new = self.version + 1, dict(self.sections)
         for name, value in sections.items():
             content = json_text(value)
@@ -49,11 +37,7 @@ class PublishedPage:
         return replace(self, version=version, sections=new) if changed else self
 
     def patch(self, instance: str = "", since: int = 0) -> bytes:
-        """Return, as JSON, the sections that changed after version ``since`` of ``instance``.
-
-        The object has the keys ``instance``, ``version`` and ``sections``. For another instance it
-        has all sections.
-        """
+        """Return, as JSON, the sections that changed after version `since` of `instance`."""
         known = since if instance == self.instance else 0
         parts = ",".join(
             f'"{name}":{one.content.decode()}'

@@ -26,11 +26,7 @@ _IMPORTED = re.compile(r'(from ")\./(?:[\w-]+/)*([\w.-]+")')
 
 
 def report_page(watcher: JobWatcher) -> str:
-    """Return the page of a job as the text of an HTML file.
-
-    Args:
-        watcher: what is known of the job; it has taken a turn.
-    """
+    """Return the page of a job as the text of an HTML file."""
     events = watcher.events(EventChoice(limit=MOST_EVENTS))
     generations = {event.generation for event in events}
     switches = {number: watcher.switch(number) for number in sorted(generations)}
@@ -60,10 +56,8 @@ def report_page(watcher: JobWatcher) -> str:
 
 
 def _data(text: str, media_type: str) -> str:
-    """Return the ``data:`` address of a file with this text."""
     return f"data:{media_type};base64,{base64.b64encode(text.encode()).decode()}"
 
 
 def _script(value: Any) -> str:
-    """Return ``value`` as JSON that may stand in a script element, whatever texts it has."""
     return json_text(value).decode().replace("<", "\\u003c")

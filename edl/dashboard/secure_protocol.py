@@ -7,10 +7,10 @@ from edl.dashboard.answers import HEADERS
 
 
 class SecureProtocol(LimitProtocol):
-    """A connection whose answer to what is no HTTP has :data:`edl.dashboard.answers.HEADERS`."""
+    """A connection whose answer to what is no HTTP has `HEADERS`."""
 
     def send_400_response(self, msg: str) -> None:
-        """Answer to bytes that are no request, with the sentence ``msg``, and close."""
+        """Answer to bytes that are no request, with the sentence `msg`, and close."""
         state = self.server_state
         before = state.default_headers
         more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]

@@ -47,19 +47,7 @@ OpenCluster = Callable[[], AbstractContextManager[ClusterStore]]
 def run_dashboard(
     store: JobStore, listen: ListenAddress, say: Say, has_actions: bool = False
 ) -> None:
-    """Serve the page of a job until SIGTERM or Ctrl-C, also after the job's end.
-
-    Args:
-        store: The records of the job, in a session that has proved the job's secret.
-        listen: Where to listen.
-        say: Shows a sentence to whoever has started this process.
-        has_actions: Whether the page may change the job, for whoever has the second token.
-
-    Raises:
-        UsageError: nobody can listen there, or the secret of the job is not known.
-        UnknownJob: there is no such job.
-        CoordinationError: ZooKeeper does not answer.
-    """
+    """Serve the page of a job until SIGTERM or Ctrl-C, also after the job's end."""
     access = store.session.access
     if access is None:
         raise UsageError(f"the secret of job {store.name} is not known here")
@@ -78,21 +66,7 @@ def run_dashboard(
 def run_cluster_dashboard(
     open_cluster: OpenCluster, listen: ListenAddress, say: Say, has_actions: bool = False
 ) -> None:
-    """Serve the page of a cluster, and those of its jobs, until SIGTERM or Ctrl-C.
-
-    Args:
-        open_cluster: Opens the records of the cluster; it is called for the page of the cluster,
-            for that of each job, and for each forecast.
-        listen: Where to listen.
-        say: Shows a sentence to whoever has started this process.
-        has_actions: Whether the pages may change something, for whoever has the second token.
-
-    Raises:
-        UsageError: nobody can listen there.
-        UnknownCluster: there is no such cluster.
-        AccessDenied: its secret is not known here.
-        CoordinationError: ZooKeeper does not answer.
-    """
+    """Serve the page of a cluster, and those of its jobs, until SIGTERM or Ctrl-C."""
 
     @contextmanager
     def open_job(job: str) -> Iterator[JobStore]:
@@ -134,13 +108,8 @@ def run_cluster_dashboard(
 
 
 def access_of_job(cluster: ClusterStore, job: str) -> Access:
-    """Return the full name and the secret of a job of a cluster, as far as the user may read them.
-
-    Raises:
-        UsageError: the job has never started.
-        UnknownJob: there is no such job.
-        CoordinationError: ZooKeeper does not answer.
-    """
+    """The full name and the secret of a job of a cluster, as far as the user may read them"""
+    # UsageError: the job has never started.
     found = cluster.jobs.get(job)
     secret = cluster.jobs.secret(found.name)
     if secret is None:
@@ -159,16 +128,7 @@ def _serve(
     say: Say,
     tidy: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Serve ``app`` until SIGTERM or Ctrl-C, and say at which address.
-
-    Args:
-        app: The application.
-        opened: The socket that listens.
-        listen: Where it was told to.
-        what: What is shown, for the sentence.
-        say: Shows a sentence to whoever has started this process.
-        tidy: Called now and then on the event loop; None: nothing is.
-    """
+    """Serve `app` until SIGTERM or Ctrl-C, and say at which address."""
     config = server_config(app, CONNECTIONS, END_S)
     config.http = SecureProtocol
     config.callback_notify, config.timeout_notify = tidy, IDLE_LOOK_S

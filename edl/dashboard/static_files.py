@@ -20,21 +20,15 @@ TYPES = {
 
 @dataclass(frozen=True)
 class StaticFile:
-    """A file of the page.
-
-    Attributes:
-        content: its bytes.
-        media_type: its type, as HTTP has it.
-        tag: a text that changes with its content, for ``ETag``.
-    """
+    """A file of the page."""
 
     content: bytes
-    media_type: str
-    tag: str
+    media_type: str  # its type, as HTTP has it
+    tag: str  # a text that changes with its content, for `ETag`
 
 
 def static_files() -> Mapping[str, StaticFile]:
-    """Return all files of the page, by their path below ``static/``."""
+    """Return all files of the page, by their path below `static/`."""
     found = {
         "index.html": _static_file(job_page().encode(), TYPES["html"]),
         "cluster.html": _static_file(cluster_page().encode(), TYPES["html"]),
@@ -50,5 +44,4 @@ def static_files() -> Mapping[str, StaticFile]:
 
 
 def _static_file(content: bytes, media_type: str) -> StaticFile:
-    """Return a file with ``content``, whose type is ``media_type``, as HTTP has it."""
     return StaticFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
