@@ -59,14 +59,7 @@ class ApiError(Record):
 
 
 class HttpError(Exception):
-    """A request that the API refuses by itself, before it asks the cluster.
-
-    Args:
-        status: the HTTP status of the answer.
-        error: the name of the error.
-        message: why, and what to do next.
-        headers: further headers of the answer.
-    """
+    """A request that the API refuses by itself, before it asks the cluster."""
 
     def __init__(
         self, status: int, error: str, message: str, headers: Mapping[str, str] | None = None
@@ -78,19 +71,12 @@ class HttpError(Exception):
 
 
 def answer(request: Request, value: Any, status: int = 200) -> Response:
-    """Return the HTTP answer to ``request`` that has ``value``, a record, as JSON.
-
-    If the request was signed, the answer has a nonce for the next one.
-    """
+    """Return the HTTP answer to `request` that has `value`, a record, as JSON."""
     return _response(request, status, value, {})
 
 
 def error_answer(request: Request, error: Exception) -> Response:
-    """Return the HTTP answer to ``request`` that says why it was not done.
-
-    An error that edl does not raise on purpose is logged, and answered with the status 500; nothing
-    of it is in the answer.
-    """
+    """Return the HTTP answer to `request` that says why it was not done."""
     if isinstance(error, HttpError):
         headers = error.headers
         status, body = error.status, ApiError(error.error, str(error))
@@ -114,7 +100,7 @@ def error_answer(request: Request, error: Exception) -> Response:
 
 
 def _response(request: Request, status: int, value: Any, headers: Mapping[str, str]) -> Response:
-    """Return the HTTP answer with ``value`` as JSON, and with the nonce for the next request."""
+    """Return the HTTP answer with `value` as JSON, and with the nonce for the next request."""
     found = dict(headers)
     nonce = getattr(request.state, "next_nonce", "")
     if nonce:
@@ -123,7 +109,6 @@ def _response(request: Request, status: int, value: Any, headers: Mapping[str, s
 
 
 def _status(error: EdlError) -> int:
-    """Return the HTTP status that says what kind of error ``error`` is."""
     return next(status for kind, status in STATUSES if isinstance(error, kind))
 
 

@@ -38,13 +38,7 @@ def api_app(
     pool: ClusterPool | None = None,
     history: HistoryReader | None = None,
 ) -> FastAPI:
-    """Return the application of the API; without arguments it can only be described.
-
-    Args:
-        authenticator: Accepts the signatures and tokens of callers.
-        pool: Asks the cluster.
-        history: The history of the cluster.
-    """
+    """Return the application of the API; without arguments it can only be described."""
     app = FastAPI(
         title=TITLE,
         version="1",

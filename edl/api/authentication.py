@@ -29,23 +29,13 @@ LIMITS = AuthenticatorLimits(used_nonces=65536)  # 2,000 signed requests a secon
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of an authenticated request.
+    """The sender of an authenticated request."""
 
-    Attributes:
-        by: the caller as the event log names it.
-    """
-
-    by: str
+    by: str  # the caller as the event log names it
 
 
 class RequestAuthenticator:
-    """The keys of a cluster by which the API accepts signed requests and bearer tokens.
-
-    Args:
-        secret: The secret of the cluster.
-        cluster: The name of the cluster.
-        tls: Whether requests come over TLS.
-    """
+    """The keys of a cluster by which the API accepts signed requests and bearer tokens."""
 
     def __init__(self, secret: str, cluster: str, tls: bool) -> None:
         self.signatures = Authenticator(api_key(secret, cluster), limits=LIMITS)
@@ -55,11 +45,7 @@ class RequestAuthenticator:
         self._tls = tls
 
     def check_token(self, token: str) -> None:
-        """Return if ``token`` is a bearer token of the cluster that has not ended.
-
-        Raises:
-            HttpError: it is not, or the API is not served over TLS.
-        """
+        """Return if `token` is a bearer token of the cluster that has not ended."""
         if not self._tls:
             raise self.unsigned("bearer tokens are accepted over TLS only; sign the request")
         end_s = token_end_s(self._secret, self._cluster, token)
@@ -75,12 +61,7 @@ class RequestAuthenticator:
 
 
 async def who(request: Request) -> Caller:
-    """Return who has sent ``request``, whose body is read into ``request.state.body``.
-
-    Raises:
-        HttpError: the sender has not proved that it knows the cluster's secret, or the body is
-            too large or did not come in time, or the route has no such query parameter.
-    """
+    """Return who has sent `request`, whose body is read into `request.state.body`."""
     request.state.body = body = await read_body(request)
     authenticator: RequestAuthenticator = request.app.state.authenticator
     given = request.headers.get("authorization", "")
@@ -106,23 +87,13 @@ async def who(request: Request) -> Caller:
 
 
 def target_of(request: Request) -> str:
-    """Return the path of ``request`` with its query, as it was sent."""
+    """Return the path of `request` with its query, as it was sent."""
     query: bytes = request.scope["query_string"]
     path: bytes = request.scope["raw_path"]
     return (path + (b"?" + query if query else b"")).decode("latin-1")
 
 
 async def read_body(request: Request, most: int = MOST_BYTES, within_s: float = BODY_S) -> bytes:
-    """Return the body of ``request``.
-
-    Args:
-        request: The request.
-        most: The most bytes that it may have.
-        within_s: In how many seconds it must have come.
-
-    Raises:
-        HttpError: it has more bytes, has not come in time, or the sender is gone.
-    """
     parts, size = [], 0
     try:
         async with asyncio.timeout(within_s):

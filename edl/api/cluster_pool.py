@@ -24,13 +24,7 @@ T = TypeVar("T")
 
 
 class ClusterPool:
-    """Threads that ask one cluster, at most ``THREADS`` questions at a time.
-
-    Args:
-        connect: Makes a client of the cluster, which is not connected yet.
-        threads: The number of threads.
-        free_s: How long a question waits for a free thread, in seconds.
-    """
+    """Threads that ask one cluster, at most `THREADS` questions at a time."""
 
     def __init__(
         self, connect: Callable[[], Cluster], threads: int = THREADS, free_s: float = FREE_S
@@ -43,19 +37,9 @@ class ClusterPool:
         self._clients: list[Cluster] = []
 
     async def ask(self, by: str, question: Callable[[Cluster], T]) -> T:
-        """Call ``question`` with a connected client in one of the threads; return its result.
-
-        A question goes on if the caller is cancelled, because what it writes is written in any
-        case.
-
-        Args:
-            by: Who asks, for the event log.
-            question: Asks the cluster; it must end in bounded time.
-
-        Raises:
-            HttpError: no thread became free in time.
-            EdlError: as ``question`` raises it, or the cluster cannot be reached.
-        """
+        """Call `question` with a connected client in one of the threads; return its result."""
+        # A question goes on if the caller is cancelled, because what it writes is written in any
+        # case.
         try:
             async with asyncio.timeout(self._free_s):
                 await self._free.acquire()
@@ -76,13 +60,9 @@ class ClusterPool:
             client.close()
 
     def _ask(self, by: str, question: Callable[[Cluster], T]) -> T:
-        """Call ``question`` with the client of this thread, which the first call connects.
-
-        After a CoordinationError its session may have the identity of a job, because ZooKeeper did
-        not hear that it is the cluster's again. So it is closed, and the next call connects anew.
-        The same is done after ``QUESTIONS`` of them, for the session keeps each identity of a job
-        that it has proved.
-        """
+        """Call `question` with the client of this thread, which the first call connects."""
+        # After a CoordinationError its session may have the identity of a job, because ZooKeeper
+        # did not hear that it is the cluster's again.
         client: Cluster | None = getattr(self._own, "client", None)
         if client is None:
             client = self._connect()

@@ -89,11 +89,7 @@ async def secrets(
 
 
 def check_registered(name: str) -> None:
-    """Raise an error if ``name`` is the name of a user's own policy, which would be imported here.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Raise an error if `name` is the name of a user's own policy, which would be imported here."""
     if is_own(name):
         known = ", ".join(POLICIES)
         raise UsageError(

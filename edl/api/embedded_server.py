@@ -17,28 +17,16 @@ IDLE_S = 30.0  # of a connection, after which it is closed
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """The files of the certificate and the key with which a server serves TLS.
+    """The files of the certificate and the key with which a server serves TLS."""
 
-    Attributes:
-        certificate: the path of the certificate, in PEM, with its chain.
-        key: the path of its key.
-    """
-
-    certificate: str
-    key: str
+    certificate: str  # the path of the certificate, in PEM, with its chain
+    key: str  # the path of its key
 
 
 def server_config(
     app: Any, connections: int, end_s: float, tls: TlsFiles | None = None
 ) -> uvicorn.Config:
-    """Return the configuration of a server that logs nothing and keeps idle connections for 30 s.
-
-    Args:
-        app: the application.
-        connections: the largest number of connections; further requests get 503.
-        end_s: the seconds that requests have to be answered when the server ends.
-        tls: the certificate and the key; None: TLS is not served.
-    """
+    """Return the configuration of a server that logs nothing and keeps idle connections for 30 s"""
     return uvicorn.Config(
         app,
         log_config=None,

@@ -29,11 +29,7 @@ Seconds = Annotated[float, Query(ge=0.0, le=1e12)]
 
 
 class HistoryReader:
-    """The history of a cluster, with the events until ``FRESH_S`` seconds ago; threads share it.
-
-    Args:
-        file: The file with the history.
-    """
+    """The history of a cluster, with the events until `FRESH_S` seconds ago; threads share it."""
 
     def __init__(self, file: HistoryFile) -> None:
         self._file = file
@@ -41,15 +37,7 @@ class HistoryReader:
         self._filled_s = float("-inf")
 
     def of(self, cluster: Cluster) -> HistoryFile:
-        """Return the file, after new events of ``cluster`` were added to it.
-
-        While another thread adds them for longer than ``FILLING_S`` seconds, it is returned as it
-        is, if it was read before.
-
-        Raises:
-            CoordinationError: ZooKeeper is away.
-            DataError: the file cannot be written, or another thread reads it for the first time.
-        """
+        """Return the file, after new events of `cluster` were added to it."""
         if self._filling.acquire(timeout=FILLING_S):
             try:
                 if time.monotonic() - self._filled_s >= FRESH_S:
@@ -63,7 +51,6 @@ class HistoryReader:
 
 
 async def _ask(request: Request, by: str, question: Callable[[HistoryFile], T]) -> T:
-    """Return what ``question`` finds in the history of the API's cluster."""
     history: HistoryReader = request.app.state.history
     return await pool_of(request).ask(by, lambda cluster: question(history.of(cluster)))
 

@@ -19,21 +19,7 @@ async def wait_for_end(
     away: tuple[type[Exception], ...],
     look_s: float = LOOK_S,
 ) -> ClusterJobStatus:
-    """Return the status of a job that is over; at the end of the time, its status then.
-
-    A look that fails because the cluster does not answer is tried again, while the time runs on.
-
-    Args:
-        look: reads the status.
-        timeout_s: how long to wait, in seconds.
-        is_cut_short: says whether to wait no longer, as when nobody waits for the answer any more.
-        away: the errors of ``look`` when the cluster does not answer.
-        look_s: the time between two looks, in seconds.
-
-    Raises:
-        UnknownJob: another job has its name by now, or as ``look`` raises it.
-        Exception: one of ``away``: the cluster did not answer at the end of the time.
-    """
+    """Return the status of a job that is over; at the end of the time, its status then."""
     deadline = time.monotonic() + timeout_s
     submitted_s: float | None = None
     while True:

@@ -44,7 +44,7 @@ After = Annotated[int, Query(description="Only events with a greater number.", g
 
 
 def pool_of(request: Request) -> ClusterPool:
-    """Return the threads that ask the cluster of the API that has got ``request``."""
+    """Return the threads that ask the cluster of the API that has got `request`."""
     pool: ClusterPool = request.app.state.pool
     return pool
 
@@ -208,7 +208,7 @@ async def events(
 
 
 def _look(cluster: Cluster, job: str) -> ClusterJobStatus:
-    """Return the state of ``job`` now."""
+    """Return the state of `job` now."""
     seen: list[ClusterJobStatus] = []
     try:
         return cluster.wait(job, 0.0, seen.append)
@@ -217,6 +217,5 @@ def _look(cluster: Cluster, job: str) -> ClusterJobStatus:
 
 
 def _events(cluster: Cluster, job: str | None, after: int, limit: int) -> EventList:
-    """Return the oldest events of a cluster, or of one of its jobs, numbered above ``after``."""
     found: list[tuple[int, ClusterEvent]] = list(cluster.events(job, after))[:limit]
     return EventList(tuple(EventEntry(**flat_of_cluster(*one)) for one in found))

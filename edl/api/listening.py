@@ -20,15 +20,10 @@ _LISTEN = re.compile(r"(?:(?P<address>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+):)?(?P<port>[
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """An address and a port to listen on; its text is the one that :func:`listen_address` reads.
-
-    Attributes:
-        address: the address.
-        port: the port; 0: any that is free.
-    """
+    """An address and a port to listen on; its text is the one that `listen_address` reads."""
 
     address: str
-    port: int
+    port: int  # the port; 0: any that is free
 
     @property
     def is_loopback(self) -> bool:
@@ -47,13 +42,8 @@ class ListenAddress:
 
 
 def listen_address(text: str) -> ListenAddress:
-    """Return the address and the port that ``text``, ``[ADDRESS:]PORT``, names.
-
-    Without an address it is 127.0.0.1, so that only this machine reaches it.
-
-    Raises:
-        UsageError: the text names none.
-    """
+    """Return the address and the port that `text`, `[ADDRESS:]PORT`, names."""
+    # Without an address it is 127.0.0.1, so that only this machine reaches it.
     match = _LISTEN.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
         raise UsageError(f"{text!r} is no [ADDRESS:]PORT; write 8080, or 10.0.0.7:8080")
@@ -63,16 +53,7 @@ def listen_address(text: str) -> ListenAddress:
 def check_packages(
     what: str = "the HTTP API", packages: Sequence[str] | None = None, extra: str = "api"
 ) -> None:
-    """Raise an error if the packages that a server needs are not installed.
-
-    Args:
-        what: The server, for the message.
-        packages: The packages that it needs. Default: those of the HTTP API.
-        extra: The extra of edl that installs them.
-
-    Raises:
-        UsageError: one is missing.
-    """
+    """Raise an error if the packages that a server needs are not installed."""
     missing = [
         name for name in (PACKAGES if packages is None else packages) if find_spec(name) is None
     ]
@@ -83,15 +64,6 @@ def check_packages(
 
 
 def listener(listen: ListenAddress, what: str = "the API") -> socket.socket:
-    """Return a socket that listens.
-
-    Args:
-        listen: The address and the port; with port 0 the system chooses one.
-        what: The server, for the message.
-
-    Raises:
-        UsageError: nobody can listen there.
-    """
     family = socket.AF_INET6 if ":" in listen.address else socket.AF_INET
     try:
         return socket.create_server((listen.address, listen.port), family=family, backlog=BACKLOG)

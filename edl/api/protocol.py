@@ -11,21 +11,16 @@ HEAD_S = 10.0  # for them to come, from the connection, or from their first byte
 
 
 class LimitProtocol(HttpToolsProtocol):
-    """A connection of uvicorn that is closed if the head of a request is too large, or too slow.
+    """A connection of uvicorn that is closed if the head of a request is too large, or too slow."""
 
-    Attributes:
-        head_bytes: the largest number of bytes of a head.
-        head_s: how long it may take, in seconds.
-    """
-
-    head_bytes = HEAD_BYTES
-    head_s = HEAD_S
+    head_bytes = HEAD_BYTES  # the largest number of bytes of a head
+    head_s = HEAD_S  # how long it may take, in seconds
     _bytes = 0
     _in_head = True
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request on the new connection ``transport``."""
+        """Begin to wait for a request on the new connection `transport`."""
         super().connection_made(transport)
         self._await_head()
 
@@ -65,11 +60,7 @@ class LimitProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _await_request(self) -> None:
-        """Close the connection if it stays idle from now on, unless another timer does so.
-
-        uvicorn stops its own timer at any byte, and begins it again after the next answer only. The
-        byte may begin no request: an empty line, or a part of a body whose request is answered.
-        """
+        """Close the connection if it stays idle from now on, unless another timer does so."""
         answers = self.cycle is not None and not self.cycle.response_complete
         if answers or self._late or self.timeout_keep_alive_task or self.transport.is_closing():
             return
@@ -78,7 +69,6 @@ class LimitProtocol(HttpToolsProtocol):
         )
 
     def _await_head(self) -> None:
-        """Close the connection if no head of a request is complete in time."""
         self._in_head, self._bytes = True, 0
         self._late = self.loop.call_later(self.head_s, self._abort)
 
@@ -89,6 +79,5 @@ class LimitProtocol(HttpToolsProtocol):
             self._late = None
 
     def _abort(self) -> None:
-        """Close the connection without an answer."""
         self._late = None
         self.transport.abort()

@@ -21,15 +21,9 @@ T = TypeVar("T")
 
 
 def sent_manifest(request: Request) -> JobManifest:
-    """Return the manifest in the body of ``request``, in JSON or in YAML.
-
-    Its ``cwd`` must be an absolute path, for the working directory and the home of the API's own
-    process mean nothing to the sender. Other paths may begin there.
-
-    Raises:
-        ManifestError: it is none, or its ``cwd`` is not absolute.
-        HttpError: the body is of another media type.
-    """
+    """Return the manifest in the body of `request`, in JSON or in YAML."""
+    # Its `cwd` must be an absolute path, for the working directory and the home of the API's own
+    # process mean nothing to the sender.
     body: bytes = request.state.body
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind == YAML:
@@ -43,20 +37,12 @@ def sent_manifest(request: Request) -> JobManifest:
 
 
 def sent_record(request: Request, kind: type[R]) -> R:
-    """Return the record of type ``kind`` in the body of ``request``, which is JSON.
-
-    Raises:
-        HttpError: the body is no such record.
-    """
+    """Return the record of type `kind` in the body of `request`, which is JSON."""
     return _json(request, kind)
 
 
 def _json(request: Request, kind: type[T]) -> T:
-    """Return the JSON value in the body of ``request``, which must be of type ``kind``.
-
-    Raises:
-        HttpError: the body is no JSON, or of another type.
-    """
+    """Return the JSON value in the body of `request`, which must be of type `kind`."""
     media = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media != JSON:
         raise HttpError(422, "UsageError", f"the body is of type {media!r}; send {JSON}")
@@ -67,5 +53,4 @@ def _json(request: Request, kind: type[T]) -> T:
 
 
 def _no_home() -> str:
-    """Raise the error of a manifest that has a path in a home directory."""
     raise ManifestError("", 0, "a path begins with ~; over HTTP write absolute paths")

@@ -29,7 +29,7 @@ _ERRORS: Mapping[int, str] = {
 def answer_schemas(
     record: type[Any], status: int = 200, what: str = "Done."
 ) -> dict[int | str, Any]:
-    """Return the answers of a route for its OpenAPI description: ``record``, or an error."""
+    """Return the answers of a route for its OpenAPI description: `record`, or an error."""
     _RECORDS.setdefault(record.__name__, record)
     errors: dict[int | str, Any] = {
         code: {"description": text, "content": _content(ApiError.__name__)}
@@ -40,17 +40,13 @@ def answer_schemas(
 
 
 def takes(*names: tuple[str, str]) -> dict[str, Any]:
-    """Return the part of an OpenAPI description that says what the body of a route's request is.
-
-    Args:
-        *names: (media type, name of the schema) for each form that the body may have.
-    """
+    """Return the part of an OpenAPI description that says what the body of a route's request is."""
     content = {kind: {"schema": {"$ref": f"{_REFERENCE}{name}"}} for kind, name in names}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def takes_record(record: type[Any]) -> dict[str, Any]:
-    """Return the part of an OpenAPI description of a route whose request has ``record`` as JSON."""
+    """Return the part of an OpenAPI description of a route whose request has `record` as JSON."""
     _RECORDS.setdefault(record.__name__, record)
     return takes((JSON, record.__name__))
 
@@ -70,7 +66,7 @@ def component_schemas() -> dict[str, Any]:
 
 
 def _plain_tuples(schema: Any) -> None:
-    """Make each tuple in ``schema`` a list of fixed length: generators take no ``items: false``."""
+    """Make each tuple in `schema` a list of fixed length: generators take no `items: false`."""
     for part in schema.values() if isinstance(schema, dict) else schema:
         if isinstance(part, dict | list):
             _plain_tuples(part)
@@ -81,10 +77,8 @@ def _plain_tuples(schema: Any) -> None:
 
 
 def _manifest_schemas() -> dict[str, Any]:
-    """Return the schemas of what users write as a manifest, by their names as components.
-
-    Over HTTP the working directory must be given, because a sender has none.
-    """
+    """Return the schemas of what users write as a manifest, by their names as components."""
+    # Over HTTP the working directory must be given, because a sender has none.
     schema = manifest_schema()
     schema["properties"]["cwd"].update(pattern="^/", minLength=1)
     schema["required"] = [*schema["required"], "cwd"]
@@ -98,7 +92,7 @@ def _manifest_schemas() -> dict[str, Any]:
 
 
 def _describe(schema: dict[str, Any], record: type[Any]) -> None:
-    """Add to the schema of ``record`` what the annotation of each field says of it."""
+    """Add to the schema of `record` what the annotation of each field says of it."""
     hints = get_type_hints(record, include_extras=True)
     for field in fields(record):
         hint = hints[field.name]
@@ -108,7 +102,7 @@ def _describe(schema: dict[str, Any], record: type[Any]) -> None:
 
 
 def _within(hint: Any) -> Iterator[type[Any]]:
-    """Yield the dataclasses that ``hint``, a dataclass or another annotation, consists of."""
+    """Yield the dataclasses that `hint`, a dataclass or another annotation, consists of."""
     if isinstance(hint, type) and is_dataclass(hint):
         yield hint
         for one in get_type_hints(hint, include_extras=True).values():

@@ -29,18 +29,7 @@ def run_server(
     tls: TlsFiles | None,
     say: Callable[[str], None],
 ) -> None:
-    """Serve the API of a cluster until SIGTERM or Ctrl-C.
-
-    Args:
-        hosts: The ZooKeeper servers.
-        access: The name and the secret of the cluster.
-        listen: Where to listen.
-        tls: The certificate and the key; None: TLS is not served.
-        say: Shows a sentence to whoever has started this process.
-
-    Raises:
-        UsageError: nobody can listen there, or the certificate or the key cannot be used.
-    """
+    """Serve the API of a cluster until SIGTERM or Ctrl-C."""
     authenticator = RequestAuthenticator(access.secret, access.job, tls is not None)
     pool = ClusterPool(lambda: Cluster(access.job, hosts, secret=access.secret))
     app = api_app(authenticator, pool, HistoryReader(HistoryFile(history_path(access.job))))
