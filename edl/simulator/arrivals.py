@@ -29,17 +29,7 @@ at 1 a minute."""
 
 
 def times(pieces: Pieces, until_s: float, chance: random.Random) -> Iterator[float]:
-    """Yield the times at which jobs are submitted, in seconds from 0, before ``until_s``.
-
-    The times are ascending; there may be none.
-
-    Args:
-        pieces: for each period, its seconds and the jobs a second that are submitted in it on
-            average. The first period begins at 0 s; after the last the first begins again. At least
-            one of them must last longer than 0 s.
-        until_s: the time in seconds at which submissions end.
-        chance: the generator from which the times are drawn.
-    """
+    """Yield the times at which jobs are submitted, in seconds from 0, before `until_s`."""
     begun_s, owed = 0.0, chance.expovariate(1.0)
     for seconds, per_s in cycle(pieces):
         at_s, end_s = begun_s, min(begun_s + seconds, until_s)
@@ -54,15 +44,7 @@ def times(pieces: Pieces, until_s: float, chance: random.Random) -> Iterator[flo
 
 
 def shape(text: str) -> Pieces:
-    """Return the rates of submission that ``text`` names, for :func:`times`.
-
-    The text is "low", "high", "mixed" or "bursts" (a key of ``SHAPES``), or a number of jobs a
-    minute, above 0 and at most 1000. The result has a pair for each period: its seconds, and the
-    jobs a second that are submitted in it on average.
-
-    Raises:
-        UsageError: the text is no such name and no such number.
-    """
+    """Return the rates of submission that `text` names, for `times`."""
     if text in SHAPES:
         return SHAPES[text]
     try:

@@ -24,21 +24,15 @@ POLLUX, JSA, MIX, VIRTUALFLOW = "pollux", "jsa", "mix", "virtualflow"
 
 @dataclass(frozen=True)
 class JobSet:
-    """The defaults with which a set of jobs is simulated: its cluster and its costs.
+    """The defaults with which a set of jobs is simulated: its cluster and its costs."""
 
-    Attributes:
-        what: what the user can choose of the set, in words, for lists.
-        nodes: the number of nodes of the cluster.
-        slots: the number of slots of each node.
-        interval_s: the seconds between two decisions of the policy; 0: it decides whenever a job
-            arrives or ends, or a node fails or comes back.
-        resize: the seconds without training that each kind of change of a job's slots costs.
-    """
-
-    what: str
-    nodes: int
-    slots: int
+    what: str  # what the user can choose of the set, in words, for lists
+    nodes: int  # the number of nodes of the cluster
+    slots: int  # the number of slots of each node
+    # the seconds between two decisions of the policy; 0: it decides whenever a job arrives or ends,
+    # or a node fails or comes back
     interval_s: float
+    # the seconds without training that each kind of change of a job's slots costs
     resize: ResizeCost
 
 

@@ -59,36 +59,30 @@ OnTime = Callable[[float, int], None]
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules by which a simulation moves time.
+    """The rules by which a simulation moves time."""
 
-    The constructor raises UsageError for an interval or an interference that is not allowed.
-
-    Attributes:
-        interval_s: the seconds between two decisions; 0: a decision on every arrival and end of a
-            job, and on every failure and return of a node.
-        resize: the seconds without training that each kind of change of a job's slots costs.
-        interference: the fraction of its speed that a job on several nodes loses while it shares a
-            node with another such job; from 0 to below 1.
-        whole_seconds: whether the time that a job takes to the end of an epoch is rounded to whole
-            seconds, as in Pollux' simulator; ignored if ``interval_s`` is 0.
-        speeds: the relative speed of a kind of node, by the name of the kind; 1 for kinds that are
-            not in it. A job is as fast as its slowest node.
-        failures: when nodes fail and come back; None: nodes do not fail.
-        drop: whether a job is rejected, rather than waits, if the first decision after its arrival
-            gives it no slots.
-        live: whether decisions are made as in a live cluster: on every event, and at most
-            ``interval_s`` after the last one (0: on events only). A job that starts keeps its slots
-            until it trains, and then the policy is asked again. Jobs that run keep their slots as
-            far as they can (:mod:`edl.core.cluster.stable_placing`).
-    """
-
+    # the seconds between two decisions; 0: a decision on every arrival and end of a job, and on
+    # every failure and return of a node
     interval_s: float = 60.0
+    # the seconds without training that each kind of change of a job's slots costs
     resize: ResizeCost = field(default_factory=ResizeCost)
+    # the fraction of its speed that a job on several nodes loses while it shares a node with
+    # another such job; from 0 to below 1
     interference: float = 0.0
+    # whether the time that a job takes to the end of an epoch is rounded to whole seconds, as in
+    # Pollux' simulator; ignored if `interval_s` is 0
     whole_seconds: bool = False
+    # the relative speed of a kind of node, by the name of the kind; 1 for kinds that are not in it.
+    # A job is as fast as its slowest node.
     speeds: Mapping[str, float] = field(default_factory=dict)
-    failures: Failures | None = None
+    failures: Failures | None = None  # when nodes fail and come back; None: nodes do not fail
+    # whether a job is rejected, rather than waits, if the first decision after its arrival gives it
+    # no slots
     drop: bool = False
+    # whether decisions are made as in a live cluster: on every event, and at most `interval_s`
+    # after the last one (0: on events only). A job that starts keeps its slots until it trains, and
+    # then the policy is asked again. Jobs that run keep their slots as far as they can
+    # (`stable_placing`).
     live: bool = False
 
     @property
@@ -112,26 +106,12 @@ def simulate(
     rules: Rules,
     on_time: OnTime | None = None,
 ) -> Result:
-    """Run all jobs to their ends under virtual time, and return the times of each job.
-
-    Args:
-        jobs: the jobs to run, in any order. Their submission times are in seconds on any clock,
-            which is called the clock of the trace.
-        nodes: the nodes of the cluster.
-        policy: the policy that decides which slots each job has.
-        rules: the rules by which time moves.
-        on_time: is called after each decision, with the seconds since the first submission and the
-            number of jobs that have ended; None: nothing is called.
-
-    Returns:
-        The result of each job, in the order of ``jobs``, with times on the clock of the trace.
-
-    Raises:
-        UsageError: a job requests more slots than there are, two jobs have the same name, the step
-            time on a placement was not measured, nodes would fail too often to be computed, or the
-            policy lets jobs wait for ever.
-        AssertionError: a decision of the policy breaks a rule (:mod:`edl.core.cluster.validity`).
-    """
+    """Run all jobs to their ends under virtual time, and return the times of each job."""
+    # `on_time`: is called after each decision, with the seconds since the first submission and the
+    # number of jobs that have ended; None: nothing is called.
+    # UsageError: a job requests more slots than there are, two jobs have the same name, the step
+    # time on a placement was not measured, nodes would fail too often to be computed, or the policy
+    # lets jobs wait for ever.
     check_jobs(jobs, nodes)
     begin_s = _begin_s(jobs, rules.interval_s)
     jobs = [replace(job, arrival_s=job.arrival_s - begin_s) for job in jobs]
@@ -156,15 +136,8 @@ def simulate(
 
 
 def _begin_s(jobs: Sequence[SubmittedJob], interval_s: float) -> float:
-    """Return the time on the clock of the trace, in seconds, at which the simulated clock is 0.
-
-    The clock of the trace is that of the jobs' submission times. It may be the clock of a computer,
-    which counts the seconds since 1970. A float of that size cannot tell apart times that differ by
-    less than a microsecond, so the simulated clock begins later. The begin is a multiple of the
-    interval ``interval_s`` between decisions (of a day, if that is 0), at least one interval before
-    the first submission, and not below 0. So decisions come at the same times of the trace as if
-    the simulated clock began at 0.
-    """
+    """Return the time on the clock of the trace, in seconds, at which the simulated clock is 0."""
+    # It may be the clock of a computer, which counts the seconds since 1970.
     first_s = min((job.arrival_s for job in jobs), default=0.0)
     unit_s = interval_s or DAY_S
     return max(0.0, first_s // unit_s - 1) * unit_s
@@ -173,19 +146,7 @@ def _begin_s(jobs: Sequence[SubmittedJob], interval_s: float) -> float:
 def _check_span(
     jobs: Sequence[SubmittedJob], nodes: Sequence[Node], failures: Failures | None
 ) -> None:
-    """Raise an error if nodes would fail more often during a trace than can be computed.
-
-    The limit is ``MOST_FAILURES`` expected failures of all nodes together, from time 0 of the
-    simulated clock to the last submission.
-
-    Args:
-        jobs: the jobs of the trace, with times on the simulated clock.
-        nodes: the nodes of the cluster.
-        failures: the mean times between failures; None: nodes do not fail, so nothing is checked.
-
-    Raises:
-        UsageError: more failures are expected.
-    """
+    """Raise an error if nodes would fail more often during a trace than can be computed."""
     if failures is None:
         return
     span_s = max((job.arrival_s for job in jobs), default=0.0)
@@ -198,11 +159,7 @@ def _check_span(
 
 
 def check_jobs(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
-    """Raise an error if a job requests more slots than the nodes have, or two names are equal.
-
-    Raises:
-        UsageError: a job requests more slots than all nodes have, or two jobs have the same name.
-    """
+    """Raise an error if a job requests more slots than the nodes have, or two names are equal."""
     slots = total(nodes)
     for job in jobs:
         if job.requested_slots > slots:
@@ -216,12 +173,7 @@ def check_jobs(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
 
 
 def _placed_stably(decision: Allocation, cluster: ClusterState) -> Allocation:
-    """Return a decision with nodes as a live cluster chooses them: jobs keep what they have.
-
-    Args:
-        decision: the decision of the policy about ``cluster``.
-        cluster: the jobs, the nodes and the slots that jobs have.
-    """
+    """Return a decision with nodes as a live cluster chooses them: jobs keep what they have."""
     nodes = {node.name: node.slots for node in cluster.nodes}
     jobs = [
         JobSize(
@@ -240,11 +192,7 @@ def _placed_stably(decision: Allocation, cluster: ClusterState) -> Allocation:
 
 
 class _Simulation:
-    """The state of one simulation: the nodes, the jobs, and the virtual time.
-
-    While :attr:`unfinished` is not 0, :func:`simulate` calls :meth:`move` and then, if the
-    attribute ``due`` is True, :meth:`decide`.
-    """
+    """The state of one simulation: the nodes, the jobs, and the virtual time."""
 
     def __init__(
         self,
@@ -254,16 +202,6 @@ class _Simulation:
         rules: Rules,
         begin_s: float = 0.0,
     ) -> None:
-        """Prepare a run at virtual time 0, which is ``begin_s`` on the clock of the trace.
-
-        Args:
-            jobs: the jobs to run, with times on the simulated clock.
-            nodes: the nodes of the cluster.
-            policy: the policy that decides which slots each job has.
-            rules: the rules by which time moves.
-            begin_s: the time in seconds on the clock of the trace at which the simulated clock is
-                0.
-        """
         self.policy, self.rules, self.nodes, self.begin_s = policy, rules, nodes, begin_s
         self.kinds = {node.name: node.kind for node in nodes}
         whole = rules.whole_seconds and rules.interval_s > 0
@@ -293,15 +231,9 @@ class _Simulation:
         return len(self.active) + len(self.coming)
 
     def move(self) -> None:
-        """Advance time and all jobs until the next decision, or until a node fails or comes back.
-
-        Afterwards the attribute ``due`` is True if :meth:`decide` is to be called now. It is False
-        if a node has failed or come back between two decisions at a fixed interval.
-
-        Raises:
-            UsageError: jobs wait and no later event is possible, or a job's step time was not
-                measured.
-        """
+        """Advance time and all jobs until the next decision, or until a node fails or comes back"""
+        # UsageError: jobs wait and no later event is possible, or a job's step time was not
+        # measured.
         if self.rules.interference:
             self._let_interfere()
         then_s = self._next_decision_s()
@@ -323,16 +255,8 @@ class _Simulation:
         self._sort_out()
 
     def decide(self) -> None:
-        """Ask the policy, and give the jobs the slots and the batches of its decision.
-
-        If no job has arrived and not ended, the policy is not asked. With ``Rules.drop``, jobs that
-        were never given slots are rejected.
-
-        Raises:
-            UsageError: more than ``PATIENCE`` decisions in a row gave no job slots, though all
-                nodes are up and no job is to come: the jobs wait for ever.
-            AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
-        """
+        """Ask the policy, and give the jobs the slots and the batches of its decision."""
+        # With `Rules.drop`, jobs that were never given slots are rejected.
         if not self.active:
             return
         self.decided_s = self.now_s
@@ -350,13 +274,7 @@ class _Simulation:
             self._refuse_to_wait()
 
     def _decision(self, cluster: ClusterState) -> Allocation:
-        """Ask the policy about ``cluster``, and return its decision.
-
-        The policy's state, for its next decision, and its reasons become attributes of this object.
-
-        Raises:
-            AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
-        """
+        """Ask the policy about `cluster`, and return its decision."""
         decision = self.policy(cluster)
         wrong = violation(decision, cluster)
         assert wrong is None, f"the policy's decision at {self.now_s} s is wrong: {wrong}"
@@ -364,11 +282,7 @@ class _Simulation:
         return _placed_stably(decision, cluster) if self.rules.live else decision
 
     def _place(self, job: Progress, decision: Allocation) -> None:
-        """Give ``job`` the batch and the slots that the policy's ``decision`` has for it.
-
-        A job without slots in the decision loses the slots that it has; one without a batch there
-        keeps its batch. If the slots change, the job pays the cost of ``Rules.resize``.
-        """
+        """Give `job` the batch and the slots that the policy's `decision` has for it."""
         name = job.submission.name
         job.train_with(decision.batches.get(name, job.batch), self.now_s)
         placement = decision.placements.get(name, ())
@@ -377,24 +291,14 @@ class _Simulation:
             job.speed = self._speed(job)
 
     def _reject(self) -> None:
-        """Reject the active jobs that were never given slots; from now on they are not active.
-
-        An active job is one that has arrived and has neither ended nor been rejected.
-        """
+        """Reject the active jobs that were never given slots; from now on they are not active."""
         for job in self.active:
             if not job.history:
                 job.reject(self.now_s)
         self.active = [job for job in self.active if not job.dropped]
 
     def _next_decision_s(self) -> float:
-        """Return the virtual time of the next decision in seconds.
-
-        With an interval it is a multiple of the interval, at or after the next arrival if no job is
-        active. Without one it is the next arrival or end of a job, infinite if there is none. With
-        ``Rules.live`` it is that, or the time at which a job that has started begins to train, or
-        the end of the interval that began with the last decision. A failure or return of a node
-        that comes earlier is not considered.
-        """
+        """Return the virtual time of the next decision in seconds."""
         arrival_s = self.coming[-1].submission.arrival_s if self.coming else math.inf
         interval_s = self.rules.interval_s
         if interval_s and not self.rules.live:
@@ -411,10 +315,7 @@ class _Simulation:
         return min(arrival_s, self.now_s + max(least_s, min(waits_s, default=math.inf)))
 
     def _sort_out(self) -> None:
-        """Remove the jobs that have ended from the active jobs, and add those that have arrived.
-
-        The active jobs stay in the order of submission.
-        """
+        """Remove the jobs that have ended from the active jobs, and add those that have arrived."""
         if any(job.end_s is not None for job in self.active):
             self.active = [job for job in self.active if job.end_s is None]
         came = False
@@ -425,12 +326,7 @@ class _Simulation:
             self.active.sort(key=lambda job: self.order[id(job)])
 
     def _fail_or_repair(self, node: str, up: bool) -> None:
-        """Mark a node as up or down; if it goes down, each job with slots on it loses all slots.
-
-        Args:
-            node: the name of the node.
-            up: whether the node comes back (True) or fails (False).
-        """
+        """Mark a node as up or down; if it goes down, each job with slots on it loses all slots."""
         if up:
             self.down.discard(node)
             return
@@ -440,11 +336,7 @@ class _Simulation:
                 job.fail(self.now_s, self.rules.resize)
 
     def _let_interfere(self) -> None:
-        """Slow down each job on several nodes that shares a node with another job on several nodes.
-
-        It loses the fraction ``Rules.interference`` of its speed. All other jobs get their full
-        speed back.
-        """
+        """Slow down jobs on several nodes that share a node with another such job."""
         spread = [job for job in self.active if len(job.placement) > 1]
         used = Counter(node for job in spread for node, _ in job.placement)
         for job in self.active:
@@ -452,18 +344,11 @@ class _Simulation:
             job.slow_down(self.rules.interference if beside else 0.0)
 
     def _speed(self, job: Progress) -> float:
-        """Return the relative speed of ``job``: that of the slowest node on which it has slots.
-
-        The speed of a node is that of its kind in ``Rules.speeds``; a job without slots has 1.
-        """
         speeds = self.rules.speeds
         return min((speeds.get(self.kinds[node], 1.0) for node, _ in job.placement), default=1.0)
 
     def _refuse_to_wait(self) -> None:
-        """Raise a UsageError: it says how many active jobs wait for ever.
-
-        The policy's reason for the first of them is added, if the policy gave one.
-        """
+        """Raise a UsageError: it says how many active jobs wait for ever."""
         names = [job.submission.name for job in self.active]
         why = f" ({names[0]} {self.reasons[names[0]]})" if names[0] in self.reasons else ""
         waiting = counted(len(names), "job")
@@ -474,17 +359,9 @@ class _Simulation:
 
 
 class _QueueRun(_Simulation):
-    """The state of a simulation whose policy only starts jobs: a faster :class:`_Simulation`.
+    """The state of a simulation whose policy only starts jobs: a faster `_Simulation`."""
 
-    Such a policy (:class:`edl.core.cluster.state.QueuePolicy`) never takes slots from a job. So the
-    end of a job is known when the job starts, and the policy is asked about the waiting jobs and
-    the free slots alone. The time for an event grows with the number of nodes that have free slots
-    and, unless jobs start in order, with the number of waiting jobs; it does not grow with the
-    number of running jobs.
-
-    It is used if decisions are made on every event and there is no interference and no failure. The
-    constructor takes the arguments of :class:`_Simulation`.
-    """
+    # Such a policy (`QueuePolicy`) never takes slots from a job.
 
     def __init__(
         self,
@@ -506,14 +383,9 @@ class _QueueRun(_Simulation):
         return len(self.active) + len(self.running) + len(self.coming)
 
     def move(self) -> None:
-        """Advance time until a job arrives or ends, and free the slots of jobs that have ended.
-
-        Afterwards the attribute ``due`` is True: :meth:`decide` is to be called.
-
-        Raises:
-            UsageError: jobs wait, and no job runs or is to come; or the step time of a job was
-                not measured.
-        """
+        """Advance time until a job arrives or ends, and free the slots of jobs that have ended."""
+        # UsageError: jobs wait, and no job runs or is to come; or the step time of a job was not
+        # measured.
         end_s = self.running[0][0] if self.running else math.inf
         then_s = min(end_s, self.coming[-1].submission.arrival_s if self.coming else math.inf)
         if then_s == math.inf:
@@ -530,15 +402,10 @@ class _QueueRun(_Simulation):
             self.active.append(self.coming.pop())
 
     def decide(self) -> None:
-        """Start the waiting jobs that the policy gives slots; with ``drop``, reject all others.
-
-        The policy is not asked if, since the last decision, no job has arrived or ended that could
-        let a job start. The decision is counted all the same.
-
-        Raises:
-            UsageError: the step time of a job was not measured.
-            AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
-        """
+        """Start the waiting jobs that the policy gives slots; with `drop`, reject all others."""
+        # The policy is not asked if, since the last decision, no job has arrived or ended that
+        # could let a job start.
+        # UsageError: the step time of a job was not measured.
         if self.active or self.running:
             self.decisions += 1
         if self.changed:
@@ -550,16 +417,8 @@ class _QueueRun(_Simulation):
             self.active = []
 
     def _start(self) -> None:
-        """Start waiting jobs: ask the policy about the first 1, then the next 2, 4, and so on.
-
-        It ends when one of the jobs asked about has to wait, when none waits any more, or when no
-        slot is free. For a policy that starts jobs in order the result is the same as if it were
-        asked about all, at less cost. Any other policy is asked about all waiting jobs at once.
-
-        Raises:
-            UsageError: the step time of a job was not measured.
-            AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
-        """
+        """Start waiting jobs: ask the policy about the first 1, then the next 2, 4, and so on."""
+        # UsageError: the step time of a job was not measured.
         count = 1 if self.in_order else len(self.active)
         while self.active:
             nodes = [node for node in self.free.values() if node.slots]
@@ -582,12 +441,7 @@ class _QueueRun(_Simulation):
             count *= 2
 
     def _take(self, job: Progress, sign: int) -> None:
-        """Subtract the job's slots from the free slots of its nodes, or add them.
-
-        Args:
-            job: the job; it lies on the nodes of its placement.
-            sign: 1: subtract, as the job starts; -1: add, as the job has ended.
-        """
+        """Subtract the job's slots from the free slots of its nodes, or add them."""
         for name, count in job.placement:
             node = self.free[name]
             self.free[name] = replace(node, slots=node.slots - sign * count)

@@ -31,20 +31,10 @@ from edl.simulator.work import SubmittedJob
 def with_isolated(
     submissions: Sequence[SubmittedJob], results: Sequence[JobResult], nodes: Sequence[Node]
 ) -> tuple[JobResult, ...]:
-    """Return ``results`` in the same order, with ``isolated_s`` set unless the job was rejected.
-
-    It is the time that the job would take alone on 1/N of the cluster's slots, if on average N jobs
-    (itself included) were in the cluster while it was there. Results of rejected jobs are returned
-    as they are.
-
-    Args:
-        submissions: the jobs as they were submitted.
-        results: the results of the submissions, one each, in the same order.
-        nodes: the nodes of the cluster; at least one.
-
-    Raises:
-        UsageError: the speed of a job on so many slots was not measured.
-    """
+    """Return `results` in the same order, with `isolated_s` set unless the job was rejected."""
+    # It is the time that the job would take alone on 1/N of the cluster's slots, if on average N
+    # jobs (itself included) were in the cluster while it was there.
+    # UsageError: the speed of a job on so many slots was not measured.
     beside = mean_beside(results)
     slots, largest = total(nodes), max(node.slots for node in nodes)
     return tuple(
@@ -56,11 +46,7 @@ def with_isolated(
 
 
 def mean_beside(results: Sequence[JobResult]) -> list[float]:
-    """Return for each job the mean number of jobs in the cluster from its arrival to its end.
-
-    The end of a rejected job is its rejection. The job itself counts, so the mean is at least 1.
-    ``results`` has all jobs of the run; the means are in the same order.
-    """
+    """Return for each job the mean number of jobs in the cluster from its arrival to its end."""
     came, went = [np.sort([getattr(one, at) for one in results]) for at in ("arrival_s", "end_s")]
     times = np.unique(np.concatenate((came, went)))
     there = np.searchsorted(came, times, "right") - np.searchsorted(went, times, "right")
@@ -74,20 +60,8 @@ def mean_beside(results: Sequence[JobResult]) -> list[float]:
 
 
 def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
-    """Return the seconds that ``job`` would take alone on its share of the cluster.
-
-    It trains with the batch that its user asked for, on the share rounded down to whole slots, at
-    least its minimum and at most as many as it may have. If it uses more slots than the share has,
-    the time is multiplied by the number of slots used divided by the share.
-
-    Args:
-        job: the job as it was submitted.
-        share: the number of slots, not necessarily whole, above 0.
-        slots_a_node: the slots of a node; the job lies on as few nodes as possible.
-
-    Raises:
-        UsageError: the job's speed on so many slots was not measured.
-    """
+    """Return the seconds that `job` would take alone on its share of the cluster."""
+    # UsageError: the job's speed on so many slots was not measured.
     most = job.max_slots
     if job.local_batches is not None:
         most = min(most, job.batch // job.local_batches[0])

@@ -17,45 +17,21 @@ from edl.simulator.work import SubmittedJob
 
 
 def same_s(at_s: float) -> float:
-    """Return the tolerance in seconds within which two times near ``at_s`` count as equal.
-
-    ``at_s`` is in seconds. Times are sums of floats, so equal times may differ a little. The result
-    is a microsecond, or 4 times the distance between neighbouring floats near ``at_s`` if that is
-    more.
-    """
+    """Return the tolerance in seconds within which two times near `at_s` count as equal."""
     return max(1e-6, 4 * math.ulp(at_s))
 
 
 @dataclass(frozen=True)
 class _Newcomers:
-    """New workers of a job that trains.
+    """New workers of a job that trains."""
 
-    Attributes:
-        after_s: the seconds until they are there.
-        slots: the number of slots on each node that train from then on.
-        pause_s: the seconds that the job stops then.
-    """
-
-    after_s: float
-    slots: tuple[int, ...]
-    pause_s: float
+    after_s: float  # the seconds until they are there
+    slots: tuple[int, ...]  # the number of slots on each node that train from then on
+    pause_s: float  # the seconds that the job stops then
 
 
 class Progress:
-    """The course of one submitted job under virtual time: its progress, slots, batch and history.
-
-    By the rules of Pollux' simulator (OSDI 2021 artifact), a change of slots first stops the job
-    for as long as the change costs. Then the job progresses at a rate that is constant within an
-    epoch. If new workers take a time to be there (``ResizeCost.prepare``), the job trains with
-    those that it has until then. At first the job has no slots. All times are in seconds on one
-    virtual clock, that of ``submission.arrival_s``.
-
-    Args:
-        submission: the job as it was submitted.
-        whole_seconds: whether the time to the end of an epoch is rounded to whole seconds, but not
-            beyond the period of one :meth:`advance`, as in Pollux' simulator.
-        keeps_start: whether the job may not be preempted while it starts, as in a live cluster.
-    """
+    """The course of one submitted job under virtual time: its progress, slots, batch and history"""
 
     def __init__(
         self, submission: SubmittedJob, whole_seconds: bool, keeps_start: bool = False
@@ -84,10 +60,7 @@ class Progress:
         self._seen: ClusterJob | None = None
 
     def view(self) -> ClusterJob:
-        """Return the job as a policy sees it, with its present batch, model and measurements.
-
-        A measurement is the first step time with each combination of slots, nodes and local batch.
-        """
+        """Return the job as a policy sees it, with its present batch, model and measurements."""
         if self._seen is None:
             one = self.submission
             self._seen = ClusterJob(
@@ -115,72 +88,33 @@ class Progress:
         return self._pause_s if self.history and self.history[-1].change in starts else 0.0
 
     def place(self, placement: Placement, now_s: float, reason: str, cost: ResizeCost) -> None:
-        """Give the job the slots of ``placement`` in place of those it has, and begin the pause.
-
-        The pause is as long as the change costs, or as the rest of an earlier pause if that is
-        longer and the job has had slots. The change is added to the history, even if the
-        placement is the present one.
-
-        Args:
-            placement: the slots that the job has from now on; empty: none.
-            now_s: the virtual time, in seconds.
-            reason: the policy's reason, for the history.
-            cost: the seconds that each kind of change costs.
-        """
+        """Give the job the slots of `placement` in place of those it has, and begin the pause."""
         change = change_of(self.placement, placement, bool(self.history))
         self._set(AllocationChange(now_s, change, placement, reason), cost)
 
     def train_with(self, batch: int, now_s: float) -> None:
-        """Set the global batch of the job from its next step on, without a pause.
-
-        ``batch`` is in samples, and ``now_s`` is the virtual time in seconds, for the list of
-        changes of the batch. If the job has that batch already, nothing changes.
-        """
+        """Set the global batch of the job from its next step on, without a pause."""
         if batch != self.batch:
             self.batch, self._rate, self._seen = batch, None, None
             self.batches.append(BatchChange(now_s, batch))
 
     def reject(self, now_s: float) -> None:
-        """Mark the job as rejected, and as ended at the virtual time ``now_s``, in seconds.
-
-        The caller makes sure that the job has never had slots.
-        """
+        """Mark the job as rejected, and as ended at the virtual time `now_s`, in seconds."""
+        # The caller makes sure that the job has never had slots.
         self.dropped, self.end_s = True, now_s
 
     def slow_down(self, part: float) -> None:
-        """Set by what fraction of its full speed the job is slower than that, 0 to below 1.
-
-        The value of ``part`` replaces that of the last call, from the next :meth:`advance` on; 0
-        gives the full speed back.
-        """
+        """Set by what fraction of its full speed the job is slower than that, 0 to below 1."""
         if part != self.slowdown:
             self.slowdown, self._rate = part, None
 
     def fail(self, now_s: float, cost: ResizeCost) -> None:
-        """Take all slots from the job because one of its nodes has failed.
-
-        The job keeps its progress, and has no slots until the next decision. The change is added to
-        the history.
-
-        Args:
-            now_s: the virtual time, in seconds.
-            cost: the seconds that each kind of change costs; this change itself costs nothing.
-        """
+        """Take all slots from the job because one of its nodes has failed."""
         self._set(AllocationChange(now_s, SlotChange.FAILURE, ()), cost)
 
     def advance(self, now_s: float, seconds: float) -> None:
-        """Train the job for a time, or until it ends; without slots, or after its end, do nothing.
-
-        A pause for a change of slots passes before it trains. If the job ends, ``end_s`` is set to
-        the virtual time of its end; it keeps its slots, idle, until the next decision.
-
-        Args:
-            now_s: the virtual time at which the period begins, in seconds.
-            seconds: the length of the period.
-
-        Raises:
-            UsageError: the step time with these slots was not measured.
-        """
+        """Train the job for a time."""
+        # UsageError: the step time with these slots was not measured.
         if not self._size or self.end_s is not None or seconds <= 0:
             return
         self._seen = None
@@ -202,10 +136,7 @@ class Progress:
             self._pause_s = max(self._pause_s, there.pause_s)
 
     def _train(self, now_s: float, seconds: float) -> None:
-        """Train the job for a time with the slots that train now, after the rest of a pause.
-
-        For the arguments and errors see :meth:`advance`.
-        """
+        """Train the job for a time with the slots that train now, after the rest of a pause."""
         pause_s = min(self._pause_s, seconds)
         self._pause_s -= pause_s
         self.attained_slot_s += pause_s * self._size
@@ -225,13 +156,8 @@ class Progress:
                 self.end_s = now_s
 
     def ends_after_s(self) -> float:
-        """Return the seconds until the job ends if nothing changes, the rest of its pause included.
-
-        The result is infinite if the job has no slots. Nothing is rounded to whole seconds.
-
-        Raises:
-            UsageError: the step time with these slots was not measured.
-        """
+        """The seconds until the job ends if nothing changes, the rest of its pause included"""
+        # UsageError: the step time with these slots was not measured.
         if not self._size:
             return float("inf")
         if self._coming:
@@ -244,7 +170,7 @@ class Progress:
         return total_s
 
     def _ends_with_newcomers_s(self) -> float:
-        """Return the same as :meth:`ends_after_s` while newcomers are to come, by a copy of it."""
+        """Return the same as `ends_after_s` while newcomers are to come, by a copy of it."""
         twin = copy(self)
         twin._steps, twin._whole = {}, False
         twin.advance(0.0, float("inf"))
@@ -252,13 +178,7 @@ class Progress:
         return twin.end_s
 
     def result(self) -> JobResult:
-        """Return the result of the job, on the virtual clock; the job must have ended.
-
-        The start of a job that was rejected is its end.
-
-        Raises:
-            AssertionError: the job has not ended.
-        """
+        """Return the result of the job, on the virtual clock; the job must have ended."""
         assert self.end_s is not None
         one = self.submission
         return JobResult(
@@ -274,15 +194,7 @@ class Progress:
         )
 
     def _set(self, moment: AllocationChange, cost: ResizeCost) -> None:
-        """Change the job's slots, add the change to the history, and begin the pause that it costs.
-
-        If the job is in a pause already and keeps some slots, the longer one counts: what is left
-        of the old pause, or the new one.
-
-        Args:
-            moment: the change, with the new slots; empty: none.
-            cost: the seconds that each kind of change costs.
-        """
+        """Change a job's slots, add the change to the history, and begin the pause that it costs"""
         slots = tuple(count for _, count in moment.placement)
         newcomers = self._newcomers(moment, slots, cost)
         if newcomers is not None:
@@ -298,16 +210,7 @@ class Progress:
     def _newcomers(
         self, moment: AllocationChange, slots: tuple[int, ...], cost: ResizeCost
     ) -> _Newcomers | None:
-        """Return the newcomers that a change of slots lets come; None if it takes effect at once.
-
-        If slots are given back while newcomers are to come, and more are left than train now, the
-        rest of the newcomers still comes.
-
-        Args:
-            moment: the change.
-            slots: the number of its slots on each node.
-            cost: the seconds that each kind of change costs.
-        """
+        """Return the newcomers that a change of slots lets come; None if it takes effect at once"""
         change = moment.change
         if change is SlotChange.LEAVE and self._coming and sum(slots) > sum(self._slots):
             last = self._coming[-1]
@@ -319,36 +222,24 @@ class Progress:
         return _Newcomers(cost.prepare, slots, cost.of(change))
 
     def _rate_now(self) -> float:
-        """Return the job's present progress per second, in the unit of its work.
-
-        The first call after a change of slots, batch or interference, or in a new epoch, computes
-        the rate and also records a measured step of the job; later calls return the same rate.
-
-        Raises:
-            UsageError: the step time with these slots was not measured.
-        """
+        """Return the job's present progress per second, in the unit of its work."""
+        # The first call after a change of slots, batch or interference, or in a new epoch, computes
+        # the rate and also records a measured step of the job; later calls return the same rate.
+        # UsageError: the step time with these slots was not measured.
         if self._rate is None:
             self._rate = self._rate_in(self.epoch)
             self._measure()
         return self._rate
 
     def _measure(self) -> None:
-        """Record the step time and gradient noise scale that the job has with its slots and batch.
-
-        The noise scale takes the place of the last one. Of each combination of nodes, slots and
-        local batch, only the step time measured there at first is kept.
-        """
+        """Record the step time and gradient noise scale with the job's slots and batch."""
+        # Of each combination of nodes, slots and local batch, only the step time measured there at
+        # first is kept.
         work = self.submission.work
         step, self._noise_scale = work.observed(self._slots, self.batch, self.epoch)
         self._steps.setdefault((step.hosts, step.workers, step.batch), step)
 
     def _rate_in(self, epoch: int) -> float:
-        """Return the progress per second in ``epoch``, with the present slots and batch.
-
-        It is in the unit of the job's work, after the losses by interference and slow nodes.
-
-        Raises:
-            UsageError: the step time with these slots was not measured.
-        """
+        # UsageError: the step time with these slots was not measured.
         rate = self.submission.work.rate(self._slots, self.batch, epoch)
         return rate * (1.0 - self.slowdown) * self.speed

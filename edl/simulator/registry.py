@@ -37,16 +37,5 @@ POLICIES: Registry = {
 
 
 def registered_policy(name: str, seed: int = 0, resize_s: float | None = None) -> ClusterPolicy:
-    """Return the policy that is registered as ``name``, one of edl's own or one of a paper.
-
-    Args:
-        name: a key of :data:`POLICIES`.
-        seed: the seed of a policy that draws random numbers; 0 keeps the registered seed. Other
-            policies ignore it.
-        resize_s: the seconds that the policy assumes a change of a job's size to cost, if it has
-            such a parameter; other policies ignore it. None keeps the registered value.
-
-    Raises:
-        UsageError: no policy is registered as ``name``.
-    """
+    """Return the policy that is registered as `name`, one of edl's own or one of a paper."""
     return find(name, seed, resize_s, POLICIES)

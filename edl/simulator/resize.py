@@ -16,13 +16,9 @@ from edl.errors import UsageError
 
 
 class SlotChange(StrEnum):
-    """The kind of a change of a job's slots.
+    """The kind of a change of a job's slots."""
 
-    ``START``: the job gets its first slots. ``RESTART``: it gets slots after it had lost all.
-    ``JOIN``: it keeps all its slots and gets more, or has them in another order. ``LEAVE``: it
-    keeps only some of them and gets none. ``PREEMPT`` and ``FAILURE``: it loses all slots, by a
-    decision or because a node failed. ``MIGRATE``: any other change.
-    """
+    # `PREEMPT` and `FAILURE`: it loses all slots, by a decision or because a node failed.
 
     START = "start"  # the job gets its first slots
     RESTART = "restart"  # it gets slots after it had none, and starts from a checkpoint
@@ -35,34 +31,20 @@ class SlotChange(StrEnum):
 
 @dataclass(frozen=True)
 class ResizeCost:
-    """The cost of each kind of change of a job's slots, in seconds without training.
+    """The cost of each kind of change of a job's slots, in seconds without training."""
 
-    Each field but ``prepare`` is 30 s by default. To lose all slots costs nothing: the restart
-    after that costs ``restart``.
-
-    Attributes:
-        start: when the job gets its first slots.
-        restart: when it gets slots after it had lost all.
-        join: when it gets further slots, or has its slots in another order.
-        leave: when it keeps only some of its slots.
-        migrate: any other change.
-        prepare: how long the new workers of a job that trains take to be there, after a change that
-            costs ``join`` or ``migrate``; by default 0. Meanwhile the job trains with the slots
-            that it had, and then it pays for the change.
-    """
-
-    start: float = 30.0
-    restart: float = 30.0
-    join: float = 30.0
-    leave: float = 30.0
-    migrate: float = 30.0
+    start: float = 30.0  # when the job gets its first slots
+    restart: float = 30.0  # when it gets slots after it had lost all
+    join: float = 30.0  # when it gets further slots, or has its slots in another order
+    leave: float = 30.0  # when it keeps only some of its slots
+    migrate: float = 30.0  # any other change
+    # how long the new workers of a job that trains take to be there, after a change that costs
+    # `join` or `migrate`; by default 0. Meanwhile the job trains with the slots that it had, and
+    # then it pays for the change.
     prepare: float = 0.0
 
     def of(self, change: SlotChange) -> float:
-        """Return the seconds without training that ``change`` costs.
-
-        A change that takes all slots (``PREEMPT``, ``FAILURE``) costs 0.
-        """
+        """Return the seconds without training that `change` costs."""
         if change in (SlotChange.PREEMPT, SlotChange.FAILURE):
             return 0.0
         seconds: float = getattr(self, change.value)
@@ -70,28 +52,17 @@ class ResizeCost:
 
     @property
     def resize_s(self) -> float:
-        """The seconds that policies assume a resize to cost: the mean of ``join`` and ``leave``."""
+        """The seconds that policies assume a resize to cost: the mean of `join` and `leave`."""
         return (self.join + self.leave) / 2
 
 
 def constant(seconds: float) -> ResizeCost:
-    """Return the cost of a resize that is ``seconds`` without training for each kind of change.
-
-    Changes that take all slots cost nothing all the same.
-    """
+    """Return the cost of a resize that is `seconds` without training for each kind of change."""
     return ResizeCost(seconds, seconds, seconds, seconds, seconds)
 
 
 def parse_resize_cost(text: str) -> ResizeCost:
-    """Return the costs that ``text`` gives, like "30" or "start=20,restart=25,join=0.3".
-
-    A single number is the cost in seconds of every kind of change. With names, which are those of
-    the fields of :class:`ResizeCost`, a kind that is not named costs 30 s. If ``prepare`` is not
-    named, it is 0.
-
-    Raises:
-        UsageError: the text has neither form, or a time is negative or not finite.
-    """
+    """Return the costs that `text` gives, like "30" or "start=20,restart=25,join=0.3"."""
     parts = [part.partition("=") for part in text.split(",")]
     names = [one.name for one in fields(ResizeCost)]
     try:
@@ -113,16 +84,8 @@ def parse_resize_cost(text: str) -> ResizeCost:
 
 
 def change_of(before: Placement, after: Placement, trained: bool) -> SlotChange:
-    """Return the kind of change from the placement ``before`` to the placement ``after``.
-
-    It is never ``FAILURE``: a job without slots afterwards counts as preempted. Two placements with
-    the same slots on each node count as ``JOIN``.
-
-    Args:
-        before: the slots until now; empty: none.
-        after: the slots from now on; empty: none.
-        trained: whether the job has ever had slots.
-    """
+    """Return the kind of change from the placement `before` to the placement `after`."""
+    # It is never `FAILURE`: a job without slots afterwards counts as preempted.
     if not after:
         return SlotChange.PREEMPT
     if not before:
@@ -136,10 +99,7 @@ def change_of(before: Placement, after: Placement, trained: bool) -> SlotChange:
 
 
 def _by_node(placement: Placement) -> dict[str, int]:
-    """Return the number of slots of ``placement`` on each node, by the node's name.
-
-    Pairs of the placement with the same node are added up.
-    """
+    """Return the number of slots of `placement` on each node, by the node's name."""
     slots: dict[str, int] = {}
     for node, count in placement:
         slots[node] = slots.get(node, 0) + count

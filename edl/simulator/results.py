@@ -18,25 +18,16 @@ from edl.simulator.resize import SlotChange
 
 @dataclass(frozen=True)
 class AllocationChange:
-    """A change of the slots of one job in a simulation, such as a start or another number of slots.
+    """A change of slots of one job in a simulation, such as a start or another number of slots"""
 
-    Attributes:
-        at_s: the time of the change, in seconds; in a :class:`JobResult` on the clock of the trace.
-        change: the kind of change.
-        placement: the slots of the job from then on, as (node, number of slots) pairs; empty: none.
-        reason: the policy's reason; empty if a node failed.
-    """
-
-    at_s: float
-    change: SlotChange
+    at_s: float  # the time of the change, in seconds; in a `JobResult` on the clock of the trace
+    change: SlotChange  # the kind of change
+    # the slots of the job from then on, as (node, number of slots) pairs; empty: none
     placement: Placement
-    reason: str = ""
+    reason: str = ""  # the policy's reason; empty if a node failed
 
     def figures(self) -> dict[str, Any]:
-        """Return the change as a dictionary that can be written as JSON.
-
-        It has the fields by name, and as "slots" the number of slots on all nodes.
-        """
+        """Return the change as a dictionary that can be written as JSON."""
         return {
             "at_s": self.at_s,
             "change": self.change.value,
@@ -48,15 +39,10 @@ class AllocationChange:
 
 @dataclass(frozen=True)
 class BatchChange:
-    """A change of a job's global batch.
+    """A change of a job's global batch."""
 
-    Attributes:
-        at_s: the time of the change, in seconds; in a :class:`JobResult` on the clock of the trace.
-        batch: the global batch from then on, in samples.
-    """
-
-    at_s: float
-    batch: int
+    at_s: float  # the time of the change, in seconds; in a `JobResult` on the clock of the trace
+    batch: int  # the global batch from then on, in samples
 
     def figures(self) -> dict[str, Any]:
         """Return the fields of the change by name, as a dictionary that can be written as JSON."""
@@ -65,49 +51,34 @@ class BatchChange:
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a job that has ended or was rejected, with times on the clock of the trace.
-
-    All times are in seconds. The clock of the trace is that of the submissions; :meth:`later` moves
-    a result from the simulated clock to it.
-
-    Attributes:
-        name: the name of the job.
-        kind: the kind of job, as it was submitted.
-        arrival_s: the time at which it was submitted.
-        start_s: the time at which it was given its first slots; ``end_s`` if it was rejected.
-        end_s: the time at which it ended, or was rejected.
-        slot_s: the seconds during which it had slots, times the number of slots; the time that
-            changes of slots took is included.
-        history: all changes of its slots, its first slots included, in order of time.
-        batches: all changes of its batch, in order of time; the batch that its user requested, with
-            which it begins, is not among them.
-        dropped: whether it was rejected, at ``end_s``, without ever having had slots.
-        isolated_s: the seconds that it would take alone on 1/N of the slots, N being the mean
-            number of jobs in the cluster while it was there, itself included
-            (:mod:`edl.simulator.fairness`); 0: not known, as for a rejected job.
-    """
+    """The result of a job that has ended or was rejected, with times on the clock of the trace."""
 
     name: str
-    kind: str
-    arrival_s: float
-    start_s: float
-    end_s: float
+    kind: str  # the kind of job, as it was submitted
+    arrival_s: float  # the time at which it was submitted
+    start_s: float  # the time at which it was given its first slots; `end_s` if it was rejected
+    end_s: float  # the time at which it ended, or was rejected
+    # the seconds during which it had slots, times the number of slots; the time that changes of
+    # slots took is included
     slot_s: float
+    # all changes of its slots, its first slots included, in order of time
     history: tuple[AllocationChange, ...] = ()
+    # all changes of its batch, in order of time; the batch that its user requested, with which it
+    # begins, is not among them
     batches: tuple[BatchChange, ...] = ()
-    dropped: bool = False
+    dropped: bool = False  # whether it was rejected, at `end_s`, without ever having had slots
+    # the seconds that it would take alone on 1/N of the slots, N being the mean number of jobs in
+    # the cluster while it was there, itself included (`fairness`); 0: not known, as for a rejected
+    # job
     isolated_s: float = 0.0
 
     @property
     def jct_s(self) -> float:
-        """The job completion time (JCT): the seconds from the job's submission to ``end_s``."""
+        """The job completion time (JCT): the seconds from the job's submission to `end_s`."""
         return self.end_s - self.arrival_s
 
     def later(self, seconds: float) -> JobResult:
-        """Return a copy of this result in which all points in time are ``seconds`` later.
-
-        So a result on the simulated clock becomes one on the clock of the trace. Durations stay.
-        """
+        """Return a copy of this result in which all points in time are `seconds` later."""
         if not seconds:
             return self
         return replace(
@@ -121,33 +92,17 @@ class JobResult:
 
     @property
     def finish_time_fairness(self) -> float:
-        """The job completion time divided by ``isolated_s``, its time alone on a fair share.
-
-        If it is at most 1, the job lost nothing by sharing the cluster; above 1 it lost time. It is
-        0 if ``isolated_s`` is not known.
-        """
+        """The job completion time divided by `isolated_s`, its time alone on a fair share."""
         return self.jct_s / self.isolated_s if self.isolated_s else 0.0
 
     @property
     def resizes(self) -> int:
-        """The number of times that the job was given other slots after its start.
-
-        A change that takes all slots does not count; the restart after it does. It is 0 for a job
-        that was rejected.
-        """
+        """The number of times that the job was given other slots after its start."""
         given = sum(1 for one in self.history if one.placement)
         return max(0, given - 1)
 
     def figures(self, history: bool = False) -> dict[str, Any]:
-        """Return the job's results as a dictionary that can be written as JSON.
-
-        The keys are name, kind, arrival_s, start_s, end_s, jct_s, slot_s, resizes and
-        finish_time_fairness, and "dropped" if the job was rejected.
-
-        Args:
-            history: whether to include "history" and "batches", all changes of the job's slots and
-                of its batch.
-        """
+        """Return the job's results as a dictionary that can be written as JSON."""
         shown: dict[str, Any] = {
             "name": self.name,
             "kind": self.kind,
@@ -169,25 +124,16 @@ class JobResult:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a simulated run.
+    """The result of a simulated run."""
 
-    Its means, largest values and percentiles are not defined if all jobs were rejected.
-
-    Attributes:
-        jobs: the result of each job, in the order in which the jobs were given.
-        decisions: the number of decisions, including those at which the policy was not asked
-            because no waiting job could start.
-    """
-
-    jobs: tuple[JobResult, ...]
+    jobs: tuple[JobResult, ...]  # the result of each job, in the order in which the jobs were given
+    # the number of decisions, including those at which the policy was not asked because no waiting
+    # job could start
     decisions: int
 
     @property
     def ended(self) -> list[JobResult]:
-        """The results of the jobs that were not rejected, in the order of ``jobs``.
-
-        Only they count in means and percentiles of the job completion time (JCT).
-        """
+        """The results of the jobs that were not rejected, in the order of `jobs`."""
         return [job for job in self.jobs if not job.dropped]
 
     @property
@@ -197,38 +143,20 @@ class Result:
 
     @property
     def makespan_s(self) -> float:
-        """The makespan: the seconds from the first submission to the last end of a job.
-
-        A rejected job counts with its submission, and not with its end.
-        """
+        """The makespan: the seconds from the first submission to the last end of a job."""
         return max(job.end_s for job in self.ended) - min(job.arrival_s for job in self.jobs)
 
     @property
     def worst_finish_time_fairness(self) -> float:
-        """The largest finish-time fairness of the jobs that were not rejected; lower is better.
-
-        It is a job's completion time divided by its time alone on a fair share of the slots. If it
-        is at most 1, no job lost anything by sharing the cluster (:mod:`edl.simulator.fairness`).
-        """
+        """The largest finish-time fairness of the jobs that were not rejected; lower is better."""
         return max(job.finish_time_fairness for job in self.ended)
 
     def jct_percentile_s(self, percent: float) -> float:
-        """Return the job completion time that ``percent`` (0 to 100) percent of jobs do not exceed.
-
-        It is in seconds, interpolated linearly between two jobs. Rejected jobs do not count. 50 is
-        the median.
-        """
+        """Return the job completion time that `percent` (0 to 100) percent of jobs do not exceed"""
         return float(np.percentile([job.jct_s for job in self.ended], percent))
 
     def figures(self, history: bool = False) -> dict[str, Any]:
-        """Return the summary of the run and the results of every job, as a dictionary for JSON.
-
-        The results of the jobs are a list under "jobs"; the other values are numbers, or None if
-        all jobs were rejected and the value is not defined then.
-
-        Args:
-            history: whether to include all changes of each job's slots and batch.
-        """
+        """Return the summary of the run and the results of every job, as a dictionary for JSON."""
         ended = self.ended
         return {
             **{name: of(self) if ended else None for name, of in _OF_ENDED.items()},

@@ -26,43 +26,31 @@ from edl.simulator.wrong_models import ErrorModelPolicy, ModelErrors
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """The description of a simulation: the jobs, the cluster, the policy and the rules.
+    """The description of a simulation: the jobs, the cluster, the policy and the rules."""
 
-    The policy assumes that a resize costs what it costs by ``rules.resize``.
-
-    Attributes:
-        policy: the name of the policy, as :mod:`edl.simulator.registry` has it, or
-            "module:Class" for one that a user has written.
-        rules: the rules by which time moves.
-        nodes: the number of nodes of the cluster.
-        slots: the number of slots of each node.
-        load: the load of a published workload of Pollux, like "1.0"; for drawn jobs (JSA's and
-            mixed ones) the rates of submission; empty: the jobs have neither.
-        workload: the number of a published workload of Pollux, 1 to 8; for drawn jobs their seed.
-        jobs: the jobs to simulate; empty: the workload of Pollux that ``load`` and ``workload``
-            name.
-        seed: the seed of the policy's random numbers; 0: the registered one.
-        built_in: the name of the built-in set of jobs, for the title; empty: the jobs are from a
-            trace.
-        own: the policy, if it is one that a user has written; None: a registered one.
-        machines: the nodes of the cluster, if they are not all alike; empty: ``nodes`` nodes of
-            ``slots`` slots.
-        wrong: the errors with which the policy sees the jobs; None: it sees them as they are.
-        parameters: pairs of a parameter of the policy and its value, where it is not as registered.
-    """
-
+    # the name of the policy, as `registry` has it, or "module:Class" for one that a user has
+    # written
     policy: str
-    rules: Rules
-    nodes: int
-    slots: int
+    rules: Rules  # the rules by which time moves
+    nodes: int  # the number of nodes of the cluster
+    slots: int  # the number of slots of each node
+    # the load of a published workload of Pollux, like "1.0"; for drawn jobs (JSA's and mixed ones)
+    # the rates of submission; empty: the jobs have neither
     load: str = ""
+    # the number of a published workload of Pollux, 1 to 8; for drawn jobs their seed
     workload: int = 0
+    # the jobs to simulate; empty: the workload of Pollux that `load` and `workload` name
     jobs: tuple[SubmittedJob, ...] = ()
-    seed: int = 0
+    seed: int = 0  # the seed of the policy's random numbers; 0: the registered one
+    # the name of the built-in set of jobs, for the title; empty: the jobs are from a trace
     built_in: str = ""
+    # the policy, if it is one that a user has written; None: a registered one
     own: OwnPolicy | None = None
+    # the nodes of the cluster, if they are not all alike; empty: `nodes` nodes of `slots` slots
     machines: tuple[Node, ...] = ()
+    # the errors with which the policy sees the jobs; None: it sees them as they are
     wrong: ModelErrors | None = None
+    # pairs of a parameter of the policy and its value, where it is not as registered
     parameters: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -75,31 +63,17 @@ class SimulatedRun:
 
 
 class RunOutcome(NamedTuple):
-    """A simulation that was computed: its description, its result, and how long that took.
+    """A simulation that was computed: its description, its result, and how long that took."""
 
-    Attributes:
-        run: the description of the simulation.
-        result: the result of each job, and the number of decisions.
-        took_s: the seconds of real time, not virtual time, that the computation took.
-    """
-
-    run: SimulatedRun
-    result: Result
-    took_s: float
+    run: SimulatedRun  # the description of the simulation
+    result: Result  # the result of each job, and the number of decisions
+    took_s: float  # the seconds of real time, not virtual time, that the computation took
 
 
 def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
-    """Compute the simulation that ``run`` describes, in this process, and return its outcome.
-
-    Args:
-        run: the description of the simulation.
-        on_time: is called after each decision, with the seconds since the first submission and the
-            number of jobs that have ended; None: nothing is called.
-
-    Raises:
-        UsageError: the jobs, the policy or the measurements do not allow the simulation; see
-            :func:`edl.simulator.engine.simulate`.
-    """
+    """Compute the simulation that `run` describes, in this process, and return its outcome."""
+    # `on_time`: is called after each decision, with the seconds since the first submission and the
+    # number of jobs that have ended; None: nothing is called.
     began_s = time.perf_counter()
     jobs = run.jobs or pollux_jobs(run.load, run.workload)
     nodes = run.machines or equal_nodes(run.nodes, run.slots)
@@ -121,29 +95,14 @@ def _policy_of(run: SimulatedRun) -> ClusterPolicy:
 
 
 def equal_nodes(count: int, slots: int) -> list[Node]:
-    """Return ``count`` nodes of ``slots`` slots each, named n0, n1, and so on."""
+    """Return `count` nodes of `slots` slots each, named n0, n1, and so on."""
     return [Node(f"n{number}", slots) for number in range(count)]
 
 
 def do_all(
     runs: Sequence[SimulatedRun], processes: int = 1, tell: Callable[[str], None] = lambda _: None
 ) -> Iterator[RunOutcome]:
-    """Compute several simulations, and yield their outcomes in the order of ``runs``.
-
-    Each outcome is yielded as soon as it and all earlier ones are computed. Nothing is computed
-    before the first outcome is asked for.
-
-    Args:
-        runs: the descriptions of the simulations.
-        processes: the number of processes that compute at the same time; 1, or if there is one run
-            only: this process computes.
-        tell: is called with a message for people: with several processes at the begin and after
-            each simulation, in this process after each decision of the policy.
-
-    Raises:
-        UsageError: a simulation cannot be computed (see :func:`do`); the outcomes of earlier runs
-            were yielded, and no further run begins.
-    """
+    """Compute several simulations, and yield their outcomes in the order of `runs`."""
     if processes == 1 or len(runs) == 1:
         for number, run in enumerate(runs, 1):
             yield do(run, _teller(run, f"{number} of {len(runs)}: {run.title}", tell))
@@ -160,21 +119,13 @@ def do_all(
 
 
 def _leave_interrupts_to_the_parent() -> None:
-    """Ignore SIGINT in this process, a child that computes runs: on Ctrl-C only its parent acts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _teller(run: SimulatedRun, what: str, tell: Callable[[str], None]) -> OnTime:
-    """Return a function that passes the progress of a simulation to ``tell``, as a message.
-
-    The function takes the seconds since the first submission, and the number of jobs that have
-    ended.
-
-    Args:
-        run: the description of the simulation; it is not used.
-        what: the words with which each message begins.
-        tell: is called with each message.
-    """
+    """Return a function that passes the progress of a simulation to `tell`, as a message."""
+    # The function takes the seconds since the first submission, and the number of jobs that have
+    # ended.
 
     def on_time(since_s: float, ended: int) -> None:
         tell(f"{what}: {ended} jobs have ended at {since_s / 3600:.1f} h")

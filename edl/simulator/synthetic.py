@@ -24,11 +24,7 @@ POWERS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def wide_job_first() -> list[SubmittedJob]:
-    """Return a job of all 64 slots for 6 h, and 1,423 jobs of 1 slot for 5 min behind it.
-
-    The small jobs are submitted at random, one in 30 s on average. They need 15 % of the slots. All
-    jobs are rigid: they have the slots that they request, or none.
-    """
+    """Return a job of all 64 slots for 6 h, and 1,423 jobs of 1 slot for 5 min behind it."""
     chance = random.Random("wide")
     times = sorted(chance.uniform(0.0, 1423 * 30.0) for _ in range(1423))
     wide = _rigid("wide", 0.0, 6 * HOUR_S, NODES * SLOTS)
@@ -36,17 +32,7 @@ def wide_job_first() -> list[SubmittedJob]:
 
 
 def rigid_jobs(seed: int, count: int = 350, load: float = 0.9) -> list[SubmittedJob]:
-    """Return rigid jobs of 1 to 64 slots whose durations are lognormal, as on shared clusters.
-
-    The number of slots is a power of two, half as likely as the next smaller one. The logarithm of
-    the duration has the standard deviation 2, and the median is 10 min. Jobs are submitted at
-    random, evenly, for as long as makes the jobs need the fraction ``load`` of the slots.
-
-    Args:
-        seed: the seed of the sizes, durations and times of submission.
-        count: the number of jobs.
-        load: the slot-seconds of all jobs over those of the cluster until the last submission.
-    """
+    """Return rigid jobs of 1 to 64 slots whose durations are lognormal, as on shared clusters."""
     chance = random.Random(f"rigid {seed}")
     sizes = chance.choices(POWERS, [1 / size for size in POWERS], k=count)
     durations = [chance.lognormvariate(math.log(600.0), 2.0) for _ in range(count)]
@@ -60,15 +46,7 @@ def rigid_jobs(seed: int, count: int = 350, load: float = 0.9) -> list[Submitted
 
 
 def bursts(seed: int) -> list[SubmittedJob]:
-    """Return 24 long elastic jobs, and three bursts of 120 short ones.
-
-    A long job requests 4 slots, may have 1 to 16, and takes 2 to 6 h; all come in the first hour. A
-    burst comes within 10 min, 1, 3 and 5 h after the begin. Its jobs request 1, 2 or 4 slots, may
-    have 1 to 4, and take 2 to 8 min.
-
-    Args:
-        seed: the seed of the durations, sizes and times of submission.
-    """
+    """Return 24 long elastic jobs, and three bursts of 120 short ones."""
     chance = random.Random(f"bursts {seed}")
     jobs = [
         _elastic(
@@ -95,17 +73,7 @@ def bursts(seed: int) -> list[SubmittedJob]:
 
 
 def elastic_jobs(seed: int, count: int = 237, load: float = 0.8) -> list[SubmittedJob]:
-    """Return elastic jobs whose durations are lognormal, for nodes of two kinds.
-
-    A job requests 1, 2, 4 or 8 slots and may have 1 to 16. The logarithm of its duration has the
-    standard deviation 1, and the median is 50 min, on slots of speed 1.
-
-    Args:
-        seed: the seed of the sizes, durations and times of submission.
-        count: the number of jobs.
-        load: the slot-seconds of all jobs, on the slots that they request, over those of the
-            cluster with the speeds of :func:`two_kinds`, until the last submission.
-    """
+    """Return elastic jobs whose durations are lognormal, for nodes of two kinds."""
     chance = random.Random(f"elastic {seed}")
     sizes = [chance.choice((1, 2, 4, 8)) for _ in range(count)]
     durations = [chance.lognormvariate(math.log(3000.0), 1.0) for _ in range(count)]
@@ -121,11 +89,7 @@ def elastic_jobs(seed: int, count: int = 237, load: float = 0.8) -> list[Submitt
 
 
 def two_kinds(order: str) -> list[Node]:
-    """Return the nodes of a cluster, half of them of each kind of ``SPEEDS``.
-
-    Args:
-        order: the order of the nodes: "fast" or "slow" comes first, or "mixed": they alternate.
-    """
+    """Return the nodes of a cluster, half of them of each kind of `SPEEDS`."""
     kinds = {
         "fast": ["fast"] * (NODES // 2) + ["slow"] * (NODES // 2),
         "slow": ["slow"] * (NODES // 2) + ["fast"] * (NODES // 2),
@@ -135,13 +99,8 @@ def two_kinds(order: str) -> list[Node]:
 
 
 def _rigid(name: str, arrival_s: float, duration_s: float, slots: int) -> SubmittedJob:
-    """Return a job that takes ``duration_s`` seconds on just ``slots`` slots."""
     return SubmittedJob(name, arrival_s, TimedWork(duration_s, slots), slots, slots, slots)
 
 
 def _elastic(name: str, arrival_s: float, duration_s: float, slots: int, most: int) -> SubmittedJob:
-    """Return a job of 1 to ``most`` slots; 95 % of its work is shared among its slots.
-
-    It takes ``duration_s`` seconds on ``slots`` slots.
-    """
     return SubmittedJob(name, arrival_s, TimedWork(duration_s, slots, 0.95), slots, 1, most)

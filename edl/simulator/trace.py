@@ -40,16 +40,7 @@ COLUMNS = (*REQUIRED, *OPTIONAL, "batch_size")
 
 
 def read_trace(path: Path, cluster_slots: int) -> list[SubmittedJob]:
-    """Return the jobs of the CSV file at ``path``, in the order of its rows.
-
-    Args:
-        path: the file, in UTF-8, with the columns that the docstring of the module has.
-        cluster_slots: the number of slots of all nodes; no job may request more.
-
-    Raises:
-        UsageError: the file cannot be read, has no job, or has a row that is not as the docstring
-            of the module says; for a row the message names the line.
-    """
+    """Return the jobs of the CSV file at `path`, in the order of its rows."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return parse_trace(file, str(path), cluster_slots)
@@ -60,18 +51,7 @@ def read_trace(path: Path, cluster_slots: int) -> list[SubmittedJob]:
 
 
 def parse_trace(lines: Iterable[str], where: str, cluster_slots: int) -> list[SubmittedJob]:
-    """Return the jobs of the lines of a CSV file, in the order of its rows.
-
-    Args:
-        lines: the lines, the first with the names of the columns.
-        where: the name of the file, for messages.
-        cluster_slots: the number of slots of all nodes; no job may request more.
-
-    Raises:
-        UsageError: a column is missing or unknown, a row is not as the docstring of the module
-            says, or two jobs have the same name; the message names the line. Or there is no job.
-        csv.Error: the lines are not CSV.
-    """
+    """Return the jobs of the lines of a CSV file, in the order of its rows."""
     reader = csv.DictReader(lines)
     header = reader.fieldnames or ()
     missing = [column for column in REQUIRED if column not in header]
@@ -102,33 +82,20 @@ def parse_trace(lines: Iterable[str], where: str, cluster_slots: int) -> list[Su
 
 
 def _columns() -> str:
-    """Return the clause of an error message that lists the allowed columns, without a full stop."""
     return f"columns are {', '.join(COLUMNS)}"
 
 
 @dataclass(frozen=True)
 class _TraceLine:
-    """One row of a trace; :meth:`job` makes the job that it describes.
+    """One row of a trace; `job` makes the job that it describes."""
 
-    Attributes:
-        cells: the text of each cell, by the name of its column; under the key None the list of the
-            cells beyond the last column, if the row has such cells.
-        where: the file and the line, for messages.
-    """
-
+    # the text of each cell, by the name of its column; under the key None the list of the cells
+    # beyond the last column, if the row has such cells
     cells: Mapping[str | None, str | list[str] | None]
-    where: str
+    where: str  # the file and the line, for messages
 
     def job(self, cluster_slots: int) -> SubmittedJob:
-        """Return the job that the row describes.
-
-        Args:
-            cluster_slots: the number of slots of all nodes; the job may not request more.
-
-        Raises:
-            UsageError: the row is not as the docstring of the module says; the message names the
-                line.
-        """
+        """Return the job that the row describes."""
         if None in self.cells:
             raise UsageError(f"{self.where}: it has more cells than there are columns")
         name = self._text("name")
@@ -148,16 +115,7 @@ class _TraceLine:
         return replace(work(name, arrival_s, slots), weight=weight)
 
     def _timed(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
-        """Return the job of a row with a duration; its speed follows Amdahl's law.
-
-        Args:
-            name: the name of the job.
-            arrival_s: the time of submission, in seconds.
-            slots: the number of slots that its user requests.
-
-        Raises:
-            UsageError: the duration, the parallel fraction or a limit is missing or not allowed.
-        """
+        """Return the job of a row with a duration; its speed follows Amdahl's law."""
         duration_s = self._number("duration_s")
         fraction = self._number("parallel_fraction", 1.0)
         if duration_s == 0:
@@ -169,19 +127,10 @@ class _TraceLine:
         return SubmittedJob(name, arrival_s, work, slots, least, most)
 
     def _measured(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
-        """Return the job of a row with an application that Pollux measured, and the row's batch.
-
-        The most slots that a policy may give it are also limited by what was measured.
-
-        Args:
-            name: the name of the job.
-            arrival_s: the time of submission, in seconds.
-            slots: the number of slots that its user requests.
-
-        Raises:
-            UsageError: the application is unknown, was not measured with that batch or so many
-                slots, or a limit is not allowed; or scipy is not installed.
-        """
+        """Return the job of a row with an application that Pollux measured, and the row's batch."""
+        # The most slots that a policy may give it are also limited by what was measured.
+        # UsageError: the application is unknown, was not measured with that batch or so many slots,
+        # or a limit is not allowed; or scipy is not installed.
         known, wanted = measured_applications(), self._text("application")
         if wanted not in known:
             raise UsageError(
@@ -207,13 +156,7 @@ class _TraceLine:
         return replace(job, min_slots=least, max_slots=min(most, widest))
 
     def _limits(self, slots: int) -> tuple[int, int]:
-        """Return the fewest and the most slots that a policy may give the job.
-
-        Where the row has no limit, it is ``slots``, the number that the user requests.
-
-        Raises:
-            UsageError: a limit is no whole number from 1 on, or ``slots`` is not between them.
-        """
+        """Return the fewest and the most slots that a policy may give the job."""
         least = self._whole("min_slots", slots)
         most = self._whole("max_slots", slots)
         if not least <= slots <= most:
@@ -224,21 +167,11 @@ class _TraceLine:
         return least, most
 
     def _text(self, column: str) -> str:
-        """Return the text in the column named ``column``, without blanks around it.
-
-        It is "" if the cell is empty or there is no such column.
-        """
         cell = self.cells.get(column)
         return cell.strip() if isinstance(cell, str) else ""
 
     def _number(self, column: str, default: float | None = None) -> float:
-        """Return the number, 0 or more, in the column named ``column``.
-
-        If the cell is empty or there is no such column, the result is ``default``.
-
-        Raises:
-            UsageError: the cell is not such a number, or is empty and ``default`` is None.
-        """
+        """Return the number, 0 or more, in the column named `column`."""
         text = self._text(column)
         if not text and default is not None:
             return default
@@ -251,13 +184,7 @@ class _TraceLine:
         return number
 
     def _whole(self, column: str, default: int | None = None) -> int:
-        """Return the whole number, 1 or more, in the column named ``column``.
-
-        If the cell is empty or there is no such column, the result is ``default``.
-
-        Raises:
-            UsageError: the cell is not such a number, or is empty and ``default`` is None.
-        """
+        """Return the whole number, 1 or more, in the column named `column`."""
         number = self._number(column, default)
         if number != int(number) or number < 1:
             raise UsageError(

@@ -10,31 +10,20 @@ from edl.simulator.results import JobResult, Result
 
 
 class SlotSpan(NamedTuple):
-    """A period between two changes of a job's slots; with 0 slots the job waited.
+    """A period between two changes of a job's slots; with 0 slots the job waited."""
 
-    Attributes:
-        from_s: the begin of the period, in seconds on the clock of the job's result.
-        to_s: the end of the period, later than its begin.
-        slots: the number of slots that the job had.
-    """
-
-    from_s: float
-    to_s: float
-    slots: int
+    from_s: float  # the begin of the period, in seconds on the clock of the job's result
+    to_s: float  # the end of the period, later than its begin
+    slots: int  # the number of slots that the job had
 
 
 class Usage(NamedTuple):
-    """The use of the cluster from one change to the next.
+    """The use of the cluster from one change to the next."""
 
-    Attributes:
-        at_s: the begin of the period between two changes, in seconds on the clock of the results.
-        used: the number of slots in use, by all jobs together.
-        waiting: the number of jobs that have arrived, have neither ended nor been rejected, and
-            have no slots.
-    """
-
+    # the begin of the period between two changes, in seconds on the clock of the results
     at_s: float
-    used: int
+    used: int  # the number of slots in use, by all jobs together
+    # the number of jobs that have arrived, have neither ended nor been rejected, and have no slots
     waiting: int
 
     def figures(self) -> dict[str, Any]:
@@ -43,11 +32,7 @@ class Usage(NamedTuple):
 
 
 def spans(job: JobResult) -> list[SlotSpan]:
-    """Return the periods between the changes of the slots of ``job``, in order of time.
-
-    They cover the time from the job's submission to its end, or to its rejection, without a gap,
-    and none is empty. After a move to other nodes a period may have as many slots as the last.
-    """
+    """Return the periods between the changes of the slots of `job`, in order of time."""
     changes = [(job.arrival_s, 0)] + [(one.at_s, slot_count(one.placement)) for one in job.history]
     ends_s = [at_s for at_s, _ in changes[1:]] + [job.end_s]
     return [
@@ -58,11 +43,7 @@ def spans(job: JobResult) -> list[SlotSpan]:
 
 
 def levels(result: Result) -> list[Usage]:
-    """Return the number of used slots and of waiting jobs at each time at which one changes.
-
-    The values of an item last until the time of the next item; those of the last one last for ever,
-    and are 0. The items are in order of time; the first is at time 0.
-    """
+    """Return the number of used slots and of waiting jobs at each time at which one changes."""
     used: Counter[float] = Counter()
     waiting: Counter[float] = Counter()
     for job in result.jobs:

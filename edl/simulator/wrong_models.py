@@ -36,56 +36,39 @@ KEPT = 4  # decisions that are compared
 
 @dataclass(frozen=True)
 class ModelErrors:
-    """The errors with which a policy sees the models of jobs.
+    """The errors with which a policy sees the models of jobs."""
 
-    Attributes:
-        step_times: the standard deviation of the logarithm of each step time: of each placement and
-            batch, drawn anew at each decision.
-        lengths: the standard deviation of the logarithm of a job's remaining steps, drawn once.
-        seed: the seed of both.
-    """
-
+    # the standard deviation of the logarithm of each step time: of each placement and batch, drawn
+    # anew at each decision
     step_times: float = 0.0
+    # the standard deviation of the logarithm of a job's remaining steps, drawn once
     lengths: float = 0.0
-    seed: int = 0
+    seed: int = 0  # the seed of both
 
 
 @dataclass(frozen=True)
 class ErrorModel:
-    """A model of a job whose step times and remaining steps are wrong.
+    """A model of a job whose step times and remaining steps are wrong."""
 
-    It implements :class:`edl.core.cluster.state.TrainingModel`.
-
-    Attributes:
-        model: the true model.
-        errors: the size of the errors.
-        job: the name of the job.
-        now_s: the time of the decision, for which its step times are drawn.
-        error: the error of a step time, as it is known (:func:`seen_error`).
-    """
-
-    model: TrainingModel
-    errors: ModelErrors
-    job: str
-    now_s: float
-    error: StepTimeError
+    model: TrainingModel  # the true model
+    errors: ModelErrors  # the size of the errors
+    job: str  # the name of the job
+    now_s: float  # the time of the decision, for which its step times are drawn
+    error: StepTimeError  # the error of a step time, as it is known (`seen_error`)
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the wrong seconds of a step of ``batch`` samples; ``slots`` has them by node."""
+        """Return the wrong seconds of a step of `batch` samples; `slots` has them by node."""
         step_s = self.model.step_s(slots, batch)
         if not self.errors.step_times:
             return step_s
         return step_s * math.exp(step_time_error(self.errors, self.job, self.now_s, slots, batch))
 
     def efficiency(self, batch: int) -> float:
-        """Return the statistical efficiency of a global batch of ``batch`` samples, from 0 to 1.
-
-        Only step times and lengths are wrong; this is that of the true model.
-        """
+        """Return the statistical efficiency of a global batch of `batch` samples, from 0 to 1."""
         return self.model.efficiency(batch)
 
     def steps_left(self, batch: int) -> float:
-        """Return the wrong number of steps until the job ends, each of ``batch`` samples."""
+        """Return the wrong number of steps until the job ends, each of `batch` samples."""
         steps = self.model.steps_left(batch)
         if not self.errors.lengths:
             return steps
@@ -94,21 +77,12 @@ class ErrorModel:
 
 @dataclass(frozen=True)
 class ErrorModelPolicy:
-    """A cluster policy that decides by wrong models.
+    """A cluster policy that decides by wrong models."""
 
-    Between decisions it keeps the times of the last decisions about each job, and the state of the
-    policy.
-
-    Attributes:
-        policy: the policy that decides.
-        errors: the size of the errors.
-    """
-
-    policy: ClusterPolicy
-    errors: ModelErrors
+    policy: ClusterPolicy  # the policy that decides
+    errors: ModelErrors  # the size of the errors
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return what the policy decides about ``cluster`` if it sees the wrong models."""
         before: Mapping[str, Any] = cluster.state.get("looks", {})
         looks = {
             job.name: [*before.get(job.name, ())[1 - KEPT :], cluster.now_s] for job in cluster.jobs
@@ -126,17 +100,7 @@ class ErrorModelPolicy:
 def seen_error(
     errors: ModelErrors, jobs: Sequence[ClusterJob], looks: Mapping[str, Sequence[float]]
 ) -> StepTimeError:
-    """Return the error of step times, estimated from what they were at the last decisions.
-
-    The same placement and batch had two step times at two decisions one after the other. The
-    variance of the error is half the mean square of the differences of their logarithms. Before a
-    second decision it is not known.
-
-    Args:
-        errors: the size of the errors; it is only used to make the times again that were seen.
-        jobs: the jobs that are decided about.
-        looks: the times of the last decisions about each job, in seconds, by job name.
-    """
+    """Return the error of step times, estimated from what they were at the last decisions."""
     if not errors.step_times:
         return EXACT
     differences = [
@@ -154,26 +118,16 @@ def seen_error(
 def step_time_error(
     errors: ModelErrors, job: str, at_s: float, slots: tuple[int, ...], batch: int
 ) -> float:
-    """Return the logarithm of the factor by which a step time of a job is wrong at a decision.
-
-    Args:
-        errors: the size of the errors.
-        job: the name of the job.
-        at_s: the time of the decision.
-        slots: the number of slots on each node.
-        batch: the global batch, in samples.
-    """
+    """Return the logarithm of the factor by which a step time of a job is wrong at a decision."""
     return errors.step_times * _drawn(errors.seed, job, at_s, slots, batch)
 
 
 def _drawn(*of: object) -> float:
-    """Return a number from the standard normal distribution; it follows from ``of`` alone."""
     digest = hashlib.blake2b(repr(of).encode(), digest_size=2).digest()
     return _quantiles()[int.from_bytes(digest) % QUANTILES]
 
 
 @cache
 def _quantiles() -> tuple[float, ...]:
-    """Return the quantiles of the standard normal distribution at evenly spaced probabilities."""
     normal = NormalDist()
     return tuple(normal.inv_cdf((at + 0.5) / QUANTILES) for at in range(QUANTILES))

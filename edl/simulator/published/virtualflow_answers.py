@@ -12,17 +12,10 @@ from edl.simulator.published.workloads.virtualflow_workload import virtualflow_r
 
 
 class MeasuredEnds(NamedTuple):
-    """The times at which one job ended in the authors' two runs, each with its own scheduler.
+    """The times at which one job ended in the authors' two runs, each with its own scheduler."""
 
-    Both are in seconds from the start of the run in question.
-
-    Attributes:
-        priority_end_s: the end of the job with the scheduler by priority.
-        weighted_end_s: the end of the job with the scheduler by weighted fair shares.
-    """
-
-    priority_end_s: float
-    weighted_end_s: float
+    priority_end_s: float  # the end of the job with the scheduler by priority
+    weighted_end_s: float  # the end of the job with the scheduler by weighted fair shares
 
 
 def measured_ends() -> dict[str, MeasuredEnds]:

@@ -33,18 +33,9 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class AfsL:
-    """The cluster policy ``afs_l``: each slot goes to the job where it is worth most (AFS-L).
-
-    It has no parameters and keeps nothing between decisions. An object of it is called with the
-    state of the cluster.
-    """
+    """The cluster policy `afs_l`: each slot goes to the job where it is worth most (AFS-L)."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the slots of the jobs in ``cluster``, given one by one by :func:`preferred`.
-
-        Each call begins with no slots given, except that jobs with slots that may not be preempted
-        keep theirs. A job without slots gets its minimum at once. Batches stay as they are.
-        """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
         largest = cluster.per_node
@@ -58,94 +49,59 @@ class AfsL:
 
 @dataclass
 class JobShare:
-    """The slots that one job has been given so far, and the effect of giving it more.
+    """The slots that one job has been given so far, and the effect of giving it more."""
 
-    A job gets slots by :meth:`take`. Steps are those with the job's present batch, on as few nodes
-    as possible.
-
-    Attributes:
-        job: the job, with its limits and its model of step times.
-        slots_a_node: the slots of the largest node.
-        slots: the number of slots that the job has been given so far in this decision.
-        step_s: the seconds of a step with these slots; infinite without slots.
-        next_s: the seconds of a step with ``more`` additional slots; infinite if the job may not
-            have so many.
-        more: the number of slots that the job is given next: 1, or its minimum if it has none.
-        most: the most slots that it may have with its present batch.
-    """
-
-    job: ClusterJob
-    slots_a_node: int
-    slots: int = 0
-    step_s: float = math.inf
+    job: ClusterJob  # the job, with its limits and its model of step times
+    slots_a_node: int  # the slots of the largest node
+    slots: int = 0  # the number of slots that the job has been given so far in this decision
+    step_s: float = math.inf  # the seconds of a step with these slots; infinite without slots
+    # the seconds of a step with `more` additional slots; infinite if the job may not have so many
     next_s: float = field(init=False)
+    # the number of slots that the job is given next: 1, or its minimum if it has none
     more: int = field(init=False)
-    most: int = field(init=False)
+    most: int = field(init=False)  # the most slots that it may have with its present batch
 
     def __post_init__(self) -> None:
         self.most = self.job.most_slots(self.job.batch)
         self._look_ahead()
 
     def take(self) -> None:
-        """Add ``more`` slots to the job's, without a check.
-
-        Afterwards ``more`` and ``next_s`` are those of the slots after these.
-        """
+        """Add `more` slots to the job's, without a check."""
         self.slots += self.more
         self.step_s = self.next_s
         self._look_ahead()
 
     def fits(self, left: int) -> bool:
-        """Return whether the job may be given its next ``more`` slots.
-
-        It may if they are at most ``left``, the number of free slots, if the job may have so many,
-        and if it would be faster with them.
-        """
+        """Return whether the job may be given its next `more` slots."""
+        # It may if they are at most `left`, the number of free slots, if the job may have so many,
+        # and if it would be faster with them.
         within = self.slots + self.more <= self.most
         return within and self.more <= left and self.next_s < self.step_s
 
     @property
     def length_s(self) -> float:
-        """The seconds until the job's end if it keeps the ``slots`` given so far.
-
-        It is infinite if it has none.
-        """
+        """The seconds until the job's end if it keeps the `slots` given so far."""
         if not self.slots:
             return math.inf
         return self.job.model.steps_left(self.job.batch) * self.step_s
 
     @property
     def first_length_s(self) -> float:
-        """The seconds until the job's end with ``more`` slots in addition to those it has.
-
-        It is compared between jobs that have no slots yet. It is infinite if the job may not have
-        so many slots.
-        """
+        """The seconds until the job's end with `more` slots in addition to those it has."""
         return self.job.model.steps_left(self.job.batch) * self.next_s
 
     @property
     def gain_of_next(self) -> float:
-        """By what the next ``more`` slots make the job faster, as a fraction of the new speed.
-
-        With the speed p at present and p' with the next slots it is (p' - p) / p': below 1, and 1
-        if the job has no slots.
-        """
+        """By what the next `more` slots make the job faster, as a fraction of the new speed."""
         return 1 - self.next_s / self.step_s
 
     @property
     def gain_of_now(self) -> float:
-        """By what the next ``more`` slots make the job faster, as a fraction of its present speed.
-
-        With the speed p at present and p' with the next slots it is (p' - p) / p; infinite if the
-        job has no slots.
-        """
+        """By what the next `more` slots make the job faster, as a fraction of its present speed."""
         return self.step_s / self.next_s - 1
 
     def reason(self) -> str:
-        """Return the clause that says why the job has its slots, or why it waits.
-
-        It has no subject, like "has 2 slots: 600 s are left, one more is worth 20.0 %".
-        """
+        """Return the clause that says why the job has its slots, or why it waits."""
         if not self.slots:
             needs = counted(self.job.min_slots, "slot")
             return f"waits: it needs {needs}, and shorter jobs have all others"
@@ -156,7 +112,7 @@ class JobShare:
         return f"has {slots}: {self.length_s:.0f} s are left, one more is worth {faster:.1f} %"
 
     def _look_ahead(self) -> None:
-        """Compute ``more``, the number of slots that the job is given next, and ``next_s``."""
+        """Compute `more`, the number of slots that the job is given next, and `next_s`."""
         self.more = 1 if self.slots else self.job.min_slots
         wanted = self.slots + self.more
         self.next_s = math.inf
@@ -165,12 +121,8 @@ class JobShare:
 
 
 def give(shares: Sequence[JobShare], left: int) -> None:
-    """Give the ``left`` free slots to jobs, one job after the other, as :func:`preferred` chooses.
-
-    The chosen job gets one slot, or its minimum if it has none. ``shares``, the jobs with the slots
-    given so far, are changed in place. Slots stay free if no job that may have more would be
-    faster with more.
-    """
+    """Give the `left` free slots to jobs, one job after the other, as `preferred` chooses."""
+    # Slots stay free if no job that may have more would be faster with more.
     while left:
         candidates = [one for one in shares if one.fits(left)]
         if not candidates:
@@ -183,16 +135,9 @@ def give(shares: Sequence[JobShare], left: int) -> None:
 
 
 def preferred(one: JobShare, other: JobShare) -> JobShare:
-    """Return which of two jobs gets the next slot, by the AFS-L rule.
-
-    Of two jobs without slots it is the shorter one. Otherwise it is the one that would end first
-    with its slots, unless the other one's gain as a fraction of its new speed exceeds the gain of
-    this one as a fraction of its present speed.
-
-    Args:
-        one: the winner among the jobs so far.
-        other: the next job; it wins only if the rule prefers it.
-    """
+    """Return which of two jobs gets the next slot, by the AFS-L rule."""
+    # Otherwise it is the one that would end first with its slots, unless the other one's gain as a
+    # fraction of its new speed exceeds the gain of this one as a fraction of its present speed.
     if not one.slots and not other.slots:
         return other if other.first_length_s < one.first_length_s else one
     a, b = (other, one) if other.length_s < one.length_s else (one, other)

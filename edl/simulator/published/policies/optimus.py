@@ -28,19 +28,9 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class Optimus:
-    """The cluster policy ``optimus``: each slot goes to the job that saves most time by it.
-
-    It has no parameters and keeps nothing between decisions. An object of it is called with the
-    state of the cluster.
-    """
+    """The cluster policy `optimus`: each slot goes to the job that saves most time by it."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation of slots to the jobs in ``cluster``.
-
-        Jobs with slots that may not be preempted keep them. Each other job gets its minimum, the
-        smallest minimum first, while slots last; the others wait. Each slot beyond the minima goes
-        to the job that saves most time by it, until no job gains. Batches stay as they are.
-        """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
         order = sorted(
@@ -60,16 +50,7 @@ class Optimus:
 
 
 def gain_s(job: ClusterJob, slots: int, slots_a_node: int) -> float:
-    """Return the seconds that one more slot saves a job until its end; negative if it costs time.
-
-    The result is 0 if the job may not have more slots.
-
-    Args:
-        job: the job; the steps that it has left and their times are those of its model with its
-            present batch.
-        slots: the number of slots that the job has without the additional one, at least 1.
-        slots_a_node: the slots of a node; the job lies on as few nodes as possible.
-    """
+    """Return the seconds that one more slot saves a job until its end; negative if it costs time"""
     if slots >= job.most_slots(job.batch):
         return 0.0
     now_s = job.model.step_s(compact(slots, slots_a_node), job.batch)
@@ -80,19 +61,9 @@ def gain_s(job: ClusterJob, slots: int, slots_a_node: int) -> float:
 def _give(
     order: Sequence[ClusterJob], sizes: dict[str, int], left: int, largest: int
 ) -> dict[str, float]:
-    """Give ``left`` slots one by one, each to the job that saves most time by it.
-
-    Args:
-        order: the jobs that may be resized; the first wins ties.
-        sizes: the number of slots of each job, by its name; raised in place. A job with 0 slots
-            stays at 0.
-        left: the number of slots to give; some stay free if no job gains.
-        largest: the slots of the largest node.
-
-    Returns:
-        The seconds that one more slot would save now, after the slots were given, for each job that
-        has slots, by its name.
-    """
+    """Give `left` slots one by one, each to the job that saves most time by it."""
+    # The seconds that one more slot would save now, after the slots were given, for each job that
+    # has slots, by its name.
     gains = {job.name: gain_s(job, sizes[job.name], largest) for job in order if sizes[job.name]}
     most = [(-gains[job.name], at) for at, job in enumerate(order) if job.name in gains]
     heapq.heapify(most)
@@ -109,14 +80,8 @@ def _give(
 def _reasons(
     jobs: Sequence[ClusterJob], sizes: Mapping[str, int], gains: Mapping[str, float]
 ) -> dict[str, str]:
-    """Return the clause that says why each job has its slots or waits, by the job's name.
-
-    Args:
-        jobs: all jobs of the cluster, also those that wait.
-        sizes: the number of slots of each job that may be resized, by name, 0 for one that waits;
-            jobs that are not in it may not be preempted.
-        gains: the seconds that one more slot would save each job that has slots, by name.
-    """
+    """Return the clause that says why each job has its slots or waits, by the job's name."""
+    # `gains`: the seconds that one more slot would save each job that has slots, by name.
     reasons = {}
     for job in jobs:
         if job.name not in sizes:

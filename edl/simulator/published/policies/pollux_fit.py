@@ -25,12 +25,7 @@ PUBLISHED = FitOptions(
 
 
 def fit_parts(measured: Sequence[StepTimeSample]) -> StepTime:
-    """Return the step-time model whose parameters explain the measurements of one job best.
-
-    The parameters are fitted as in the artifact of Pollux.
-
-    Args:
-        measured: at least one measured step, each with its time for computing (``compute_s``);
-            their order does not matter.
-    """
+    """Return the step-time model whose parameters explain the measurements of one job best."""
+    # `measured`: at least one measured step, each with its time for computing (`compute_s`); their
+    # order does not matter.
     return fit(measured, PUBLISHED)

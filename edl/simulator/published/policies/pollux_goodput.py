@@ -36,39 +36,26 @@ TABLES = 128  # the most that are cached; one takes up to 0.4 MB
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The limits of a job's batches, all in samples.
+    """The limits of a job's batches, all in samples."""
 
-    Attributes:
-        batches: the smallest and the largest global batch.
-        local_batches: the fewest and the most samples that a slot trains at once; a larger share is
-            accumulated. None: the batch is always the smallest of ``batches``, and is shared evenly
-            among any number of slots.
-    """
-
-    batches: tuple[int, int]
+    batches: tuple[int, int]  # the smallest and the largest global batch
+    # the fewest and the most samples that a slot trains at once; a larger share is accumulated.
+    # None: the batch is always the smallest of `batches`, and is shared evenly among any number of
+    # slots.
     local_batches: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The combinations of a number of nodes and a number of slots that a job may have.
+    """The combinations of a number of nodes and a number of slots that a job may have."""
 
-    With n nodes these are n slots (one on each node) to ``room[n - 1]`` slots, at most ``most``.
-
-    Attributes:
-        room: the slots of the largest node, of the two largest nodes together, and so on: the most
-            slots on 1, 2, ... nodes.
-        most: the most slots that the job may have.
-    """
-
+    # the slots of the largest node, of the two largest nodes together, and so on: the most slots on
+    # 1, 2, ... nodes.
     room: tuple[int, ...]
-    most: int
+    most: int  # the most slots that the job may have
 
     def pairs(self) -> tuple[Ints, Ints]:
-        """Return all combinations, as an array of their numbers of nodes and one of their slots.
-
-        Both arrays have one entry for each combination, ascending by nodes, then by slots.
-        """
+        """Return all combinations, as an array of their numbers of nodes and one of their slots."""
         pairs = [
             (nodes, slots)
             for nodes, room in enumerate(self.room, 1)
@@ -80,18 +67,12 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Choices:
-    """The speedup of a job, and the batch that reaches it, by numbers of nodes and of slots.
+    """The speedup of a job, and the batch that reaches it, by numbers of nodes and of slots."""
 
-    Both arrays have the shape (nodes + 1, slots + 1) and are indexed by the two numbers.
-
-    Attributes:
-        speedups: the goodput with the best batch, divided by the goodput on a fair share of the
-            slots; 0 for combinations that the job may not have, or where no batch fits.
-        batches: the best global batch in samples; 0 for combinations that the job may not have.
-    """
-
+    # the goodput with the best batch, divided by the goodput on a fair share of the slots; 0 for
+    # combinations that the job may not have, or where no batch fits
     speedups: Vector
-    batches: Ints
+    batches: Ints  # the best global batch in samples; 0 for combinations that the job may not have
 
 
 def choices(
@@ -101,18 +82,9 @@ def choices(
     shapes: Shapes,
     fair_slots: int,
 ) -> Choices:
-    """Return the speedup and the best batch of a job for each combination of nodes and slots.
-
-    Args:
-        model: the fitted step time; None: the job has never trained, and its speed is taken to be
-            proportional to its slots, with the smallest batch that so many slots can share.
-        noise_scale: the gradient noise scale in samples. None: it is not known, and a larger batch
-            is taken to bring no more progress than the smallest.
-        limits: the limits of the job's batches.
-        shapes: the combinations of nodes and slots that the job may have; all others get 0.
-        fair_slots: the number of slots of the job's fair share; the speedup on so many slots of one
-            node is 1.
-    """
+    """Return the speedup and the best batch of a job for each combination of nodes and slots."""
+    # `model`: the fitted step time; None: the job has never trained, and its speed is taken to be
+    # proportional to its slots, with the smallest batch that so many slots can share.
     nodes, slots = shapes.pairs()
     size = len(shapes.room) + 1, max((*shapes.room, 0)) + 1
     found = Choices(np.zeros(size), np.zeros(size, int))
@@ -130,17 +102,7 @@ def choices(
 
 
 def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vector:
-    """Return the statistical efficiency of each global batch, relative to the smallest batch.
-
-    It is the progress that a sample brings, as a fraction of the progress of a sample in the
-    smallest batch; at most 1. The result has the shape of ``batch``.
-
-    Args:
-        noise_scale: the gradient noise scale in samples. None or 0: a larger batch brings no more
-            progress than the smallest; infinite: the efficiency of every batch is 1.
-        smallest: the smallest batch, in samples.
-        batch: an array of global batches, in samples, none below ``smallest``.
-    """
+    """Return the statistical efficiency of each global batch, relative to the smallest batch."""
     if noise_scale is not None and math.isinf(noise_scale):
         return np.ones_like(batch)
     scale = noise_scale or 0.0
@@ -150,19 +112,7 @@ def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vecto
 def _best(
     noise_scale: float | None, limits: BatchLimits, candidates: tuple[Vector, Vector]
 ) -> tuple[Vector, Ints]:
-    """Return the largest goodput for each combination of nodes and slots, and its batch.
-
-    Goodput is throughput times statistical efficiency, in samples a second.
-
-    Args:
-        noise_scale: the gradient noise scale in samples; None: not known.
-        limits: the limits of the job's batches.
-        candidates: the batches to try and their throughputs, two arrays with one column for each
-            combination. Of batches with equal goodput the first row is taken.
-
-    Returns:
-        The goodputs and the global batches in samples, with one entry for each column.
-    """
+    """Return the largest goodput for each combination of nodes and slots, and its batch."""
     batches, throughputs = candidates
     goodputs = throughputs * efficiency(noise_scale, limits.batches[0], batches)
     at = goodputs.argmax(axis=0), np.arange(goodputs.shape[1])
@@ -171,34 +121,13 @@ def _best(
 
 @lru_cache(maxsize=TABLES)
 def _candidates(model: StepTime, limits: BatchLimits, shapes: Shapes) -> tuple[Vector, Vector]:
-    """Return the batches to try, and their throughputs in samples a second, from a cache.
-
-    They are those of :func:`_evaluated` for all combinations of nodes and slots.
-
-    Args:
-        model: the fitted step time.
-        limits: the limits of the job's batches.
-        shapes: the combinations; both arrays have one column for each.
-    """
     return _evaluated(model, limits, *shapes.pairs())
 
 
 def _evaluated(
     model: StepTime, limits: BatchLimits, nodes: Ints, slots: Ints
 ) -> tuple[Vector, Vector]:
-    """Compute the batches to try for each combination, and their throughputs.
-
-    Args:
-        model: the fitted step time.
-        limits: the limits of the job's batches.
-        nodes: the number of nodes of each combination.
-        slots: the number of slots of each combination.
-
-    Returns:
-        The global batches in samples and their throughputs in samples a second: two arrays of the
-        same shape, with a row for each candidate and a column for each combination. A throughput of
-        0 says that the batch is not possible there.
-    """
+    """Compute the batches to try for each combination, and their throughputs."""
     smallest, largest = limits.batches
     if limits.local_batches is None:
         shared = smallest / slots

@@ -61,32 +61,20 @@ BEYOND = 2  # a job may have so many times the most slots that it has tried
 
 @dataclass(frozen=True)
 class Pollux:
-    """The cluster policy ``pollux``: slots and batches by goodput, found by a genetic search.
+    """The cluster policy `pollux`: slots and batches by goodput, found by a genetic search."""
 
-    It is called with the state of the cluster. Between decisions the state of its allocation keeps
-    the fitted models, how often each job was moved, and the last population of the search.
-
-    Attributes:
-        population: the number of states (allocations of slots to all jobs) that survive each
-            generation of the search.
-        generations: the largest number of generations of a search.
-        patience: the number of generations without a fitter state after which the search ends.
-        move_s: the seconds that a change of a job's slots is assumed to cost.
-        seed: the seed of the random numbers of the search.
-    """
-
+    # the number of states (allocations of slots to all jobs) that survive each generation of the
+    # search
     population: int = setting(100, "states of the genetic search", least=2)
+    # the largest number of generations of a search
     generations: int = setting(100, "of the search, at most", least=1)
+    # the number of generations without a fitter state after which the search ends
     patience: int = setting(20, "generations without a fitter state that end it", least=1)
+    # the seconds that a change of a job's slots is assumed to cost
     move_s: float = setting(30.0, "what a change of slots is taken to cost")
-    seed: int = setting(0, "of the search")
+    seed: int = setting(0, "of the search")  # the seed of the random numbers of the search
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the fittest allocation that the search found for the jobs in ``cluster``.
-
-        The allocation also has the best batch of each job whose batch changes. If no node is up,
-        all jobs wait.
-        """
         if not cluster.jobs or not cluster.nodes:
             return Allocation(
                 {}, {job.name: "waits: no node is up" for job in cluster.jobs}, cluster.state
@@ -138,18 +126,8 @@ class Pollux:
     def _penalty(
         self, job: ClusterJob, present: Placements, now_s: float, moves: Mapping[str, int]
     ) -> float:
-        """Return the factor, 0 to 1, by which a job's speedup is multiplied if its slots change.
-
-        It is max(A - n D, 0) / (A + D) for a job of age A that was moved n times before, where a
-        change costs D = ``move_s`` seconds. A job without slots has at least ``START``, so that to
-        start it is worth something.
-
-        Args:
-            job: the job, with the time of its submission.
-            present: the slots that jobs have at present, by name.
-            now_s: the time of the decision, in seconds.
-            moves: how often each job was moved before, by its name; 0 for a job that is not in it.
-        """
+        """Return the factor, 0 to 1, by which a job's speedup is multiplied if its slots change."""
+        # A job without slots has at least `START`, so that to start it is worth something.
         age_s = max(0.0, now_s - job.arrival_s)
         lost_s = moves.get(job.name, 0) * self.move_s
         penalty = max(age_s - lost_s, 0.0) / (age_s + self.move_s)
@@ -157,12 +135,6 @@ class Pollux:
 
 
 def _retuned(job: ClusterJob, batches: Mapping[str, int]) -> bool:
-    """Return whether a job gets another batch than it has; False for one that is given no slots.
-
-    Args:
-        job: the job, with the global batch that it has now.
-        batches: the new global batch of each job that is given slots, in samples, by name.
-    """
     return batches.get(job.name, job.batch) != job.batch
 
 
@@ -171,15 +143,10 @@ Models = dict[str, tuple[int, StepTime]]
 
 
 def _models(jobs: Sequence[ClusterJob], before: Mapping[str, Sequence[float]]) -> Models:
-    """Return for each job that was measured the number of measurements and its step-time model.
-
-    A model is fitted anew if the job has new measurements; otherwise the old one is taken. Jobs
-    that were never measured are not in the result, which has the others by name.
-
-    Args:
-        jobs: all jobs of the cluster, with their measured steps.
-        before: by job name, the number of measurements of the last model and its parameters.
-    """
+    """Return for each job that was measured the number of measurements and its step-time model."""
+    # A model is fitted anew if the job has new measurements; otherwise the old one is taken. Jobs
+    # that were never measured are not in the result, which has the others by name.
+    # `jobs`: all jobs of the cluster, with their measured steps.
     models: Models = {}
     for job in jobs:
         known = before.get(job.name, (0,))
@@ -193,17 +160,8 @@ def _models(jobs: Sequence[ClusterJob], before: Mapping[str, Sequence[float]]) -
 def _choices(
     jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements, models: Models
 ) -> list[Choices]:
-    """Return each job's speedup and best batch for each number of nodes and of slots.
-
-    The results are in the order of ``jobs``. A job's fair share is the number of slots divided by
-    the number of jobs, rounded up.
-
-    Args:
-        jobs: all jobs.
-        nodes: the nodes that are up.
-        present: the slots that jobs have at present, by name.
-        models: the numbers of measurements and the models of the jobs that were measured, by name.
-    """
+    """Return each job's speedup and best batch for each number of nodes and of slots."""
+    # `models`: the numbers of measurements and the models of the jobs that were measured, by name.
     room = tuple(accumulate(sorted((node.slots for node in nodes), reverse=True)))
     fair = math.ceil(total(nodes) / len(jobs))
     found = []
@@ -217,28 +175,17 @@ def _choices(
 
 
 def _most(job: ClusterJob, present: Placements) -> int:
-    """Return the most slots that a job may have after this decision.
-
-    It may have twice the most slots that were measured, at least its minimum, and no more than its
-    limits allow. It may always have as many slots as it has now.
-
-    Args:
-        job: the job, with its limits and its measured steps.
-        present: the slots that jobs have at present, by name.
-    """
+    """Return the most slots that a job may have after this decision."""
+    # It may have twice the most slots that were measured, at least its minimum, and no more than
+    # its limits allow.
+    # `job`: the job, with its limits and its measured steps.
     tried = max((step.workers for step in job.steps), default=0)
     most = min(max(BEYOND * tried, job.min_slots), job.most_slots(job.batches[1]))
     return max(most, slot_count(present.get(job.name, ())))
 
 
 def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements) -> Counts:
-    """Return the number of slots of each job on each node, as an array (jobs, nodes).
-
-    Args:
-        jobs: the jobs, in the order of the rows.
-        nodes: the nodes that are up, in the order of the columns; slots on others do not count.
-        present: the slots that jobs have at present, by name; a job that is not in it has none.
-    """
+    """Return the number of slots of each job on each node, as an array (jobs, nodes)."""
     column = {node.name: at for at, node in enumerate(nodes)}
     state = np.zeros((len(jobs), len(nodes)), np.int16)
     for row, job in enumerate(jobs):
@@ -249,16 +196,7 @@ def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placement
 
 
 def _carried(notes: PolicyState, jobs: Sequence[ClusterJob], nodes: Sequence[Node]) -> Counts:
-    """Return the population of the last search, with a row for each present job.
-
-    It is an array (states, jobs, nodes) of slots, with a column for each present node; a state is
-    one allocation. Jobs that have ended and nodes that are down are left out.
-
-    Args:
-        notes: the policy's state after its last decision; it must hold a population.
-        jobs: the present jobs, in the order of the rows; a job that is new has no slots.
-        nodes: the present nodes, in the order of the columns; a node that is new has no jobs.
-    """
+    """Return the population of the last search, with a row for each present job."""
     rows = {name: at for at, name in enumerate(notes["jobs"])}
     columns = {name: at for at, name in enumerate(notes["nodes"])}
     packed = np.frombuffer(base64.b64decode(notes["population"]), np.int16)
@@ -277,17 +215,7 @@ def _carried(notes: PolicyState, jobs: Sequence[ClusterJob], nodes: Sequence[Nod
 def _allocation(
     state: Counts, jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements
 ) -> dict[str, Placement]:
-    """Return the placement of each job that has slots in ``state``, by its name.
-
-    The nodes of a placement are in the order of the columns. A job that keeps its slots keeps the
-    order of its nodes instead.
-
-    Args:
-        state: the slots, as an array (jobs, nodes).
-        jobs: the jobs, in the order of the rows.
-        nodes: the nodes, in the order of the columns.
-        present: the slots that jobs have now, by name.
-    """
+    """Return the placement of each job that has slots in `state`, by its name."""
     allocation = {}
     for job, row in zip(jobs, state.tolist(), strict=True):
         placement = tuple(
@@ -305,17 +233,8 @@ def _moves(
     allocation: Placements,
     moves: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return how often each job was given other slots after its first ones, by its name.
-
-    Jobs that never had slots are not in the result. To lose all slots does not count; to get slots
-    after that does.
-
-    Args:
-        jobs: all jobs.
-        present: the slots that jobs have until this decision, by name.
-        allocation: the slots that jobs have from this decision on, by name.
-        moves: the result of this function at the last decision; empty at the first one.
-    """
+    """Return how often each job was given other slots after its first ones, by its name."""
+    # Jobs that never had slots are not in the result.
     counts = {}
     for job in jobs:
         name = job.name
@@ -328,14 +247,7 @@ def _moves(
 def _reasons(
     jobs: Sequence[ClusterJob], found: Sequence[Choices], state: Counts, batches: Mapping[str, int]
 ) -> dict[str, str]:
-    """Return the clause that says why each job has its slots or waits, by the job's name.
-
-    Args:
-        jobs: the jobs, in the order of the rows.
-        found: the speedups of each job, in the same order.
-        state: the slots of each job, as an array (jobs, nodes).
-        batches: the global batch of each job that has slots, in samples, by the job's name.
-    """
+    """Return the clause that says why each job has its slots or waits, by the job's name."""
     reasons = {}
     for job, one, row in zip(jobs, found, state, strict=True):
         slots, on = int(row.sum()), int(np.count_nonzero(row))

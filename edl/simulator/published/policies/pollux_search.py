@@ -50,38 +50,22 @@ EPS = 1e-3  # so that a job without slots does not make the fitness 0
 
 @dataclass(frozen=True)
 class Problem:
-    """The input of a search for the fittest allocation of slots on nodes to jobs.
+    """The input of a search for the fittest allocation of slots on nodes to jobs."""
 
-    A *state* is an allocation, an array (jobs, nodes) of slots. If two jobs cannot both have their
-    slots, the job of the earlier row keeps them.
-
-    Attributes:
-        slots: the number of slots of each node.
-        present: the state before the decision: the number of slots of each job on each node.
-        speedups: the speedup of each job over its fair share, indexed by job, number of nodes and
-            number of slots; both numbers count from 0.
-        penalties: the factor of each job, 0 to 1, by which its speedup is multiplied if its row is
-            not the present one.
-        most, least: the most and the fewest slots that each job may have; it may also have none.
-        fixed: whether the row of each job may not change; such jobs come before all others.
-    """
-
-    slots: Counts
-    present: Counts
+    slots: Counts  # the number of slots of each node
+    present: Counts  # the state before the decision: the number of slots of each job on each node
+    # the speedup of each job over its fair share, indexed by job, number of nodes and number of
+    # slots; both numbers count from 0
     speedups: Vector
+    # the factor of each job, 0 to 1, by which its speedup is multiplied if its row is not the
+    # present one
     penalties: Vector
-    most: Order
+    most: Order  # the most and the fewest slots that each job may have; it may also have none
     least: Order
-    fixed: Mask
+    fixed: Mask  # whether the row of each job may not change; such jobs come before all others
 
     def values(self, states: Counts) -> Vector:
-        """Return the fitness and the utility of each of ``states``, in shape (states, 2).
-
-        The fitness is the harmonic mean of the jobs' speedups, scaled by the number of nodes
-        divided by that of slots, and lowered by the penalty of each row that is not the present
-        one. The utility is the sum of the speedups, without penalties, divided by the number of
-        slots of the nodes in use. Larger is better in both.
-        """
+        """Return the fitness and the utility of each of `states`, in shape (states, 2)."""
         jobs, nodes = self.present.shape
         speedups = self.speedups[np.arange(jobs), by_job(states > 0), by_job(states)]
         total = int(self.slots.sum(dtype=np.int64))
@@ -94,35 +78,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """The limits of a genetic search; a state is an allocation of slots to all jobs.
+    """The limits of a genetic search; a state is an allocation of slots to all jobs."""
 
-    Attributes:
-        population: the largest number of states that survive each generation.
-        generations: the largest number of generations.
-        patience: the number of generations without a fitter state after which the search ends.
-    """
-
-    population: int
-    generations: int
-    patience: int
+    population: int  # the largest number of states that survive each generation
+    generations: int  # the largest number of generations
+    patience: int  # the number of generations without a fitter state after which the search ends
 
 
 def search(
     problem: Problem, first: Counts, effort: SearchBudget, chance: np.random.Generator
 ) -> tuple[Counts, Counts]:
-    """Search for the fittest state; return it, and the population of the last generation.
-
-    A state is an allocation, an array (jobs, nodes) of slots; a population is an array (states,
-    jobs, nodes), of at most ``effort.population`` states after the first generation. All states of
-    the result are valid, as :func:`repaired` says.
-
-    Args:
-        problem: the input of the search.
-        first: the states to begin with, in shape (states, jobs, nodes); they are not changed. The
-            result is at least as fit as the fittest of them, once they are made valid.
-        effort: the limits of the search.
-        chance: the generator of the random numbers.
-    """
+    """Search for the fittest state; return it, and the population of the last generation."""
     states, keys = _different(repaired(problem, first.copy(), chance), ())
     values = problem.values(states)
     apart = _apart(values, fronts(values))
@@ -145,42 +111,19 @@ def search(
 
 
 def by_job(of: Counts | Mask) -> Order:
-    """Return the sum of an array over the nodes for each job, in shape (states, jobs).
-
-    Sums up to 2^24 are exact. They are computed as a matrix product of floats, which is fast.
-
-    Args:
-        of: the array, in shape (states, jobs, nodes); a boolean array is counted.
-    """
+    """Return the sum of an array over the nodes for each job, in shape (states, jobs)."""
     sums = of.astype(np.float32) @ np.ones(of.shape[2], np.float32)
     return sums.astype(np.int64)
 
 
 def by_node(of: Counts | Mask) -> Order:
-    """Return the sum of an array over the jobs for each node, in shape (states, nodes).
-
-    Sums up to 2^24 are exact.
-
-    Args:
-        of: the array, in shape (states, jobs, nodes); a boolean array is counted.
-    """
+    """Return the sum of an array over the jobs for each node, in shape (states, nodes)."""
     sums = np.ones(of.shape[1], np.float32) @ of.astype(np.float32)
     return sums.astype(np.int64)
 
 
 def repaired(problem: Problem, states: Counts, chance: np.random.Generator) -> Counts:
-    """Make ``states`` valid in place, and return the same array.
-
-    In a valid state fixed rows are the present ones, two jobs on several nodes share no node, each
-    job has 0 slots or from its fewest to its most, and no node gives more slots than it has. Slots
-    are only taken away: a job with too many loses some on random nodes, on a node with too many
-    the last rows lose theirs, and a job that is left with less than its fewest loses all.
-
-    Args:
-        problem: the input of the search.
-        states: the states, in shape (states, jobs, nodes).
-        chance: the generator that draws the nodes on which a job with too many slots loses some.
-    """
+    """Make `states` valid in place, and return the same array."""
     states[:, problem.fixed] = problem.present[problem.fixed]
     _separate(problem, states)
     at = np.nonzero((by_job(states) > problem.most) & ~problem.fixed)
@@ -199,12 +142,7 @@ def repaired(problem: Problem, states: Counts, chance: np.random.Generator) -> C
 
 
 def with_starts(problem: Problem) -> Counts:
-    """Return the present state of ``problem``, with slots added for jobs that have none.
-
-    Each such job, in the order of rows, gets its fewest slots, on the nodes with most free slots; a
-    job for which too few are free gets none. Two jobs on several nodes may share a node in the
-    result. The present state is not changed.
-    """
+    """Return the present state of `problem`, with slots added for jobs that have none."""
     state = problem.present.copy()
     for job in np.nonzero(~state.any(axis=1))[0].tolist():
         free = problem.slots - state.sum(axis=0, dtype=np.int64)
@@ -219,16 +157,7 @@ def with_starts(problem: Problem) -> Counts:
 
 
 def surviving(values: Vector, count: int) -> tuple[Order, Vector]:
-    """Choose at most ``count`` states that survive, by their fronts and their crowding distances.
-
-    Args:
-        values: the fitness and the utility of each state, in shape (states, 2).
-        count: the largest number of survivors.
-
-    Returns:
-        The row indices of the survivors in ``values``, lower fronts first and within a front larger
-        distances first; and the crowding distance of each, in the same order.
-    """
+    """Choose at most `count` states that survive, by their fronts and their crowding distances."""
     front = fronts(values)
     apart = _apart(values, front)
     kept = np.lexsort((-apart, front))[:count]
@@ -236,12 +165,7 @@ def surviving(values: Vector, count: int) -> tuple[Order, Vector]:
 
 
 def fronts(values: Vector) -> Order:
-    """Return the number of the Pareto front to which each state belongs, from 0 on.
-
-    Front 0 has the states that no other state beats, front 1 the states that only states of front 0
-    beat, and so on. A state beats another if neither its fitness nor its utility is less, and one
-    is more. ``values`` has both, in shape (states, 2); the result is in the order of its rows.
-    """
+    """Return the number of the Pareto front to which each state belongs, from 0 on."""
     order = np.lexsort((-values[:, 1], -values[:, 0]))
     numbers = []
     # In this order no later state beats a state, and a front beats it if the front's last one does.
@@ -259,16 +183,7 @@ def fronts(values: Vector) -> Order:
 
 
 def _apart(values: Vector, front: Order) -> Vector:
-    """Return the crowding distance of each state: how far apart its two neighbours are.
-
-    The neighbours are the states before and after it in the same front, sorted by fitness, then by
-    utility. The distance is the sum of their differences in fitness and in utility, each as a
-    fraction of the range in the front. It is infinite at the two ends of a front.
-
-    Args:
-        values: the fitness and the utility of each state, in shape (states, 2).
-        front: the number of the front of each state, as :func:`fronts` returns it.
-    """
+    """Return the crowding distance of each state: how far apart its two neighbours are."""
     order = np.lexsort((values[:, 1], values[:, 0], front))
     ordered, group = values[order], front[order]
     first = np.concatenate([[True], group[1:] != group[:-1]])
@@ -284,15 +199,7 @@ def _apart(values: Vector, front: Order) -> Vector:
 
 
 def _children(problem: Problem, parents: Counts, chance: np.random.Generator) -> Counts:
-    """Return two children of each two successive ``parents``, mutated and made valid.
-
-    The result has as many states as ``parents``, which are not changed.
-
-    Args:
-        problem: the input of the search.
-        parents: an even number of states, in shape (states, jobs, nodes).
-        chance: the generator of the random numbers.
-    """
+    """Return two children of each two successive `parents`, mutated and made valid."""
     pairs, jobs = len(parents) // 2, parents.shape[1]
     point = chance.integers(0, jobs, size=pairs)
     point[chance.random(pairs) >= CROSSED] = 0
@@ -304,17 +211,7 @@ def _children(problem: Problem, parents: Counts, chance: np.random.Generator) ->
 
 
 def _chosen(values: Vector, apart: Vector, count: int, chance: np.random.Generator) -> Order:
-    """Return the row indices of ``count`` parents, one more if ``count`` is odd.
-
-    Each parent won against another random state: it beat that state in fitness and utility or, if
-    neither beats the other, has no smaller crowding distance. A state may be chosen repeatedly.
-
-    Args:
-        values: the fitness and the utility of each state, in shape (states, 2).
-        apart: the crowding distance of each state.
-        count: the number of parents.
-        chance: the generator of the random numbers.
-    """
+    """Return the row indices of `count` parents, one more if `count` is odd."""
     wanted = 2 * (count + count % 2)
     rounds = -(-wanted // len(values))
     pool = np.concatenate([chance.permutation(len(values)) for _ in range(rounds)])[:wanted]
@@ -326,16 +223,7 @@ def _chosen(values: Vector, apart: Vector, count: int, chance: np.random.Generat
 
 
 def _mutate(problem: Problem, states: Counts, chance: np.random.Generator) -> None:
-    """Mutate ``states`` at random, in place; the result may be invalid (see :func:`repaired`).
-
-    Some rows are set to the present allocation, some rows lose their slots on some nodes, and on
-    nodes with free slots some jobs get a random number of slots, up to all of the node.
-
-    Args:
-        problem: the input of the search.
-        states: the states, in shape (states, jobs, nodes).
-        chance: the generator of the random numbers.
-    """
+    """Mutate `states` at random, in place; the result may be invalid (see `repaired`)."""
     count, jobs, _ = states.shape
     drawn = chance.random((2, count, jobs))
     state, job = np.nonzero(drawn[0] < RESET)
@@ -357,15 +245,7 @@ def _mutate(problem: Problem, states: Counts, chance: np.random.Generator) -> No
 
 
 def _separate(problem: Problem, states: Counts) -> None:
-    """Take slots away, so that no node is shared by two jobs on several nodes.
-
-    Of such jobs on one node, the job that comes first in the order of rows keeps its slots there.
-    The others lose theirs there; fixed jobs keep theirs.
-
-    Args:
-        problem: the input of the search.
-        states: the states, in shape (states, jobs, nodes), which are changed in place.
-    """
+    """Take slots away, so that no node is shared by two jobs on several nodes."""
     used = states > 0
     spread = used & (by_job(used) > 1)[:, :, None]
     state, node = np.nonzero(by_node(spread) > 1)
@@ -378,22 +258,14 @@ def _separate(problem: Problem, states: Counts) -> None:
 
 
 def _cut(rows: Counts, most: Order | Counts) -> Counts:
-    """Return a copy of ``rows`` in which no row's sum exceeds ``most``.
-
-    Entries are reduced from the end of a row on, to 0 if need be. ``most`` has one largest sum for
-    each row.
-    """
+    """Return a copy of `rows` in which no row's sum exceeds `most`."""
     sums = np.minimum(rows.cumsum(axis=1, dtype=np.int64), most[:, None])
     kept: Counts = np.diff(sums, axis=1, prepend=0).astype(np.int16)
     return kept
 
 
 def _different(states: Counts, known: Sequence[bytes]) -> tuple[Counts, list[bytes]]:
-    """Return those of ``states`` that are not known yet, each once, and the keys of just these.
-
-    Both are in the order of ``states``. A key is the bytes of a state; ``known`` has the keys of
-    the known states.
-    """
+    """Return those of `states` that are not known yet, each once, and the keys of just these."""
     seen, kept, keys = set(known), [], []
     for at, state in enumerate(states):
         key = state.tobytes()

@@ -18,18 +18,9 @@ from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 
 @dataclass(frozen=True)
 class Srtf:
-    """The cluster policy ``srtf``: shortest remaining time first, with preemption.
-
-    It has no parameters and keeps nothing between decisions. An object of it is called with the
-    state of the cluster.
-    """
+    """The cluster policy `srtf`: shortest remaining time first, with preemption."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation that serves the jobs in ``cluster`` by their remaining time.
-
-        Jobs with slots that may not be preempted keep them. Then each job, the shortest first, gets
-        the slots that it requested, or none if too few are left.
-        """
         largest = cluster.per_node
         left_s = {job.name: remaining_s(job, largest) for job in cluster.jobs}
         ranking = [
@@ -40,9 +31,6 @@ class Srtf:
 
 
 def remaining_s(job: ClusterJob, slots_a_node: int) -> float:
-    """Return the seconds until the job ends, with its requested slots and its present batch.
-
-    The slots lie on as few nodes of ``slots_a_node`` slots as possible.
-    """
+    """Return the seconds until the job ends, with its requested slots and its present batch."""
     slots = compact(job.requested_slots, slots_a_node)
     return job.model.steps_left(job.batch) * job.model.step_s(slots, job.batch)

@@ -34,19 +34,11 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class VirtualFlow:
-    """The cluster policy ``virtualflow``: weighted fair shares, in powers of two, of admitted jobs.
-
-    It is called with the state of the cluster. Between decisions the state of its allocation keeps
-    the order in which jobs were admitted: of jobs of equal weight the earlier one comes first.
-    """
+    """The cluster policy `virtualflow`: weighted fair shares, in powers of two, of admitted jobs"""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation of slots: weighted fair shares of the admitted jobs in ``cluster``.
-
-        Waiting jobs are admitted, the heaviest first, up to the first that does not fit or would
-        lower the share of a heavier job. Jobs that have slots stay admitted as long as all of them
-        fit. Batches stay as they are.
-        """
+        # Waiting jobs are admitted, the heaviest first, up to the first that does not fit or would
+        # lower the share of a heavier job.
         fixed, slots = cluster.fixed, cluster.slots
         running = _survivors(_running(cluster), fixed, slots)
         admitted, sizes = list(running), weighted_shares(running, fixed, slots) or {}
@@ -84,22 +76,7 @@ class VirtualFlow:
 def weighted_shares(
     jobs: Sequence[ClusterJob], fixed: Mapping[str, int], slots: int
 ) -> dict[str, int] | None:
-    """Return the number of slots of each job by name, in proportion to weights, in powers of two.
-
-    Each job's fraction of the slots, by its weight, is rounded down to a power of two; no job gets
-    more than it requested, which need not be a power of two. Slots that are left are used to double
-    shares, the heaviest job first (rules 1 to 3 in the docstring of the module).
-
-    Args:
-        jobs: the jobs that share; an earlier job wins ties.
-        fixed: the slots of jobs whose number may not change, by name; such jobs keep these slots,
-            whether they are among ``jobs`` or not.
-        slots: the number of slots of all nodes.
-
-    Returns:
-        The slots of all jobs and of the fixed jobs; None if there are fewer slots than the smallest
-        shares of the jobs need.
-    """
+    """Return the number of slots of each job by name, in proportion to weights, in powers of two"""
     sizes = dict(fixed)
     sharing = [job for job in jobs if job.name not in fixed]
     left = slots - sum(fixed.values())
@@ -122,12 +99,7 @@ def weighted_shares(
 
 
 def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
-    """Return the share of each job by its weight, rounded down to a power of two, by name.
-
-    A job's share is the fraction weight / sum of weights of ``slots``, the number of slots to
-    share. While the sum of the shares exceeds ``slots``, shares are halved, the lightest job first.
-    No share falls below :func:`_least`.
-    """
+    """Return the share of each job by its weight, rounded down to a power of two, by name."""
     weights = sum(job.weight for job in jobs)
     given = {job.name: max(_least(job), _power_below(slots * job.weight / weights)) for job in jobs}
     excess = sum(given.values()) - slots
@@ -139,30 +111,20 @@ def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
 
 
 def _least(job: ClusterJob) -> int:
-    """Return the smallest number of slots that ``job`` may have as its share.
-
-    It is its minimum rounded up to a power of two, or the number of slots that it requested if that
-    is less.
-    """
     power = 1 << (job.min_slots - 1).bit_length()
     return min(power, job.requested_slots)
 
 
 def _power_below(share: float) -> int:
-    """Return the largest power of two that is at most ``share``; 1 if ``share`` is less than 1."""
     return 1 << (max(1, int(share)).bit_length() - 1)
 
 
 def _by_weight(jobs: Iterable[ClusterJob]) -> list[ClusterJob]:
-    """Return the jobs in descending order of weight; jobs of equal weight keep their order."""
     return sorted(jobs, key=lambda job: -job.weight)
 
 
 def _running(cluster: ClusterState) -> list[ClusterJob]:
-    """Return the jobs in ``cluster`` that have slots, in the order in which they were admitted.
-
-    Jobs whose admission the policy has not recorded come last, the heaviest first.
-    """
+    """Return the jobs in `cluster` that have slots, in the order in which they were admitted."""
     have = {job.name: job for job in cluster.jobs if job.name in cluster.present}
     known = [have.pop(name) for name in cluster.state.get("order", ()) if name in have]
     return known + _by_weight(have.values())
@@ -171,16 +133,6 @@ def _running(cluster: ClusterState) -> list[ClusterJob]:
 def _survivors(
     running: Sequence[ClusterJob], fixed: Mapping[str, int], slots: int
 ) -> list[ClusterJob]:
-    """Return the running jobs that can keep slots, in the order of ``running``.
-
-    These are all of them, unless there are too few slots. Then each job, the heaviest first, is
-    kept if its smallest share still fits.
-
-    Args:
-        running: the jobs that have slots, in the order in which they were admitted.
-        fixed: the slots of jobs whose number may not change, by name; such jobs always stay.
-        slots: the number of slots of all nodes.
-    """
     left = slots - sum(fixed.values())
     kept = set(fixed)
     for job in _by_weight(running):

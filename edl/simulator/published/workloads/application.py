@@ -34,82 +34,50 @@ MOST_NODES = 16  # the most that were measured; more nodes count as so many, as 
 
 
 class Timed(NamedTuple):
-    """The measured time of a step without accumulation on a placement.
-
-    Attributes:
-        slots: the number of slots on each node that is used.
-        local_batch: the samples of a step that each slot trains.
-        step_s: the seconds of the step.
-        sync_s: the part of ``step_s`` that the synchronisation takes, in seconds; accumulated
-            batches do without it.
-    """
+    """The measured time of a step without accumulation on a placement."""
 
     slots: tuple[int, ...]  # on each node
-    local_batch: int
-    step_s: float
+    local_batch: int  # the samples of a step that each slot trains
+    step_s: float  # the seconds of the step
+    # the part of `step_s` that the synchronisation takes, in seconds; accumulated batches do
+    # without it
     sync_s: float
 
 
 class Scaled(NamedTuple):
-    """The measured time of a step on many nodes; how the slots lie on the nodes is not known.
+    """The measured time of a step on many nodes; how the slots lie on the nodes is not known."""
 
-    Attributes:
-        nodes: the number of nodes.
-        slots: the number of slots on all nodes together.
-        local_batch: the samples of a step that each slot trains.
-        step_s: the seconds of the step.
-        sync_s: the part of ``step_s`` that the synchronisation takes, in seconds; accumulated
-            batches do without it.
-    """
-
-    nodes: int
-    slots: int
-    local_batch: int
-    step_s: float
+    nodes: int  # the number of nodes
+    slots: int  # the number of slots on all nodes together
+    local_batch: int  # the samples of a step that each slot trains
+    step_s: float  # the seconds of the step
+    # the part of `step_s` that the synchronisation takes, in seconds; accumulated batches do
+    # without it
     sync_s: float
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The measurements of one training of an application, with one global batch, by epoch.
+    """The measurements of one training of an application, with one global batch, by epoch."""
 
-    Each sequence has one number for each epoch, in order.
-
-    Attributes:
-        batch: the global batch, in samples.
-        progress: the progress from the begin of the training to the end of each epoch, in steps of
-            the initial batch.
-        steps: the number of steps of this batch from the begin of the training to the end of each
-            epoch.
-        grad_sqr, grad_var: the squared norm of the gradient during each epoch, and its variance in
-            the initial batch.
-    """
-
-    batch: int
+    batch: int  # the global batch, in samples
+    # the progress from the begin of the training to the end of each epoch, in steps of the initial
+    # batch
     progress: tuple[float, ...]
+    # the number of steps of this batch from the begin of the training to the end of each epoch
     steps: tuple[float, ...]
+    # the squared norm of the gradient during each epoch, and its variance in the initial batch
     grad_sqr: tuple[float, ...]
     grad_var: tuple[float, ...]
 
 
 class Application:
-    """A measured application: its step times, and the progress of its steps, by interpolation.
+    """A measured application: its step times, and the progress of its steps, by interpolation."""
 
-    The docstring of the module has the rules. Progress is in steps of the initial batch, and a
-    placement is the number of slots on each node.
-
-    Args:
-        name: the name of the application.
-        epochs: the number of epochs after which it is trained.
-        validations: the trainings that were measured, one for each batch; at least one.
-        timed: the step times that were measured by placement; at least one.
-        scaled: the step times that were measured by numbers of nodes and slots.
-        max_local_batch: the largest local batch that fits into a slot; None: the largest measured.
-
-    Attributes:
-        batches: the initial batch, which is the smallest measured, and the largest measured.
-        min_local_batch: the smallest local batch that was measured.
-    """
+    # `validations`: the trainings that were measured, one for each batch; at least one.
+    # `timed`: the step times that were measured by placement; at least one.
+    # `scaled`: the step times that were measured by numbers of nodes and slots.
+    # `max_local_batch`: the largest local batch that fits into a slot; None: the largest measured.
 
     def __init__(
         self,
@@ -124,12 +92,14 @@ class Application:
         self.epochs = epochs
         self._validated = {one.batch: one for one in sorted(validations, key=lambda v: v.batch)}
         self._batches = list(self._validated)
+        # the initial batch, which is the smallest measured, and the largest measured
         self.batches = self._batches[0], self._batches[-1]
         self._timed: dict[tuple[int, ...], list[Timed]] = defaultdict(list)
         for one in sorted(timed, key=lambda one: one.local_batch):
             self._timed[one.slots].append(one)
         self._points = _points(timed, scaled)
         self._interpolator: Any = None
+        # the smallest local batch that was measured
         self.min_local_batch = min(one.local_batch for one in timed)
         self.max_local_batch = max_local_batch or max(one.local_batch for one in timed)
         self._ends = [min(v.progress[epoch] for v in validations) for epoch in range(epochs)]
@@ -139,29 +109,16 @@ class Application:
         self._rates: dict[tuple[tuple[int, ...], int, int], float] = {}
 
     def end_of(self, epoch: int) -> float:
-        """Return the progress at which epoch ``epoch`` ends, in steps of the initial batch.
-
-        Epochs are counted from 0; progress counts from the begin of the training. Of all measured
-        trainings it is the least progress at the end of that epoch.
-        """
+        """Return the progress at which epoch `epoch` ends, in steps of the initial batch."""
+        # Of all measured trainings it is the least progress at the end of that epoch.
         return self._ends[epoch]
 
     def split(self, slots: int, batch: int, always: bool = False) -> tuple[int, int]:
-        """Divide a global batch among ``slots`` slots, and each share into batches that fit a slot.
-
-        Shares are rounded up, so all slots together may train a few samples more than ``batch``,
-        but not more than the largest measured batch. A single slot accumulates at least once if the
-        batch is larger than the initial one, because the noise is estimated from two gradients.
-
-        Args:
-            slots: the number of slots.
-            batch: the global batch, in samples.
-            always: whether a single slot accumulates at least once with the initial batch, too.
-
-        Returns:
-            The samples of a local batch, and the number of local batches that each slot accumulates
-            before the last one of a step.
-        """
+        """Divide a global batch among `slots` slots, and each share into batches that fit a slot"""
+        # Shares are rounded up, so all slots together may train a few samples more than `batch`,
+        # but not more than the largest measured batch. A single slot accumulates at least once if
+        # the batch is larger than the initial one, because the noise is estimated from two
+        # gradients.
         smallest, largest = self.batches
         local = math.ceil(batch / slots - EPS)
         more = math.ceil(local / self.max_local_batch - EPS) - 1
@@ -171,18 +128,10 @@ class Application:
         return min(local, largest // (slots * (more + 1))), more
 
     def predicted_step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the seconds of a step, as the published oracle of Optimus predicts it.
-
-        It is the time as measured, except that the oracle assumes that a job on a single slot
-        accumulates gradients even with the initial batch.
-
-        Args:
-            slots: the number of slots on each node.
-            batch: the global batch, in samples.
-
-        Raises:
-            UsageError: the placement with that batch is outside of what was measured.
-        """
+        """Return the seconds of a step, as the published oracle of Optimus predicts it."""
+        # It is the time as measured, except that the oracle assumes that a job on a single slot
+        # accumulates gradients even with the initial batch.
+        # UsageError: the placement with that batch is outside of what was measured.
         key = slots, batch
         if key not in self._step_s:
             local, more = self.split(sum(slots), batch, always=True)
@@ -191,19 +140,8 @@ class Application:
         return self._step_s[key]
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Return the progress of a training per second, in steps of the initial batch.
-
-        It is the progress of a step divided by its time, with the gradients accumulated as
-        :meth:`split` divides the batch.
-
-        Args:
-            slots: the number of slots on each node.
-            batch: the global batch, in samples.
-            epoch: the number of the epoch, from 0.
-
-        Raises:
-            UsageError: the placement with that batch is outside of what was measured.
-        """
+        """Return the progress of a training per second, in steps of the initial batch."""
+        # UsageError: the placement with that batch is outside of what was measured.
         key = slots, batch, epoch
         if key not in self._rates:
             local, more = self.split(sum(slots), batch)
@@ -214,33 +152,16 @@ class Application:
         return self._rates[key]
 
     def gain(self, batch: int, epoch: int) -> float:
-        """Return the progress of a step of ``batch`` samples, in steps of the initial batch.
-
-        It is (v + s) / (v / m + s) for m times the initial batch, where s is the squared norm of
-        the gradient and v its variance: from 1 to m. ``epoch`` is the number of the epoch, from 0.
-
-        Raises:
-            UsageError: the batch is smaller or larger than all that were measured.
-        """
+        """Return the progress of a step of `batch` samples, in steps of the initial batch."""
+        # UsageError: the batch is smaller or larger than all that were measured.
         sqr, var = self._gradients(batch, epoch)
         return (var + sqr) / (var / (batch / self._batches[0]) + sqr)
 
     def observed(
         self, slots: tuple[int, ...], batch: int, epoch: int
     ) -> tuple[StepTimeSample, float]:
-        """Return a step time as the job itself would measure it, and the gradient noise scale.
-
-        The step time is that of a step without accumulation, and the time of its computing. The
-        noise scale is in samples; infinite: the gradients are nothing but noise.
-
-        Args:
-            slots: the number of slots on each node.
-            batch: the global batch, in samples.
-            epoch: the number of the epoch, from 0.
-
-        Raises:
-            UsageError: the placement with that batch is outside of what was measured.
-        """
+        """Return a step time as the job itself would measure it, and the gradient noise scale."""
+        # UsageError: the placement with that batch is outside of what was measured.
         local, more = self.split(sum(slots), batch)
         step_s, sync_s = self.parts(slots, local)
         sqr, var = self._gradients(sum(slots) * local * (more + 1), epoch)
@@ -248,14 +169,9 @@ class Application:
         return StepTimeSample(sum(slots), len(slots), local, step_s, step_s - sync_s), scale
 
     def steps_at(self, batch: int, epoch: int) -> float:
-        """Return the number of steps of ``batch`` samples until the end of epoch ``epoch``.
-
-        They count from the begin of the training; epochs are numbered from 0. Between two measured
-        batches the number is interpolated.
-
-        Raises:
-            UsageError: the batch is smaller or larger than all that were measured.
-        """
+        """Return the number of steps of `batch` samples until the end of epoch `epoch`."""
+        # Between two measured batches the number is interpolated.
+        # UsageError: the batch is smaller or larger than all that were measured.
         key = batch, epoch
         if key not in self._steps:
             low, high = self._around(batch)
@@ -263,19 +179,10 @@ class Application:
         return self._steps[key]
 
     def parts(self, slots: tuple[int, ...], local_batch: int) -> tuple[float, float]:
-        """Return the seconds of a step without accumulation, and those of its synchronisation.
-
-        The second number is a part of the first. Placements that are rotations of one another count
-        as the same. Times that were not measured are interpolated.
-
-        Args:
-            slots: the number of slots on each node.
-            local_batch: the samples that each slot trains.
-
-        Raises:
-            UsageError: the placement with that batch is outside of what was measured, or scipy is
-                needed to interpolate and not installed.
-        """
+        """Return the seconds of a step without accumulation, and those of its synchronisation."""
+        # Times that were not measured are interpolated.
+        # UsageError: the placement with that batch is outside of what was measured, or scipy is
+        # needed to interpolate and not installed.
         key = slots, local_batch
         if key not in self._parts:
             turned = min(slots[at:] + slots[:at] for at in range(len(slots)))
@@ -293,27 +200,19 @@ class Application:
         return self._parts[key]
 
     def _gradients(self, batch: int, epoch: int) -> tuple[float, float]:
-        """Return the squared norm of the gradient, and its variance in the initial batch.
-
-        Both are interpolated between the measured batches around ``batch``, in epoch number
-        ``epoch`` (from 0).
-
-        Raises:
-            UsageError: the batch is smaller or larger than all that were measured.
-        """
+        """Return the squared norm of the gradient, and its variance in the initial batch."""
+        # Both are interpolated between the measured batches around `batch`, in epoch number `epoch`
+        # (from 0).
+        # UsageError: the batch is smaller or larger than all that were measured.
         smaller, larger = self._around(batch)
         sqr = _between(batch, smaller.batch, larger.batch, smaller.grad_sqr, larger.grad_sqr, epoch)
         var = _between(batch, smaller.batch, larger.batch, smaller.grad_var, larger.grad_var, epoch)
         return sqr, var
 
     def _around(self, batch: int) -> tuple[Validation, Validation]:
-        """Return the measured trainings with the two nearest batches, below and above ``batch``.
-
-        If the batch itself was measured, both are the training with it.
-
-        Raises:
-            UsageError: the batch is smaller or larger than all that were measured.
-        """
+        """Return the measured trainings with the two nearest batches, below and above `batch`."""
+        # If the batch itself was measured, both are the training with it.
+        # UsageError: the batch is smaller or larger than all that were measured.
         smallest, largest = self.batches
         if not smallest <= batch <= largest:
             raise UsageError(
@@ -325,19 +224,8 @@ class Application:
         return self._validated[smaller], self._validated[larger]
 
     def _interpolate(self, nodes: int, slots: int, local_batch: int) -> tuple[float, float] | None:
-        """Return the seconds of a step and of its synchronisation, by interpolation.
-
-        The times are interpolated between all measurements. Outside of what was measured both are
-        NaN; the result is never None.
-
-        Args:
-            nodes: the number of nodes; more than ``MOST_NODES`` count as so many.
-            slots: the number of slots on all nodes together.
-            local_batch: the samples that each slot trains.
-
-        Raises:
-            UsageError: scipy is not installed.
-        """
+        """Return the seconds of a step and of its synchronisation, by interpolation."""
+        # Outside of what was measured both are NaN; the result is never None.
         if self._interpolator is None:
             coordinates = [point[:3] for point in self._points]
             values = [point[3:] for point in self._points]
@@ -348,13 +236,8 @@ class Application:
 
 
 def interpolator() -> Any:
-    """Import scipy and return its class LinearNDInterpolator.
-
-    It is imported only when this function is called, because the import takes a while.
-
-    Raises:
-        UsageError: scipy is not installed.
-    """
+    """Import scipy and return its class LinearNDInterpolator."""
+    # It is imported only when this function is called, because the import takes a while.
     try:
         from scipy.interpolate import LinearNDInterpolator
     except ImportError:
@@ -366,17 +249,9 @@ def interpolator() -> Any:
 
 
 def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[float, ...]]:
-    """Return the measurements to interpolate, as (nodes, slots, local batch, step_s, sync_s).
-
-    Placements with equal numbers of nodes, slots and samples are one point, with the mean of their
-    times. These points come first, sorted; those of ``scaled`` follow in their order, as in the
-    published simulator. Points on one sphere, of which the measurements have many, can be
-    triangulated in several ways, and the order decides which one is used.
-
-    Args:
-        timed: the step times that were measured by placement.
-        scaled: the step times that were measured by numbers of nodes and slots.
-    """
+    """Return the measurements to interpolate, as (nodes, slots, local batch, step_s, sync_s)."""
+    # `timed`: the step times that were measured by placement.
+    # `scaled`: the step times that were measured by numbers of nodes and slots.
     alike: dict[tuple[int, int, int], list[Timed]] = defaultdict(list)
     for one in timed:
         alike[len(one.slots), sum(one.slots), one.local_batch].append(one)
@@ -392,15 +267,10 @@ def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[floa
 
 
 def _along(measured: Sequence[Timed], local_batch: int) -> tuple[float, float] | None:
-    """Interpolate the seconds of a step and of its synchronisation linearly in the local batch.
-
-    The result is the pair of these two times; None if ``local_batch`` is smaller or larger than all
-    that were measured.
-
-    Args:
-        measured: the measurements on one placement, in ascending order of the local batch.
-        local_batch: the samples that each slot trains.
-    """
+    """Interpolate the seconds of a step and of its synchronisation linearly in the local batch."""
+    # The result is the pair of these two times; None if `local_batch` is smaller or larger than all
+    # that were measured.
+    # `measured`: the measurements on one placement, in ascending order of the local batch.
     batches = [one.local_batch for one in measured]
     if not batches[0] <= local_batch <= batches[-1]:
         return None
@@ -422,16 +292,9 @@ def _between(
     high: Sequence[float],
     epoch: int,
 ) -> float:
-    """Return a quantity for ``batch`` in an epoch, interpolated linearly between two batches.
-
-    Args:
-        batch: the batch, from ``smaller`` to ``larger``.
-        smaller: the smaller measured batch.
-        larger: the larger measured batch; it may be the same.
-        low: the values of the quantity with the smaller batch, one for each epoch.
-        high: the values of the quantity with the larger batch, one for each epoch.
-        epoch: the number of the epoch, from 0.
-    """
+    """Return a quantity for `batch` in an epoch, interpolated linearly between two batches."""
+    # `smaller`: the smaller measured batch.
+    # `larger`: the larger measured batch; it may be the same.
     if smaller == larger:
         return low[epoch]
     part = (batch - smaller) * high[epoch] + (larger - batch) * low[epoch]

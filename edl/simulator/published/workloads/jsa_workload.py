@@ -35,40 +35,26 @@ WEIGHT_BYTES = 4
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of job, and its model of a step.
-
-    Attributes:
-        name: the name of the kind.
-        weights: the number of weights that an allreduce sums up.
-        start_s: the seconds that each local batch takes, whatever the number of its samples; a slot
-            trains several of them in a step if its share does not fit.
-        sample_s: the seconds that each sample of a slot adds.
-        local_batch: the most samples that fit into a slot at once.
-        batches: the smallest and the largest global batch in samples; a sample is worth the same in
-            all batches of this range.
-    """
+    """A kind of job, and its model of a step."""
 
     name: str
-    weights: float
+    weights: float  # the number of weights that an allreduce sums up
+    # the seconds that each local batch takes, whatever the number of its samples; a slot trains
+    # several of them in a step if its share does not fit
     start_s: float
-    sample_s: float
-    local_batch: int
+    sample_s: float  # the seconds that each sample of a slot adds
+    local_batch: int  # the most samples that fit into a slot at once
+    # the smallest and the largest global batch in samples; a sample is worth the same in all
+    # batches of this range
     batches: tuple[int, int]
 
     def step_s(self, slots: int, batch: int) -> float:
-        """Return the seconds of a step: computing, and an allreduce among ``slots`` slots.
-
-        ``batch`` is the global batch, in samples, and ``slots`` is at least 1.
-        """
+        """Return the seconds of a step: computing, and an allreduce among `slots` slots."""
         ring_s = 2 * (slots - 1) / slots * WEIGHT_BYTES * self.weights / BANDWIDTH_BYTES_S
         return self.computing_s(slots, batch) + ring_s + HOP_S * math.log2(slots)
 
     def computing_s(self, slots: int, batch: int) -> float:
-        """Return the seconds that the slowest slot computes in a step, without the allreduce.
-
-        The ``batch`` samples are divided among ``slots`` slots, rounded up. A share that does not
-        fit into a slot is computed in several local batches, one after the other.
-        """
+        """Return the seconds that the slowest slot computes in a step, without the allreduce."""
         share = math.ceil(batch / slots)
         return self.start_s * math.ceil(share / self.local_batch) + self.sample_s * share
 
@@ -83,18 +69,10 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Samples:
-    """The work of a job: a number of samples, each worth the same in any batch.
+    """The work of a job: a number of samples, each worth the same in any batch."""
 
-    It implements :class:`edl.simulator.work.JobWork`; its progress is the number of trained
-    samples.
-
-    Attributes:
-        kind: the kind of job, which has its speed.
-        count: the number of samples, not necessarily whole.
-    """
-
-    kind: Kind
-    count: float
+    kind: Kind  # the kind of job, which has its speed
+    count: float  # the number of samples, not necessarily whole
 
     @property
     def epochs(self) -> int:
@@ -102,41 +80,20 @@ class Samples:
         return 1
 
     def end_of(self, epoch: int) -> float:
-        """Return the number of all samples: the progress at which the only epoch ends.
-
-        ``epoch`` is ignored.
-        """
+        """Return the number of all samples: the progress at which the only epoch ends."""
         return self.count
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Return the progress in samples a second.
-
-        Args:
-            slots: the number of the job's slots on each of its nodes; only the sum counts.
-            batch: the global batch, in samples.
-            epoch: ignored.
-        """
+        """Return the progress in samples a second."""
         return batch / self.kind.step_s(sum(slots), batch)
 
     def model(self, epoch: int, progress: float) -> SamplesModel:
-        """Return the model that policies get of the job after ``progress`` trained samples.
-
-        ``epoch`` is ignored, as there is one only.
-        """
+        """Return the model that policies get of the job after `progress` trained samples."""
         return SamplesModel(self.kind, self.count - progress)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """Return the step time that the job would measure, and an infinite noise scale.
-
-        The noise scale is infinite because a larger batch loses no progress here. The step time
-        names as its local batch ``batch`` / number of slots, which need not be whole nor fit into a
-        slot at once, and has the seconds of the whole step and those of its computing.
-
-        Args:
-            slots: the number of the job's slots on each of its nodes.
-            batch: the global batch, in samples.
-            epoch: ignored.
-        """
+        """Return the step time that the job would measure, and an infinite noise scale."""
+        # The noise scale is infinite because a larger batch loses no progress here.
         count, kind = sum(slots), self.kind
         step_s, computing_s = kind.step_s(count, batch), kind.computing_s(count, batch)
         return StepTimeSample(count, len(slots), batch / count, step_s, computing_s), math.inf
@@ -144,17 +101,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class SamplesModel:
-    """The model that policies get of a job of :class:`Samples`: its true speed and work.
+    """The model that policies get of a job of `Samples`: its true speed and work."""
 
-    It implements :class:`edl.core.cluster.state.TrainingModel`.
-
-    Attributes:
-        kind: the kind of job, which has its speed.
-        left: the number of samples that the job has yet to train.
-    """
-
-    kind: Kind
-    left: float
+    kind: Kind  # the kind of job, which has its speed
+    left: float  # the number of samples that the job has yet to train
 
     @property
     def error(self) -> StepTimeError:
@@ -162,33 +112,20 @@ class SamplesModel:
         return EXACT
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the seconds of a step with a global batch of ``batch`` samples.
-
-        ``slots`` has the number of the job's slots on each of its nodes; only the sum counts.
-        """
+        """Return the seconds of a step with a global batch of `batch` samples."""
         return self.kind.step_s(sum(slots), batch)
 
     def efficiency(self, batch: int) -> float:
-        """Return 1, the statistical efficiency: a sample is worth the same in any ``batch``."""
+        """Return 1, the statistical efficiency: a sample is worth the same in any `batch`."""
         return 1.0
 
     def steps_left(self, batch: int) -> float:
-        """Return the number of steps of ``batch`` samples until the job ends, not rounded."""
+        """Return the number of steps of `batch` samples until the job ends, not rounded."""
         return self.left / batch
 
 
 def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> SubmittedJob:
-    """Return a job that takes a given time on one slot, with the largest batch that fits into it.
-
-    Its user requests just that slot and that batch; a policy that chooses the slots may give it up
-    to 10.
-
-    Args:
-        name: the name of the job.
-        arrival_s: the time of submission, in seconds.
-        kind: the kind of job: its model of a step's time, and its range of batches.
-        duration_s: the seconds that the job takes on that slot.
-    """
+    """Return a job that takes a given time on one slot, with the largest batch that fits into it"""
     work = Samples(kind, duration_s * kind.local_batch / kind.step_s(1, kind.local_batch))
     return SubmittedJob(
         name=name,
@@ -205,19 +142,7 @@ def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> S
 
 
 def jsa_jobs(arrivals: str, seed: int) -> list[SubmittedJob]:
-    """Return jobs of JSA's four kinds that arrive within eight hours, drawn by ``seed``.
-
-    They are in the order of submission, and are named after their kind and a number from 0, like
-    "compute-0".
-
-    Args:
-        arrivals: the rates of arrival, as :func:`edl.simulator.arrivals.shape` takes them: a name
-            like "high", or a number of jobs a minute.
-        seed: the seed of the arrivals, the kinds and the durations.
-
-    Raises:
-        UsageError: ``arrivals`` names no rates, or no job arrives within eight hours.
-    """
+    """Return jobs of JSA's four kinds that arrive within eight hours, drawn by `seed`."""
     chance = random.Random(f"jsa {seed}")
     made = []
     for number, arrival_s in enumerate(times(shape(arrivals), UNTIL_S, chance)):

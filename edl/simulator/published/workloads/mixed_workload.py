@@ -23,22 +23,7 @@ ARRIVALS = "0.333"  # a minute: 160 jobs in 8 hours, as at load 1.0
 
 
 def mixed_jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
-    """Return jobs of Pollux' measured applications that arrive in 8 hours, drawn by ``seed``.
-
-    They are in the order of submission, and are named after their application and a number from 0,
-    like "bert-0".
-
-    Args:
-        arrivals: the rates of arrival, as :func:`edl.simulator.arrivals.shape` takes them: a name
-            like "high", or a number of jobs a minute.
-        seed: the seed of the arrivals, the applications, the slots and the batches.
-        mix: the frequencies of the applications, like "cifar10=3,bert"; empty: the published
-            frequencies at load 1.0.
-
-    Raises:
-        UsageError: ``arrivals`` names no rates, ``mix`` is invalid (see
-            :func:`application_weights`), or no job arrives within eight hours.
-    """
+    """Return jobs of Pollux' measured applications that arrive in 8 hours, drawn by `seed`."""
     users: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in pollux_rows("jobs"):
         if row["load"] == LOAD:
@@ -58,16 +43,7 @@ def mixed_jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
 
 
 def application_weights(text: str) -> Mapping[str, float]:
-    """Return the relative frequency of each application that ``text`` names.
-
-    With "cifar10=3,bert" there are three jobs of cifar10 for one of bert. An application without a
-    number has 1, and one that is not named is not in the result. If one is named twice, the last
-    number counts.
-
-    Raises:
-        UsageError: the text has another form, an application is not known, or a number is not above
-            0.
-    """
+    """Return the relative frequency of each application that `text` names."""
     known, found = measured_applications(), dict[str, float]()
     for part in text.split(","):
         name, _, weight = (word.strip() for word in part.partition("="))

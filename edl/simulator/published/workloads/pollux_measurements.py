@@ -25,20 +25,14 @@ Row = dict[str, str]
 
 
 def pollux_rows(table: str) -> Iterator[Row]:
-    """Return an iterator over the rows of a published table: the text of each cell by its column.
-
-    ``table`` is the name of a file in ``data/pollux`` without its ending ".csv.gz", like "jobs".
-    """
+    """Return an iterator over the rows of a published table: the text of each cell by its column"""
     packed = (files("edl.simulator.published") / "data" / "pollux" / f"{table}.csv.gz").read_bytes()
     return csv.DictReader(io.StringIO(gzip.decompress(packed).decode()))
 
 
 @cache
 def measured_applications() -> dict[str, Application]:
-    """Return the six applications that Pollux' authors measured, by name, like "bert".
-
-    The first call reads the files; later calls return the same objects.
-    """
+    """Return the six applications that Pollux' authors measured, by name, like "bert"."""
     timed: dict[str, list[Timed]] = defaultdict(list)
     for row in pollux_rows("placements"):
         slots = tuple(int(digit) for digit in row["placement"])
@@ -57,18 +51,13 @@ def measured_applications() -> dict[str, Application]:
 
 
 def _times(row: Row) -> tuple[float, float]:
-    """Return the seconds of a step, and how many of these seconds its synchronisation takes.
-
-    ``row`` is a row of a table of measured steps.
-    """
+    # `row` is a row of a table of measured steps.
     return float(row["step_time"]), float(row["sync_time"])
 
 
 def _validations() -> dict[str, list[Validation]]:
-    """Return the measured trainings of each application, by its name.
-
-    There is one training for each global batch that was measured.
-    """
+    """Return the measured trainings of each application, by its name."""
+    # There is one training for each global batch that was measured.
     epochs: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in pollux_rows("validation"):
         epochs[row["application"], int(row["batch_size"])].append(row)

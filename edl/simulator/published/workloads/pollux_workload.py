@@ -30,19 +30,10 @@ UNTUNED = "ncf"
 
 @dataclass(frozen=True)
 class Oracle:
-    """The model of a job's training that policies get: its times and efficiencies as measured.
+    """The model of a job's training that policies get: its times and efficiencies as measured."""
 
-    It implements :class:`edl.core.cluster.state.TrainingModel`: the time of a step by slots and
-    batch, and the statistical efficiency of a batch, in the job's epoch. A real policy has fitted
-    values.
-
-    Attributes:
-        application: the measured application that the job trains.
-        epoch: the number of the epoch that the job is in, from 0.
-    """
-
-    application: Application
-    epoch: int
+    application: Application  # the measured application that the job trains
+    epoch: int  # the number of the epoch that the job is in, from 0
 
     @property
     def error(self) -> StepTimeError:
@@ -50,40 +41,20 @@ class Oracle:
         return EXACT
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the seconds of a step, as the published oracle of Optimus has them.
-
-        They are as measured, but a single slot counts as accumulating gradients even with the
-        initial batch.
-
-        Args:
-            slots: the number of the job's slots on each of its nodes.
-            batch: the global batch, in samples.
-
-        Raises:
-            UsageError: the placement with that batch is outside of what was measured.
-        """
+        """Return the seconds of a step, as the published oracle of Optimus has them."""
+        # They are as measured, but a single slot counts as accumulating gradients even with the
+        # initial batch.
+        # UsageError: the placement with that batch is outside of what was measured.
         return self.application.predicted_step_s(slots, batch)
 
     def efficiency(self, batch: int) -> float:
-        """Return the measured statistical efficiency of the global batch ``batch`` in this epoch.
-
-        It is the progress of a sample in this batch, divided by that of a sample in the initial
-        batch, which is the smallest.
-
-        Raises:
-            UsageError: the batch is smaller or larger than all that were measured.
-        """
+        """Return the measured statistical efficiency of the global batch `batch` in this epoch."""
+        # UsageError: the batch is smaller or larger than all that were measured.
         return self.application.gain(batch, self.epoch) * self.application.batches[0] / batch
 
     def steps_left(self, batch: int) -> float:
-        """Return the steps of ``batch`` samples in all epochs after this one; 1 in the last epoch.
-
-        Steps of the present epoch do not count. The published oracle of Optimus counts in the same
-        way.
-
-        Raises:
-            UsageError: the batch is smaller or larger than all that were measured.
-        """
+        """Return the steps of `batch` samples in all epochs after this one; 1 in the last epoch."""
+        # UsageError: the batch is smaller or larger than all that were measured.
         last = self.application.epochs - 1
         if self.epoch >= last:
             return 1.0
@@ -93,16 +64,11 @@ class Oracle:
 
 @dataclass(frozen=True)
 class ApplicationWork:
-    """The work of a job of a measured application; progress is in steps of the initial batch.
+    """The work of a job of a measured application; progress is in steps of the initial batch."""
 
-    It implements :class:`edl.simulator.work.JobWork`. The initial batch is the smallest with which
-    the application was measured.
+    # The initial batch is the smallest with which the application was measured.
 
-    Attributes:
-        application: the measured application that the job trains.
-    """
-
-    application: Application
+    application: Application  # the measured application that the job trains
 
     @property
     def epochs(self) -> int:
@@ -110,65 +76,30 @@ class ApplicationWork:
         return self.application.epochs
 
     def end_of(self, epoch: int) -> float:
-        """Return the progress at which an epoch ends, in steps of the initial batch.
-
-        Epochs are counted from 0; progress counts from the begin of the training.
-        """
+        """Return the progress at which an epoch ends, in steps of the initial batch."""
         return self.application.end_of(epoch)
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Return the measured progress a second in an epoch, in steps of the initial batch.
-
-        Args:
-            slots: the number of the job's slots on each of its nodes.
-            batch: the global batch, in samples.
-            epoch: the number of the epoch, from 0.
-
-        Raises:
-            UsageError: the placement with that batch is outside of what was measured.
-        """
+        """Return the measured progress a second in an epoch, in steps of the initial batch."""
+        # UsageError: the placement with that batch is outside of what was measured.
         return self.application.rate(slots, batch, epoch)
 
     def model(self, epoch: int, progress: float) -> Oracle:
-        """Return the model that policies get of the job in epoch ``epoch``, counted from 0.
-
-        It has the measured times and efficiencies. ``progress`` is ignored.
-        """
+        """Return the model that policies get of the job in epoch `epoch`, counted from 0."""
+        # It has the measured times and efficiencies.
         return Oracle(self.application, epoch)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """Return the step time and the gradient noise scale that the job would measure.
-
-        The step time is that of a step without accumulation. The noise scale is in samples;
-        infinite: the gradients are nothing but noise.
-
-        Args:
-            slots: the number of the job's slots on each of its nodes.
-            batch: the global batch, in samples.
-            epoch: the number of the epoch, from 0.
-
-        Raises:
-            UsageError: the placement with that batch is outside of what was measured.
-        """
+        """Return the step time and the gradient noise scale that the job would measure."""
+        # UsageError: the placement with that batch is outside of what was measured.
         return self.application.observed(slots, batch, epoch)
 
 
 def application_job(
     name: str, arrival_s: float, application: Application, slots: int, batch: int
 ) -> SubmittedJob:
-    """Return a job of a measured application, with the limits of that application.
-
-    A policy may give it 1 slot up to as many as its largest batch has smallest local batches, at
-    most 64, and always as many as its user requests. Jobs of ncf keep their batch, and get no more
-    slots than requested.
-
-    Args:
-        name: the name of the job.
-        arrival_s: the time of submission, in seconds.
-        application: the measured application that the job trains, such as cifar10.
-        slots: the number of slots that its user requests.
-        batch: the global batch that its user requests, in samples.
-    """
+    """Return a job of a measured application, with the limits of that application."""
+    # `application`: the measured application that the job trains, such as cifar10.
     batches = application.batches
     most = min(batches[1] // application.min_local_batch, MOST_SLOTS)
     if application.name == UNTUNED:
@@ -188,15 +119,7 @@ def application_job(
 
 
 def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
-    """Return the jobs of one published workload, in the order of submission.
-
-    If there is no such load or workload, the list is empty.
-
-    Args:
-        load: "0.5", "1.0", "1.5" or "2.0", the rate of submissions relative to 160 jobs in 8 hours;
-            or "realistic", which has other slots and batches.
-        workload: the number of the workload at that load, 1 to 8.
-    """
+    """Return the jobs of one published workload, in the order of submission."""
     known = measured_applications()
     return [
         application_job(
@@ -212,16 +135,8 @@ def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
 
 
 def check_measured(slots: int) -> None:
-    """Raise an error if the measurements cannot be used with nodes of ``slots`` slots.
-
-    It is called before anything runs.
-
-    Args:
-        slots: the number of slots of each node of the cluster.
-
-    Raises:
-        UsageError: the nodes have more slots than the measured nodes, or scipy is missing.
-    """
+    """Raise an error if the measurements cannot be used with nodes of `slots` slots."""
+    # UsageError: the nodes have more slots than the measured nodes, or scipy is missing.
     if slots > SLOTS:
         raise UsageError(
             f"the published measurements have nodes of 1 to {SLOTS} slots, not of {slots}"

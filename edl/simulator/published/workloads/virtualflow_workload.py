@@ -34,10 +34,7 @@ PARALLEL = {
 
 
 def virtualflow_jobs() -> list[SubmittedJob]:
-    """Return VirtualFlow's 20 jobs, in the order of submission.
-
-    Each may have from 1 slot to as many as its user requests, and has a weight.
-    """
+    """Return VirtualFlow's 20 jobs, in the order of submission."""
     made = []
     for row in virtualflow_rows():
         slots = int(row["slots"])
@@ -59,9 +56,6 @@ def virtualflow_jobs() -> list[SubmittedJob]:
 
 
 def virtualflow_rows() -> list[dict[str, str]]:
-    """Return the rows of the published table, one a job: the text of each cell by its column.
-
-    They are in the order of submission. ``data/virtualflow/NOTICE`` says what the columns are.
-    """
+    """Return the rows of the published table, one a job: the text of each cell by its column."""
     text = (files("edl.simulator.published") / "data" / "virtualflow" / "jobs.csv").read_text()
     return list(csv.DictReader(text.splitlines()))
