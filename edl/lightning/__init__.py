@@ -27,12 +27,6 @@ __all__ = ["ElasticEnvironment", "ElasticStrategy"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import Lightning with the first use of a name of this package.
-
-    Raises:
-        AttributeError: the package has no such name.
-        UsageError: Lightning is not installed.
-    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "strategy" if name == "ElasticStrategy" else "environment"

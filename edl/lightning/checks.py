@@ -31,23 +31,16 @@ CALLBACKS = {
 
 
 class Fit(NamedTuple):
-    """The properties of a call of ``trainer.fit()`` by which :func:`why_refused` decides.
+    """The properties of a call of `trainer.fit()` by which `why_refused` decides."""
 
-    Attributes:
-        is_automatic: whether the module leaves optimization to Lightning.
-        callbacks: the names of the callbacks' classes and of their base classes.
-        reloads_every: ``reload_dataloaders_every_n_epochs`` of the Trainer.
-        takes_iterator: whether ``training_step`` takes a ``dataloader_iter``.
-    """
-
-    is_automatic: bool = True
-    callbacks: tuple[str, ...] = ()
-    reloads_every: int = 0
-    takes_iterator: bool = False
+    is_automatic: bool = True  # whether the module leaves optimization to Lightning
+    callbacks: tuple[str, ...] = ()  # the names of the callbacks' classes and of their base classes
+    reloads_every: int = 0  # `reload_dataloaders_every_n_epochs` of the Trainer
+    takes_iterator: bool = False  # whether `training_step` takes a `dataloader_iter`
 
 
 def check_fit(trainer: Trainer, module: LightningModule) -> None:
-    """Raise UsageError, in one sentence, if ``trainer.fit(module)`` does what edl cannot follow."""
+    """Raise UsageError, in one sentence, if `trainer.fit(module)` does what edl cannot follow."""
     kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
     if why := why_refused(
         Fit(
@@ -61,12 +54,7 @@ def check_fit(trainer: Trainer, module: LightningModule) -> None:
 
 
 def check_own_steps(trainer: Trainer, has_own_step: bool) -> None:
-    """Raise UsageError if edl would step an LR scheduler that the module steps in its own way.
-
-    Args:
-        trainer: the Trainer, whose optimizers and LR schedulers exist.
-        has_own_step: whether the module overrides ``lr_scheduler_step``.
-    """
+    """Raise UsageError if edl would step an LR scheduler that the module steps in its own way."""
     configs = trainer.lr_scheduler_configs
     steps = any(one.interval == "step" and not one.reduce_on_plateau for one in configs)
     if has_own_step and steps and trainer.max_steps == -1:
@@ -78,7 +66,7 @@ def check_own_steps(trainer: Trainer, has_own_step: bool) -> None:
 
 
 def why_refused(fit: Fit) -> str | None:
-    """Return what is wrong with a call of ``trainer.fit()`` and what to do; None if nothing is."""
+    """Return what is wrong with a call of `trainer.fit()` and what to do; None if nothing is."""
     if not fit.is_automatic:
         return (
             "the module must leave optimization to Lightning; leave out automatic_optimization = "

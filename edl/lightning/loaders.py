@@ -21,18 +21,7 @@ from edl.torch.loader_options import training_options
 
 
 def training_loader(given: object, **batching: Any) -> edl.DataLoader:
-    """Return a loader of edl with the data set and the options of the script's training loader.
-
-    Args:
-        given: the script's loader.
-        batching: ``seed``, ``global_batch`` and ``max_global_batch`` of :class:`edl.DataLoader`;
-            None: not given, so that the seed is that of the script's loader.
-
-    Raises:
-        UsageError: the script's loader is none of PyTorch's, or decides itself which samples a
-            batch has (a sampler, a batch sampler, ``drop_last``).
-        DataError: the data set is empty.
-    """
+    """Return a loader of edl with the data set and the options of the script's training loader."""
     if not isinstance(given, torch.utils.data.DataLoader):
         raise UsageError(
             f"the training data come from a {type(given).__name__}; with ElasticStrategy give "
@@ -48,15 +37,7 @@ def training_loader(given: object, **batching: Any) -> edl.DataLoader:
 
 
 class RankSampler(torch.utils.data.Sampler[int]):
-    """The sampler of a validation loader: this worker's part of the data set.
-
-    Worker r of n takes the samples r, r + n, r + 2n, ... of the data set; with fewer samples than
-    workers, some samples are taken by several. It is divided anew whenever it is iterated.
-
-    Args:
-        dataset: the data set, the same on all workers.
-        place: returns rank and size.
-    """
+    """The sampler of a validation loader: this worker's part of the data set."""
 
     def __init__(self, dataset: Sized, place: Callable[[], tuple[int, int]]) -> None:
         self._dataset = dataset
@@ -78,16 +59,9 @@ Rebuilt = Callable[[torch.utils.data.DataLoader[Any], RankSampler], object]
 
 
 def shared(given: object, place: Callable[[], tuple[int, int]], rebuilt: Rebuilt) -> object:
-    """Return a loader that gives each worker a part of the validation data.
-
-    A loader whose samples cannot be divided, because its data set is iterable or it has a sampler
-    of the script's, is returned as it is: each worker then validates on all of it.
-
-    Args:
-        given: the script's loader.
-        place: returns rank and size.
-        rebuilt: returns a loader like the given one, with the given sampler.
-    """
+    """Return a loader that gives each worker a part of the validation data."""
+    # A loader whose samples cannot be divided, because its data set is iterable or it has a sampler
+    # of the script's, is returned as it is: each worker then validates on all of it.
     if not isinstance(given, torch.utils.data.DataLoader):
         return given
     plain = type(given.batch_sampler) is BatchSampler
@@ -97,18 +71,9 @@ def shared(given: object, place: Callable[[], tuple[int, int]], rebuilt: Rebuilt
 
 
 def limited_batches(loaders: Iterable[object], limit: float, known: list[float]) -> list[float]:
-    """Return how many batches of each loader this worker validates, of its present part.
-
-    Args:
-        loaders: the loaders of the validation data.
-        limit: the fraction of them that is validated, between 0 and 1.
-        known: the numbers that Lightning has computed for each loader, by its length at that time;
-            inf for a loader without a length.
-
-    Returns:
-        At least 1 for each loader that has batches, because a worker that validated nothing would
-        not take part in the exchange of the results.
-    """
+    """Return how many batches of each loader this worker validates, of its present part."""
+    # At least 1 for each loader that has batches, because a worker that validated nothing would not
+    # take part in the exchange of the results.
     return [
         max(1, int(len(cast(Sized, loader)) * limit)) if 0 < before < math.inf else before
         for loader, before in zip(loaders, known, strict=True)
@@ -116,15 +81,7 @@ def limited_batches(loaders: Iterable[object], limit: float, known: list[float])
 
 
 class LoaderView:
-    """A stand-in for the training loader in Lightning's loop, which takes no batches from it.
-
-    :class:`edl.lightning.loop.ElasticLoop` hands these out. Its length stays that of the beginning;
-    all else is that of the script's loader, whose batches a hook of the script gets.
-
-    Args:
-        given: the script's loader.
-        loader: edl's loader.
-    """
+    """A stand-in for the training loader in Lightning's loop, which takes no batches from it."""
 
     def __init__(self, given: torch.utils.data.DataLoader[Any], loader: edl.DataLoader) -> None:
         self._given = given

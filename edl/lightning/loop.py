@@ -53,27 +53,16 @@ Profile = Callable[[], None]
 
 
 class ElasticLoop:
-    """The link between the loops of one Trainer and edl's loader.
-
-    Lightning's epoch loop uses it as its data fetcher.
-
-    Attributes:
-        is_training: whether the job trains: from the time when this worker has the job's state to
-            the end of ``fit``.
-        has_begun: whether the first batch was asked for.
-        counts: what the job counts its epochs by.
-        fetched: how many batches were handed out; Lightning adds to it.
-        done: whether the present batch is the epoch's last one, as far as is known before its
-            update: ``trainer.is_last_batch``.
-
-    Args:
-        trainer: the Trainer.
-        loader: returns edl's loader, which exists when the training begins.
-    """
+    """The link between the loops of one Trainer and edl's loader."""
 
     def __init__(self, trainer: Trainer, loader: Callable[[], edl.DataLoader]) -> None:
+        # `is_training`: whether the job trains: from the time when this worker has the job's state
+        # to the end of `fit`; `has_begun`: whether the first batch was asked for
         self.is_training = self.has_begun = False
-        self.counts = EpochCounts()
+        self.counts = EpochCounts()  # what the job counts its epochs by
+        # `fetched`: how many batches were handed out; Lightning adds to it; `done`: whether the
+        # present batch is the epoch's last one, as far as is known before its update:
+        # `trainer.is_last_batch`
         self.fetched, self.done = 0, False
         self._trainer = trainer
         self._loader_of = loader
@@ -90,11 +79,7 @@ class ElasticLoop:
     # --- the life of a training
 
     def begin(self) -> None:
-        """Enter the job's training: wait for its state; a newcomer warms up and joins.
-
-        Raises:
-            UsageError: the Trainer has loaded a checkpoint that was saved inside an epoch.
-        """
+        """Enter the job's training: wait for its state; a newcomer warms up and joins."""
         trainer, fit = self._trainer, self._trainer.fit_loop
         stand_before_epoch(trainer, self._epochs_trained())
         fit._data_fetcher = self
@@ -119,11 +104,7 @@ class ElasticLoop:
         self._follow_rank(starts=True)
 
     def end(self) -> None:
-        """End the training together with all other workers, also inside an epoch.
-
-        Raises:
-            UsageError: the training is stopped in its first epoch, before its first update.
-        """
+        """End the training together with all other workers, also inside an epoch."""
         if self.is_training:
             self._loader.stop()
             for _ in self._epochs:
@@ -141,11 +122,7 @@ class ElasticLoop:
         return epoch is not None
 
     def _epochs_trained(self) -> int:
-        """Return how many epochs the Trainer has trained, by a checkpoint that it has loaded.
-
-        Raises:
-            UsageError: the checkpoint was saved inside an epoch.
-        """
+        """Return how many epochs the Trainer has trained, by a checkpoint that it has loaded."""
         epoch = self._trainer.fit_loop.epoch_progress.current
         batch = self._trainer.fit_loop.epoch_loop.batch_progress
         if batch.is_last_batch or epoch.processed == epoch.ready:
@@ -159,11 +136,7 @@ class ElasticLoop:
         )
 
     def _set_limits(self) -> None:
-        """Let an epoch end where its samples end, or earlier by ``limit_train_batches``.
-
-        ``num_training_batches`` stays the number that was expected. A validation at the end of each
-        epoch comes at its end; one after a part of an epoch, after that part of the number.
-        """
+        """Let an epoch end where its samples end, or earlier by `limit_train_batches`."""
         trainer, expected = self._trainer, self._trainer.fit_loop.max_batches
         limit = trainer.limit_train_batches
         if trainer.val_check_batch == expected:
@@ -173,16 +146,7 @@ class ElasticLoop:
         self.counts.limit = self.counts.first_limit = limit
 
     def _count_samples(self) -> None:
-        """Let LR schedulers that Lightning steps after each update count samples instead.
-
-        They then end with the last epoch, whatever the number of workers: Lightning's
-        ``estimated_stepping_batches`` is for the workers with which the job began. If an epoch has
-        a limit of batches, they count epochs and batches. With ``max_steps`` they count updates, as
-        the training does.
-
-        Raises:
-            UsageError: the steps of a scheduler depend on the epoch, and nobody knows its length.
-        """
+        """Let LR schedulers that Lightning steps after each update count samples instead."""
         trainer = self._trainer
         if trainer.max_steps != -1:
             return
@@ -229,12 +193,6 @@ class ElasticLoop:
         return self
 
     def __next__(self) -> tuple[Any, int, int]:
-        """Begin a step; return its batch, its number and that of the loader, which is 0.
-
-        Raises:
-            StopIteration: the epoch is over.
-            SystemExit: with code 0, if this worker leaves the job.
-        """
         self._start_profiler()
         try:
             batch = self._next_batch()
@@ -293,11 +251,8 @@ class ElasticLoop:
     # --- after an update
 
     def end_update(self) -> None:
-        """Tell Lightning whether this was the last batch of the epoch.
-
-        It is known when the update is made. In a warm-up nothing is told, so that no validation
-        follows.
-        """
+        """Tell Lightning whether this was the last batch of the epoch."""
+        # In a warm-up nothing is told, so that no validation follows.
         if current_worker().loader.open:  # a GradScaler has skipped the update
             end_batch()
         self._batches_of_update = 0
@@ -312,21 +267,14 @@ class ElasticLoop:
             self._limit_validation()
 
     def _limit_validation(self) -> None:
-        """Let a fraction in ``limit_val_batches`` be one of this worker's part of the data.
-
-        Lightning has counted the batches before the training, when each worker had all the data.
-        """
+        """Let a fraction in `limit_val_batches` be one of this worker's part of the data."""
         limit, loop = self._trainer.limit_val_batches, self._trainer.fit_loop.epoch_loop.val_loop
         loader = loop._combined_loader
         if loader is not None and isinstance(limit, float) and 0.0 < limit < 1.0:
             loop._max_batches = limited_batches(loader.flattened, limit, loop._max_batches)
 
     def _follow_rank(self, starts: bool = False) -> None:
-        """Let this worker write logs and show the progress bar from now on, if it is rank 0.
-
-        Args:
-            starts: whether the training begins, where Lightning has set up both.
-        """
+        """Let this worker write logs and show the progress bar from now on, if it is rank 0."""
         rank_zero_only.rank = edl.rank()
         before, self._writes = self._writes, edl.rank() == 0
         if starts or before or not self._writes:
@@ -346,12 +294,7 @@ class ElasticLoop:
 
 
 def keep_metrics_file(path: Path, step: int) -> None:
-    """Rename the file of an earlier rank 0's CSVLogger, which that of the new one would delete.
-
-    Args:
-        path: the file; nothing happens if there is none.
-        step: the present step, which is in the new name.
-    """
+    """Rename the file of an earlier rank 0's CSVLogger, which that of the new one would delete."""
     if path.exists():
         kept = path.with_name(f"metrics-until-step-{step}.csv")
         path.rename(kept)

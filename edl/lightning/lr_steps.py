@@ -16,18 +16,7 @@ if TYPE_CHECKING:
 
 
 class InBatches(InSamples):
-    """A wrapper of an LR scheduler that makes as many steps as Lightning with a fixed global batch.
-
-    It is that of the workers with which the job began, as the state of the scheduler has its number
-    of steps. A function in a LambdaLR is not in the state, but made anew in each start of the job:
-    then it is the global batch of the workers with which the present start began.
-
-    Args:
-        scheduler: the scheduler.
-        interval: after which updates the scheduler makes a step; the samples of the data set and
-            the limit of an epoch are those of ``counts``.
-        counts: what the job counts its epochs by, with the global batch.
-    """
+    """An LR scheduler that makes as many steps as Lightning with a fixed global batch."""
 
     def __init__(
         self, scheduler: LRScheduler, interval: UpdateInterval, counts: EpochCounts
@@ -38,7 +27,7 @@ class InBatches(InSamples):
         self._counts = counts
 
     def steps_of(self, samples: int) -> int:
-        """Return how many steps the scheduler has made when the job has trained ``samples``."""
+        """Return how many steps the scheduler has made when the job has trained `samples`."""
         counts = self._counts
         batch, limit = counts.first_batch, counts.first_limit
         if self._own_batch is not None:
@@ -53,11 +42,9 @@ class InBatches(InSamples):
 
 
 def accumulated_batches(trainer: Trainer) -> dict[int, int]:
-    """Return how many batches a Trainer accumulates for an update, by the first epoch of each.
-
-    A GradientAccumulationScheduler sets the number in the Trainer when an epoch begins, so that the
-    Trainer does not have it before.
-    """
+    """Return how many batches a Trainer accumulates for an update, by the first epoch of each."""
+    # A GradientAccumulationScheduler sets the number in the Trainer when an epoch begins, so that
+    # the Trainer does not have it before.
     found = {0: trainer.accumulate_grad_batches}
     for each in trainer.callbacks:
         if any(kind.__name__ == "GradientAccumulationScheduler" for kind in type(each).__mro__):

@@ -15,14 +15,7 @@ PREPARE_TIMEOUT_S = 3600.0  # for the other workers of the host, which may downl
 
 
 class PreparationLock:
-    """A lock of all workers on this host that run one script as one user, for ``prepare_data``.
-
-    It is a file in the folder for temporary files. The system releases it when a process dies.
-
-    Args:
-        script: the path of the script.
-        timeout_s: how long :meth:`acquire` waits, in seconds.
-    """
+    """A lock of all workers on this host that run one script as one user, for `prepare_data`."""
 
     def __init__(self, script: str, timeout_s: float = PREPARE_TIMEOUT_S) -> None:
         number = zlib.crc32(str(Path(script).resolve()).encode())
@@ -36,11 +29,7 @@ class PreparationLock:
         return self._lock.is_locked
 
     def acquire(self) -> None:
-        """Wait until no other worker has the lock, and take it.
-
-        Raises:
-            UsageError: another worker has had it for too long.
-        """
+        """Wait until no other worker has the lock, and take it."""
         try:
             self._lock.acquire()
         except Timeout as error:

@@ -158,7 +158,6 @@ class ElasticStrategy(ParallelStrategy):
             edl.track(lightning=state)
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Convert the model's batch norms if the Trainer has ``sync_batchnorm=True``."""
         return model if self._layer_sync is None else self._layer_sync.apply(model)
 
     def model_to_device(self) -> None:
@@ -261,12 +260,7 @@ class ElasticStrategy(ParallelStrategy):
     # --- exchanges
 
     def _is_local(self) -> bool:
-        """Return whether this worker exchanges nothing with others at present.
-
-        Raises:
-            UsageError: it is in a batch of a validation, of which the workers have different
-                numbers.
-        """
+        """Return whether this worker exchanges nothing with others at present."""
         if not self._is_shared():
             return True
         if self._in_evaluation_step:

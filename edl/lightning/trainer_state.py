@@ -16,19 +16,7 @@ PLAIN_VERSION = (int, str)
 
 
 class TrainerState:
-    """The state of a Trainer beside model and optimizer, as an object that ``edl.track`` takes.
-
-    The state has the counters of the loops, the states of the callbacks and of the datamodule, the
-    metrics that were logged last, the folders of the loggers and ModelCheckpoints, and what the job
-    counts its epochs by.
-
-    Args:
-        trainer: the Trainer of this worker.
-        has_begun: returns whether the training loop has asked for its first batch. Before that, the
-            workers of a new job take over the folders only: all have loaded the same checkpoint of
-            Lightning, if any.
-        counts: what the job counts its epochs by.
-    """
+    """The state of a Trainer beside model and optimizer, as an object that `edl.track` takes."""
 
     edl_compared = False  # it is not looked at in each step
 
@@ -56,11 +44,7 @@ class TrainerState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over ``state``, which :meth:`state_dict` has returned on another worker.
-
-        The loops then stand before the epoch in which the other worker is; the batches that are
-        trained of it are counted when the loop gets its next one.
-        """
+        """Take over `state`, which `state_dict` has returned on another worker."""
         trainer = self._trainer
         self._load_folders(state["folders"])
         if not state["begun"]:
@@ -79,10 +63,7 @@ class TrainerState:
         self._counts.load_state_dict(state.get("counts") or old_counts(state))
 
     def _folders(self) -> dict[str, Any]:
-        """Return the folders that this worker has found for loggers and ModelCheckpoints.
-
-        Each worker looks for the next free version of a folder; all have to write into one.
-        """
+        """Return the folders that this worker has found for loggers and ModelCheckpoints."""
         return {
             "versions": [getattr(each, "_version", None) for each in self._trainer.loggers],
             "checkpoints": [str(each.dirpath) for each in self._model_checkpoints()],
@@ -101,10 +82,7 @@ class TrainerState:
 
 
 def stand_before_epoch(trainer: Trainer, epoch: int) -> None:
-    """Set the loops of ``trainer`` as if ``epoch`` epochs were trained and no other was begun.
-
-    What Lightning remembers of a restart inside an epoch is forgotten.
-    """
+    """Set the loops of `trainer` as if `epoch` epochs were trained and no other was begun."""
     fit = trainer.fit_loop
     for progress in (fit.epoch_progress.current, fit.epoch_progress.total):
         progress.ready = progress.started = progress.processed = progress.completed = epoch
