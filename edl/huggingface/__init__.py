@@ -30,12 +30,6 @@ __all__ = ["Accelerator", "ElasticTrainerMixin", "Seq2SeqTrainer", "Trainer"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of ``__all__`` when a script first asks for it.
-
-    Raises:
-        AttributeError: the package has no such name.
-        UsageError: transformers or accelerate is not installed.
-    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "accelerator" if name == "Accelerator" else "trainer"

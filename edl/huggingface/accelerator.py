@@ -105,11 +105,7 @@ class Accelerator(accelerate.Accelerator):
         return super().prepare(*args, device_placement=device_placement)
 
     def _model_of(self, optimizer: torch.optim.Optimizer, models: Iterable[Any]) -> Any:
-        """Return the model that ``optimizer`` trains, of ``models`` or of those prepared before.
-
-        Raises:
-            UsageError: none of them has a parameter of the optimizer.
-        """
+        """Return the model that `optimizer` trains, of `models` or of those prepared before."""
         own = {id(one) for group in optimizer.param_groups for one in group["params"]}
         for model in (*models, *self._models):
             if any(id(one) in own for one in model.parameters()):
@@ -247,7 +243,6 @@ class Accelerator(accelerate.Accelerator):
         return recursively_apply(of_all, tensor)
 
     def _each(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all workers in rank order, on this worker's device."""
         return [tensor] if self._training_now is None else tensors_of_all(tensor, exchange)
 
     @property
@@ -388,5 +383,4 @@ def _part(inputs: Any, rank: int, size: int, pads: bool) -> Any:
 
 
 def _no_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` without its rows; a tensor without dimensions is one row."""
     return (tensor.reshape(1) if tensor.ndim == 0 else tensor)[:0]

@@ -31,31 +31,17 @@ CALL = "evaluate()"
 
 @dataclass(frozen=True)
 class PartResult:
-    """The result of a worker's evaluation of some consecutive batches.
+    """The result of a worker's evaluation of some consecutive batches."""
 
-    Attributes:
-        losses: the mean loss of each batch; empty if the model returns none.
-        samples: the number of samples of each batch that has a loss.
-        predictions: as in ``EvalLoopOutput``; None if there are none.
-        labels: as in ``EvalLoopOutput``; None if there are none.
-        inputs: the inputs of the model, if the metrics need them.
-    """
-
-    losses: tuple[float, ...]
-    samples: tuple[int, ...]
-    predictions: Any
+    losses: tuple[float, ...]  # the mean loss of each batch; empty if the model returns none
+    samples: tuple[int, ...]  # the number of samples of each batch that has a loss
+    predictions: Any  # as in `EvalLoopOutput`; None if there are none
     labels: Any
-    inputs: Any
+    inputs: Any  # the inputs of the model, if the metrics need them
 
 
 def can_share(trainer: Any, loader: Any) -> bool:
-    """Return whether the workers may evaluate a part of the batches of ``loader`` each.
-
-    They may not if the workers might see other batches in another order (an iterable data set, a
-    sampler of the script's), if the metrics are added up batch by batch in an object of the
-    script's (``batch_eval_metrics``), or if a subclass of the ``Trainer`` may add up numbers in its
-    own methods.
-    """
+    """Return whether the workers may evaluate a part of the batches of `loader` each."""
     if trainer.args.batch_eval_metrics or not isinstance(loader, DataLoader):
         return False
     if isinstance(loader.dataset, IterableDataset):
@@ -71,21 +57,7 @@ def can_share(trainer: Any, loader: Any) -> bool:
 def evaluate_shared(
     trainer: Any, loop: Callable[[Any], Any], loader: DataLoader[Any], prefix: str
 ) -> Any:
-    """Evaluate all batches of ``loader`` on all workers together; return the job's result.
-
-    All workers call it between two steps of the training, and get the same predictions, labels and
-    losses, in the order of the data set. If a worker dies meanwhile, the survivors evaluate its
-    batches.
-
-    Args:
-        trainer: the ``Trainer``.
-        loop: evaluates the batches of a loader, as ``Trainer.evaluation_loop`` of the ``trainer``.
-        loader: the loader of the evaluation, for which :func:`can_share` is true.
-        prefix: what the names of the metrics begin with, without the underscore.
-
-    Returns:
-        An ``EvalLoopOutput``.
-    """
+    """Evaluate all batches of `loader` on all workers together; return the job's result."""
     batches: Any = loader.batch_sampler
     indices = list(batches)
     found: dict[Span, PartResult] = {}
@@ -109,7 +81,6 @@ def evaluate_shared(
 
 
 def _part(loader: DataLoader[Any], batches: Sequence[list[int]]) -> DataLoader[Any]:
-    """Return a loader like ``loader`` with the given batches, lists of indices."""
     options: dict[str, Any] = {name: getattr(loader, name) for name in PASSED_ON}
     if loader.num_workers:
         options["prefetch_factor"] = loader.prefetch_factor
@@ -119,7 +90,7 @@ def _part(loader: DataLoader[Any], batches: Sequence[list[int]]) -> DataLoader[A
 
 
 def _evaluate(trainer: Any, loop: Callable[[Any], Any], loader: DataLoader[Any]) -> PartResult:
-    """Evaluate the batches of ``loader`` on this worker, without metrics."""
+    """Evaluate the batches of `loader` on this worker, without metrics."""
     step, compute = trainer.prediction_step, trainer.compute_metrics
     losses: list[float] = []
     samples: list[int] = []
@@ -165,14 +136,7 @@ def _attributes(target: Any, **values: Any) -> Iterator[None]:
 
 
 def _output(trainer: Any, parts: Sequence[PartResult], total: int, prefix: str) -> Any:
-    """Return the ``EvalLoopOutput`` of all ``parts``, with the metrics of all samples.
-
-    Args:
-        trainer: the ``Trainer``, with the function for metrics.
-        parts: the results of all batches, in the order of the data set.
-        total: the number of samples.
-        prefix: what the names of the metrics begin with.
-    """
+    """Return the `EvalLoopOutput` of all `parts`, with the metrics of all samples."""
     args = trainer.args
     concat = args.eval_do_concat_batches
     predictions = _together([part.predictions for part in parts], concat)
@@ -204,13 +168,7 @@ def _output(trainer: Any, parts: Sequence[PartResult], total: int, prefix: str) 
 
 
 def _together(values: Sequence[Any], concat: bool) -> Any:
-    """Return nested arrays of consecutive batches as one; None if there are none.
-
-    Args:
-        values: nested arrays of one structure, or lists of these, or None.
-        concat: whether they are joined along the first dimension, padded along the second; else
-            the lists are joined.
-    """
+    """Return nested arrays of consecutive batches as one; None if there are none."""
     present = [each for each in values if each is not None]
     if not present:
         return None
@@ -220,10 +178,6 @@ def _together(values: Sequence[Any], concat: bool) -> Any:
 
 
 def _mean(losses: Any, finite_only: bool) -> float:
-    """Return the mean of an array; with ``finite_only`` that of its finite values.
-
-    If no value is finite, it is the mean of all.
-    """
     finite = np.isfinite(losses)
     if finite_only and finite.any():
         losses = losses[finite]

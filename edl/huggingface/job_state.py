@@ -28,20 +28,10 @@ TOTALS = (
 
 
 class TrainerJobState:
-    """The part of a ``Trainer`` that a newcomer must know, as ``edl.track`` sends it.
+    """The part of a `Trainer` that a newcomer must know, as `edl.track` sends it."""
 
-    It has the fields of ``TrainerState`` (the step, the history of logs, the best metric) except
-    those that follow from the script's arguments, the totals from which means are logged, and the
-    states of callbacks that derive from ``ExportableState``, such as ``EarlyStoppingCallback``.
-
-    Args:
-        trainer: the ``Trainer``.
-
-    Attributes:
-        edl_compared: False: the workers' states are not compared, because each worker logs the time
-            that it has measured itself.
-    """
-
+    # False: the workers' states are not compared, because each worker logs the time that it has
+    # measured itself
     edl_compared = False
 
     def __init__(self, trainer: Any) -> None:
@@ -63,12 +53,7 @@ class TrainerJobState:
         return {"json": json.dumps(state, default=_as_json)}
 
     def load_state_dict(self, state: dict[str, str]) -> None:
-        """Load ``state``, a result of :meth:`state_dict`, into this worker's ``Trainer``.
-
-        A callback gets the state of the one with the same class and the same place among those of
-        its class. The totals are kept until :meth:`put_totals`. Fields that follow from the
-        arguments, which checkpoints of an earlier edl have, stay as they are.
-        """
+        """Load `state`, a result of `state_dict`, into this worker's `Trainer`."""
         found = json.loads(state["json"])
         for name in found["state"].keys() - set(ARGUMENTS):
             setattr(self._trainer.state, name, found["state"][name])
@@ -82,20 +67,15 @@ class TrainerJobState:
                     setattr(one, name, value)
 
     def put_totals(self) -> None:
-        """Set the job's totals in the ``Trainer``, which has set its own when it began to train.
-
-        Nothing happens on a worker that has received no state.
-        """
+        """Set the job's totals in the `Trainer`, which has set its own when it began to train."""
         for name, value in self._totals.items():
             setattr(self._trainer, name, value)
         self._totals = {}
 
     def _exportable(self) -> list[Any]:
-        """Return the callbacks that can export their state, in their order."""
         callbacks = self._trainer.callback_handler.callbacks
         return [one for one in callbacks if hasattr(one, "state") and callable(one.state)]
 
 
 def _as_json(value: Any) -> Any:
-    """Return a JSON value for one that JSON does not have, such as a tensor that a script logs."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

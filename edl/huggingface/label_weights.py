@@ -16,26 +16,16 @@ from edl.torch.api import exchange, skip_loss_check
 
 
 def divisor(labels: torch.Tensor) -> torch.Tensor:
-    """Return the number by which the sum of a batch's losses is divided: its labels, at least 1.
-
-    The loss of a batch whose labels are all masked is multiplied by 0, and 0 times the NaN of 0 / 0
-    is NaN.
-
-    Args:
-        labels: the labels of the batch that are not masked, a tensor of one integer.
-    """
+    """Return the number by which the sum of a batch's losses is divided: its labels, at least 1."""
     return labels.clamp(min=1)
 
 
 class LabelWeights:
-    """The weighting of losses that are means over labels, for one worker.
-
-    Attributes:
-        loss_factor: the factor by which the loss of the present batch is multiplied before
-            ``backward()``; 1.0 between two batches.
-    """
+    """The weighting of losses that are means over labels, for one worker."""
 
     def __init__(self) -> None:
+        # the factor by which the loss of the present batch is multiplied before `backward()`; 1.0
+        # between two batches
         self.loss_factor = 1.0
         self._counts_of_all: list[Counts] = []  # of a step whose last batch is in training
         self.begin_step()
@@ -45,19 +35,7 @@ class LabelWeights:
         self._samples = self._labels = 0
 
     def begin_batch(self, samples: int, labels: int, batches: int, is_last: bool) -> int:
-        """Set :attr:`loss_factor` for a batch; in the last one exchange the numbers of the step.
-
-        All workers call it before the forward pass of the same batch of a step.
-
-        Args:
-            samples: the samples of the batch; 0 for a padding batch.
-            labels: the labels that enter its loss.
-            batches: how many batches are accumulated in a step.
-            is_last: whether this is the step's last batch.
-
-        Returns:
-            How many labels count: 0 for a padding batch.
-        """
+        """Set `loss_factor` for a batch; in the last one exchange the numbers of the step."""
         skip_loss_check()
         counted = labels if samples else 0
         self.loss_factor = batch_factor(samples, counted, batches)
@@ -67,17 +45,11 @@ class LabelWeights:
         return counted
 
     def end_batch(self) -> None:
-        """Leave the losses of the script's other calls of ``backward()`` as they are."""
+        """Leave the losses of the script's other calls of `backward()` as they are."""
         self.loss_factor = 1.0
 
     def scale_gradients(self, optimizer: Any) -> None:
-        """Turn the averaged gradients of a step into means over the labels.
-
-        Nothing happens before the last batch of a step, and in a step that is not weighted.
-
-        Args:
-            optimizer: the optimizer whose gradients are changed.
-        """
+        """Turn the averaged gradients of a step into means over the labels."""
         counts, self._counts_of_all = self._counts_of_all, []
         if not counts:
             return

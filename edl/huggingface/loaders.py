@@ -15,20 +15,13 @@ from edl.torch.lr_schedule import InSamples
 
 
 class TrainingDataLoader(edl.torch.DataLoader):
-    """edl's loader, which puts each batch on the worker's device, as Accelerate's loaders do.
-
-    Args:
-        put: returns a batch on the worker's device; None: the batches stay where they are.
-        options: the arguments of ``edl.torch.DataLoader``.
-
-    Attributes:
-        is_training: whether the script is inside of its loop over ``epochs`` or ``steps``.
-    """
+    """edl's loader, which puts each batch on the worker's device, as Accelerate's loaders do."""
 
     def __init__(self, put: Callable[[Any], Any] | None, **options: Any) -> None:
         refuse_logical(current_worker(), "Accelerate counts batches, so it trains")
         super().__init__(**options)
         self._put = put
+        # whether the script is inside of its loop over `epochs` or `steps`
         self.is_training = False
         self._counts_updates = False  # the length of the training is a number of updates
         self._in_samples: list[Any] = []
@@ -40,16 +33,7 @@ class TrainingDataLoader(edl.torch.DataLoader):
         return self._has_batch and current_worker().loader.batch_weight == 0
 
     def count_samples(self, prepared: Any, batch: int) -> None:
-        """Let an LR scheduler make one step for each ``batch`` samples of the job.
-
-        Where a number of updates ends the training (``max_steps``, or ``steps``), it makes one step
-        for each update, from the time when that loop begins. Nothing happens if nobody knows how
-        many samples there are, or if the scheduler is one of ``edl.in_samples``.
-
-        Args:
-            prepared: an ``AcceleratedScheduler``, whose ``scheduler`` is replaced.
-            batch: the number of samples that count as one step.
-        """
+        """Let an LR scheduler make one step for each `batch` samples of the job."""
         samples: Any = self.dataset
         is_wrapped = isinstance(prepared.scheduler, InSamples)
         if self._counts_updates or is_wrapped or not hasattr(samples, "__len__"):

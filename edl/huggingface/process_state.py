@@ -30,11 +30,8 @@ KEPT_S = 24 * 3600.0  # a file by which it says that it is done
 
 
 def follow_rank() -> None:
-    """Set Accelerate's process index to this worker's present rank, in the states that exist.
-
-    A newcomer that warms up has no rank 0. The local index is 0 on rank 0 only, so that what each
-    host does once is done once in the job.
-    """
+    """Set Accelerate's process index to this worker's present rank, in the states that exist."""
+    # The local index is 0 on rank 0 only, so that what each host does once is done once in the job.
     rank = process.rank()
     for state in (PartialState, AcceleratorState):
         shared: dict[str, Any] = state._shared_state
@@ -43,14 +40,7 @@ def follow_rank() -> None:
 
 
 def use_one_gpu() -> torch.device | None:
-    """Take the GPU of this worker's slot; Accelerate takes the first one of the host.
-
-    Returns:
-        The GPU; None on a CPU, where nothing is changed.
-
-    Raises:
-        UsageError: the host has fewer GPUs than slots.
-    """
+    """Take the GPU of this worker's slot; Accelerate takes the first one of the host."""
     device = PartialState._shared_state.get("device")
     if device is None or device.type != "cuda":
         return None
@@ -63,17 +53,9 @@ def use_one_gpu() -> torch.device | None:
 
 
 def use_one_device(args: Any) -> None:
-    """Let ``args`` name one GPU, that of this worker's slot, where it names all GPUs of the host.
-
-    Without a process group, ``TrainingArguments`` would spread each batch over all GPUs that the
-    process sees, by ``DataParallel``. On a CPU nothing is changed.
-
-    Args:
-        args: the ``TrainingArguments`` of the script.
-
-    Raises:
-        UsageError: the host has fewer GPUs than slots.
-    """
+    """Let `args` name one GPU, that of this worker's slot, where it names all GPUs of the host."""
+    # Without a process group, `TrainingArguments` would spread each batch over all GPUs that the
+    # process sees, by `DataParallel`.
     if args.n_gpu > 0 and (own := use_one_gpu()) is not None:
         args._n_gpu = 1
         vars(args)["_setup_devices"] = own  # the cached property behind args.device
@@ -81,14 +63,7 @@ def use_one_device(args: Any) -> None:
 
 @contextmanager
 def goes_first(call: int, timeout_s: float = FIRST_TIMEOUT_S) -> Iterator[None]:
-    """Let the first worker of each host run the body of a ``with`` before the host's others.
-
-    The others wait for a file in the folder for temporary files, which the first one leaves behind.
-    A newcomer does not wait: the job has passed the place before it trains.
-
-    Raises:
-        UsageError: the first worker has not ended the body in time.
-    """
+    """Let the first worker of each host run the body of a `with` before the host's others."""
     worker = process.current_worker()
     if process.size() == 1 or process.is_warming_up():
         yield
@@ -118,7 +93,7 @@ def goes_first(call: int, timeout_s: float = FIRST_TIMEOUT_S) -> Iterator[None]:
 
 
 def without_wrapper(optimizer: Any) -> Any:
-    """Return the optimizer of PyTorch inside of Accelerate's wrapper, or ``optimizer`` itself."""
+    """Return the optimizer of PyTorch inside of Accelerate's wrapper, or `optimizer` itself."""
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     return optimizer

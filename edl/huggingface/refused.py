@@ -49,11 +49,7 @@ EARLY_OPTIMIZERS = ("lomo", "layerwise")
 
 
 def refused_option(args: Any) -> str | None:
-    """Return why an elastic job cannot train with the options ``args``; None if it can.
-
-    Args:
-        args: a ``transformers.TrainingArguments``, or an object with the same attributes.
-    """
+    """Return why an elastic job cannot train with the options `args`; None if it can."""
     for name, value, why in _rules(args):
         if value:
             return f"edl.huggingface.Trainer does not take {name}: {why}"
@@ -106,11 +102,7 @@ def option_text(option: Any) -> str:
 
 
 def refused_plugin(given: Mapping[str, Any]) -> str | None:
-    """Return why an elastic job cannot train with these arguments of an ``Accelerator``, or None.
-
-    Args:
-        given: the arguments that the script gives by name.
-    """
+    """Return why an elastic job cannot train with these arguments of an `Accelerator`, or None."""
     for name in PLUGINS:
         if given.get(name) is not None:
             return f"edl.huggingface.Accelerator does not take {name}: {LEAVE_OUT}"
@@ -122,10 +114,7 @@ def refused_plugin(given: Mapping[str, Any]) -> str | None:
 
 
 def refused_model(model: Any) -> str | None:
-    """Return why an elastic job cannot train ``model``; None if it can.
-
-    A model that was sharded over processes when it was loaded is refused.
-    """
+    """Return why an elastic job cannot train `model`; None if it can."""
     sharded = getattr(model, "is_distributed_loading_by_transformers", False)
     if sharded or (getattr(model, "tp_size", None) or 1) > 1:
         return (

@@ -216,13 +216,7 @@ class ElasticTrainerMixin(Base):
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any
     ) -> tuple[Any, Any]:
-        """Prepare model and optimizer; bring this worker to the job's state.
-
-        A newcomer trains its warm-up batch here, before callbacks see anything, and joins.
-
-        Raises:
-            UsageError: a subclass has made another loader than edl's.
-        """
+        """Prepare model and optimizer; bring this worker to the job's state."""
         if not isinstance(train_dataloader, edl.torch.DataLoader):
             raise UsageError(
                 "get_train_dataloader() of this trainer returns a "
@@ -337,10 +331,7 @@ class ElasticTrainerMixin(Base):
         return mean / passes
 
     def _is_scaled(self, labels: Any) -> bool:
-        """Return whether the loss is left undivided by the number of accumulated batches.
-
-        That is the rule of ``Trainer.training_step``: the loss was divided by the number of labels.
-        """
+        """Return whether the loss is left undivided by the number of accumulated batches."""
         if self.loss_is_scaled_for_ga is not None:
             return bool(self.loss_is_scaled_for_ga)
         counts = self.model_accepts_loss_kwargs and labels is not None
@@ -350,7 +341,6 @@ class ElasticTrainerMixin(Base):
 
     @property
     def _shares(self) -> bool:
-        """Whether this worker is between two steps of the training, and can send messages."""
         return self._in_epoch and not process.current_worker().loader.open
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
@@ -362,14 +352,7 @@ class ElasticTrainerMixin(Base):
         self.state.num_input_tokens_seen = before
 
     def _share_mean_loss(self, tr_loss: torch.Tensor) -> None:
-        """Set ``tr_loss`` to the sum over the steps since the last log of the job's mean loss.
-
-        It is the mean over the samples (or labels) of all present workers. The state gets the
-        number of their input tokens.
-
-        Args:
-            tr_loss: the sum of this worker's losses, a tensor of one element, which is changed.
-        """
+        """Set `tr_loss` to the sum over the steps since the last log of the job's mean loss."""
         mean, tokens = self._mean_loss.of_all()
         self.state.num_input_tokens_seen += tokens
         tr_loss.fill_(mean * (self.state.global_step - self._globalstep_last_logged))
@@ -430,10 +413,7 @@ class ElasticTrainerMixin(Base):
         return super()._evaluate(*arguments, **named)
 
     def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
-        """Save a checkpoint of Hugging Face's on rank 0, while the others wait.
-
-        If rank 0 dies meanwhile, the next rank 0 saves it.
-        """
+        """Save a checkpoint of Hugging Face's on rank 0, while the others wait."""
         self.store_flos()
         saved = False
         while True:
@@ -449,13 +429,7 @@ class ElasticTrainerMixin(Base):
 
 
 class _BatchGroup:
-    """The batches of one step, each loaded when the one before has been trained.
-
-    Args:
-        first: the first batch.
-        rest: an iterator over the further ones.
-        count: how many batches there are.
-    """
+    """The batches of one step, each loaded when the one before has been trained."""
 
     def __init__(self, first: Any, rest: Iterator[Any], count: int) -> None:
         self._first = first
