@@ -15,11 +15,7 @@ from edl.transparent import import_hook, step_numbers
 
 
 def run_script() -> None:
-    """Run the script, module or code that this process's arguments name, as ``__main__``.
-
-    Raises:
-        UsageError: the arguments name none.
-    """
+    """Run the script, module or code that this process's arguments name, as `__main__`."""
     command = parse_command([sys.executable, *sys.argv[1:]])
     if command is None or command.main is Main.OTHER or command.options:
         raise UsageError(

@@ -28,20 +28,9 @@ UNLIKE = (
 
 
 class ScriptAverages:
-    """The averages of the weights that a script makes; a part of the job's state.
+    """The averages of the weights that a script makes; a part of the job's state."""
 
-    They have numbers in the order in which the script makes them, the same on all processes. The
-    state of an average that this process' script has not made yet waits for it: a resumed job gets
-    its state before its script has come to the epoch in which it makes the average.
-
-    Args:
-        passes_over: returns whether the script goes through epochs that the job has behind it.
-
-    Attributes:
-        edl_compared: False; a script may make an average on rank 0 alone.
-    """
-
-    edl_compared = False
+    edl_compared = False  # False; a script may make an average on rank 0 alone
 
     def __init__(self, passes_over: Callable[[], bool] = lambda: False) -> None:
         self._passes_over = passes_over
@@ -50,13 +39,7 @@ class ScriptAverages:
         self._waiting: list[Any] = []  # states of averages that the script has yet to make
 
     def add(self, average: AveragedModel) -> None:
-        """Add an average that the script has just made; it gets its state in the job, if any.
-
-        Raises:
-            CheckpointError: the average belongs to an epoch before that of the checkpoint from
-                which the job was resumed, which has no averages.
-            UsageError: the average has other tensors than its state in the job.
-        """
+        """Add an average that the script has just made; it gets its state in the job, if any."""
         if not self._were_saved and self._passes_over():
             raise CheckpointError(NONE_SAVED)
         self._made.append(weakref.ref(average))
@@ -64,31 +47,19 @@ class ScriptAverages:
             _load([average], [self._waiting.pop(0)])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states by number, for :meth:`load_state_dict`; None for a deleted average."""
+        """Return the states by number, for `load_state_dict`; None for a deleted average."""
         states = [None if one is None else dict(one.state_dict()) for one in self._alive()]
         return {"states": [*states, *self._waiting]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the job's averages, each into the script's ``AveragedModel`` with the same number.
-
-        The states of averages that the script has yet to make wait for :meth:`add`.
-
-        Args:
-            state: a result of :meth:`state_dict`, perhaps of another process.
-
-        Raises:
-            UsageError: an average has other tensors than its state in the job.
-        """
+        """Load the job's averages, each into the script's `AveragedModel` with the same number."""
         states, alive = state["states"], self._alive()
         _load(alive, states)
         self._waiting = list(states[len(alive) :])
 
     def edl_state_if_missing(self) -> dict[str, Any]:
-        """Return the state for a job that is resumed from a checkpoint without averages.
-
-        Raises:
-            CheckpointError: the script has made one, which would begin anew.
-        """
+        """Return the state for a job that is resumed from a checkpoint without averages."""
+        # CheckpointError: the script has made one, which would begin anew.
         if any(one is not None for one in self._alive()):
             raise CheckpointError(NONE_SAVED)
         self._were_saved = False
@@ -99,13 +70,7 @@ class ScriptAverages:
 
 
 def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> None:
-    """Load into each average the state with the same index, where there are both.
-
-    A buffer that a subclass makes after its construction, as in its first update, is made here.
-
-    Raises:
-        UsageError: an average has other tensors than its state.
-    """
+    """Load into each average the state with the same index, where there are both."""
     for average, state in zip(averages, states, strict=False):
         if average is None or state is None:
             continue
@@ -123,12 +88,9 @@ def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> No
 
 
 def watch_averages(averages: ScriptAverages) -> None:
-    """Add all averages that the script makes from now on to ``averages``; call it once.
-
-    It replaces the constructors of ``AveragedModel`` and its subclasses, because PyTorch has no
-    hook for that. An average is added when the outermost of these constructors has ended: a
-    subclass makes its own buffers after it has called the constructor of ``AveragedModel``.
-    """
+    """Add all averages that the script makes from now on to `averages`; call it once."""
+    # It replaces the constructors of `AveragedModel` and its subclasses, because PyTorch has no
+    # hook for that.
     in_the_making: set[int] = set()  # ids of averages whose outermost constructor runs
 
     def watch(kind: type[AveragedModel]) -> None:

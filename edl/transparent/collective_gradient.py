@@ -19,16 +19,7 @@ NO_GRADIENT = (
 
 
 def refuse_gradient(name: str, tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Return ``result``, which raises a UsageError where a backward pass comes to it.
-
-    If the script has one rank, the backward pass goes on to ``tensor``, as under Horovod.
-
-    Args:
-        name: the name of the collective.
-        tensor: what this process has sent.
-        result: the result, without a gradient; if the script has one rank, it has the elements of
-            ``tensor``.
-    """
+    """Return `result`, which raises a UsageError where a backward pass comes to it."""
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return result
     apply: Callable[..., torch.Tensor] = _Collective.apply  # PyTorch gives it no type
@@ -42,17 +33,12 @@ class _Collective(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, results: tuple[torch.Tensor], name: str
     ) -> torch.Tensor:
-        """Return the only one of ``results``, which are in a tuple to have no gradients."""
+        """Return the only one of `results`, which are in a tuple to have no gradients."""
         ctx.shape, ctx.name = tensor.shape, name
         return results[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Return the gradient of ``tensor``, and None for what has none.
-
-        Raises:
-            UsageError: the script has several ranks.
-        """
         if ranks() > 1:
             raise UsageError(NO_GRADIENT.format(name=ctx.name))
         return gradients[0].reshape(ctx.shape), None, None

@@ -69,16 +69,7 @@ SUBCLASS = (
 
 
 class ReplicaOrder:
-    """The samples of each epoch in the order in which a sampler's replicas train them.
-
-    It implements :class:`edl.torch.loader.SampleOrder`.
-
-    Args:
-        sampler: the sampler of any replica.
-        batch_size: the batch of one replica, in samples.
-        drop_last: whether the loader drops the last batch of a replica if it is smaller.
-        epochs: the script's numbers of the job's epochs, which it gives to ``set_epoch()``.
-    """
+    """The samples of each epoch in the order in which a sampler's replicas train them."""
 
     def __init__(
         self,
@@ -96,7 +87,6 @@ class ReplicaOrder:
         self.total = self._each * self._replicas
 
     def __call__(self, epoch: int) -> Indices:
-        """Return the index of the sample at each position of the job's epoch ``epoch``, from 0."""
         whole = copy.copy(self._sampler)
         whole.num_replicas, whole.rank, whole.epoch = 1, 0, self._epochs.sampler_epoch(epoch)
         whole.num_samples = whole.total_size = len(whole.dataset)  # type: ignore[arg-type]
@@ -105,14 +95,10 @@ class ReplicaOrder:
 
 
 class ScriptLoaders:
-    """The data loaders of the script, of which one is that of the training.
-
-    Attributes:
-        model: the model that the script's optimizer trains; None: there is no optimizer yet.
-        optimizer: the optimizer.
-    """
+    """The data loaders of the script, of which one is that of the training."""
 
     def __init__(self) -> None:
+        # the model that the script's optimizer trains; None: there is no optimizer yet
         self.model: torch.nn.Module | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self._exchanges = 0  # that the script has made before its training
@@ -135,37 +121,17 @@ class ScriptLoaders:
         return self._training is not None and self._training.passes_over
 
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
-        """Return the function by which a collective of the script sends a message to all workers.
-
-        None: there are no other workers, or the script passes over epochs.
-        """
+        """Return the function by which a collective of the script sends a message to all workers"""
         if self._training is None:
             return self._exchange_early
         return api.exchange if api.exchanges() and not self.passes_over else None
 
     def _exchange_early(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` before the training to all workers; return all payloads in rank order.
-
-        All workers of the job's first ring call it at the same points. A newcomer gets what these
-        workers have sent.
-        """
         number, self._exchanges = self._exchanges, self._exchanges + 1
         return process.current_worker().exchange_before_training(number, payload) or [payload]
 
     def broadcast_parameters(self, named: Iterable[tuple[str, Any]], root_rank: int) -> None:
-        """Give all workers the tensors of ``root_rank``, except within a step.
-
-        Before the training an evaluation compares the modules of these tensors; when the training
-        begins, all workers get those of rank 0. Within a step nothing is done: a step ends with the
-        same weights on all workers. All workers call it at the same point.
-
-        Args:
-            named: pairs of a name and a tensor; other values are left out.
-            root_rank: the number of the process whose tensors are sent.
-
-        Raises:
-            UsageError: there is no such process, or it has other tensors by name or shape.
-        """
+        """Give all workers the tensors of `root_rank`, except within a step."""
         tensors = comparable_tensors(named)
         if self._training is None:
             self._broadcast.add(tensors.values())
@@ -173,23 +139,12 @@ class ScriptLoaders:
             broadcast_tensors(tensors, root_rank, exchange)
 
     def compare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise a UsageError if the workers' optimizers have different states during the training.
-
-        All workers call it at the same point.
-        """
+        """Raise UsageError if the workers' optimizers have different states during the training"""
         if self._training is not None and (exchange := self.exchange()) is not None:
             check_same_optimizer(optimizer, exchange)
 
     def agree_on_shares(self) -> tuple[int, int]:
-        """Return which share of an evaluation this process has, from 0, and how many there are.
-
-        All processes call it before they evaluate, and get the same number of shares, also if one
-        of them has just died.
-
-        Raises:
-            UsageError: the training has not begun, and the processes have different weights in what
-                the script has broadcast.
-        """
+        """Return which share of an evaluation this process has, from 0, and how many there are."""
         digest = self._broadcast.digest() if self._training is None else 0
         exchange, own = self.exchange(), f"{process.current_worker().id} {digest}".encode()
         answers = [own] if exchange is None else exchange(own)
@@ -199,22 +154,19 @@ class ScriptLoaders:
         return place, len(answers)
 
     def examples(self, loader: DataLoader[Any]) -> list[Any]:
-        """Return a list of some batch of ``loader``, which is loaded once; empty if it has none."""
+        """Return a list of some batch of `loader`, which is loaded once; empty if it has none."""
         if loader not in self._examples:
             self._examples[loader] = list(islice(plain_iterator(loader), 1))
         return self._examples[loader]
 
     def is_training(self, loader: DataLoader[Any]) -> bool:
-        """Return whether a loop over ``loader`` trains: whether it is divided among all ranks.
-
-        That holds while the model is in training mode, and gradients are not switched off.
-        """
+        """Return whether a loop over `loader` trains: whether it is divided among all ranks."""
         if self.model is None or not is_training(self.model) or not torch.is_grad_enabled():
             return False
         return _sampler_of_all_ranks(loader) is not None
 
     def note_step(self) -> None:
-        """Note that the script has called ``optimizer.step()``."""
+        """Note that the script has called `optimizer.step()`."""
         if self._training is not None:
             self._training.note_step()
 
@@ -224,7 +176,7 @@ class ScriptLoaders:
             self._training.refuse_left_early()
 
     def numbers(self, loader: DataLoader[Any]) -> bool:
-        """Return whether ``loader`` is that of the training, so that its steps have numbers."""
+        """Return whether `loader` is that of the training, so that its steps have numbers."""
         return loader is self._loader or self.is_training(loader)
 
     @property
@@ -233,11 +185,7 @@ class ScriptLoaders:
         return 0 if self._training is None else self._training.step_in_epoch
 
     def train(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Yield the batches of the script's loop over its training loader.
-
-        Raises:
-            UsageError: the script trains on another loader, too; or see :class:`Training`.
-        """
+        """Yield the batches of the script's loop over its training loader."""
         if self._loader not in (None, loader):
             raise UsageError(TWICE)
         sampler = _sampler_of_all_ranks(loader)
@@ -252,10 +200,7 @@ class ScriptLoaders:
         yield from self._training.batches(number, sampler.epoch)
 
     def _begun(self, loader: DataLoader[Any], epochs: ScriptEpochs) -> Training:
-        """Return the training on the data of ``loader``; ``epochs`` has the first one's number.
-
-        The seed of rank 0 becomes that of all workers.
-        """
+        """Return the training on the data of `loader`; `epochs` has the first one's number."""
         assert self.optimizer is not None
         seeds = [int(text) for text in self._exchange_early(str(torch.initial_seed()).encode())]
         if seeds[0] != torch.initial_seed():  # each rank may draw numbers of its own: edl does so
@@ -277,15 +222,7 @@ plain_iterator, plain_length = DataLoader.__iter__, DataLoader.__len__
 
 
 def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoader:
-    """Return edl's loader of the data of ``loader``.
-
-    Args:
-        loader: the script's training loader.
-        epochs: the script's numbers of the job's epochs.
-
-    Raises:
-        UsageError: the loader has a sampler or an option that edl cannot follow.
-    """
+    """Return edl's loader of the data of `loader`."""
     batches: Any = loader.batch_sampler
     if batches is None:
         raise UsageError(NO_BATCHES)
@@ -309,10 +246,7 @@ def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoa
 
 
 def _sampler_of_all_ranks(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
-    """Return the sampler by which the script divides the data of ``loader`` among all its ranks.
-
-    The loader's ``sampler`` or ``batch_sampler`` may have it within. None: there is no such one.
-    """
+    """Return the sampler by which the script divides the data of `loader` among all its ranks."""
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None and not isinstance(sampler, DistributedSampler):
         sampler = getattr(sampler, "sampler", None)
@@ -323,7 +257,7 @@ def _sampler_of_all_ranks(loader: DataLoader[Any]) -> DistributedSampler[Any] | 
 
 
 def _divide(sampler: DistributedSampler[Any], replicas: int, rank: int) -> None:
-    """Let ``sampler`` divide the data among ``replicas``, and give the part of ``rank``."""
+    """Let `sampler` divide the data among `replicas`, and give the part of `rank`."""
     sampler._edl_ranks = ranks()  # type: ignore[attr-defined]
     sampler.num_replicas, sampler.rank = replicas, rank
     samples = len(sampler.dataset)  # type: ignore[arg-type]
@@ -343,7 +277,7 @@ def replace_loading() -> None:
 
 @functools.wraps(plain_iterator)
 def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
-    """Take the place of ``DataLoader.__iter__``."""
+    """Take the place of `DataLoader.__iter__`."""
     loaders.refuse_left_early()
     if loaders.is_training(self):
         return loaders.train(self)
@@ -357,7 +291,7 @@ def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
 
 @functools.wraps(plain_length)
 def _length(self: DataLoader[Any]) -> int:
-    """Take the place of ``DataLoader.__len__``."""
+    """Take the place of `DataLoader.__len__`."""
     if loaders.numbers(self):
         sampler = _sampler_of_all_ranks(self)
         assert sampler is not None
@@ -368,10 +302,5 @@ def _length(self: DataLoader[Any]) -> int:
 
 
 def _shared_sampler(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
-    """Return the sampler of ``loader`` if the script divides its samples among all ranks.
-
-    Before the script's first optimizer the result is None, except under ``torch.no_grad()``: it may
-    be the loader of the training.
-    """
     may_train = loaders.model is None and torch.is_grad_enabled()
     return None if may_train else _sampler_of_all_ranks(loader)

@@ -24,23 +24,14 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """A callback that does nothing: when training begins, all processes have the job's variables.
-
-    Args:
-        root_rank: ignored.
-        device: ignored.
-    """
+    """A callback that does nothing: when training begins, all processes have the job's variables"""
 
     def __init__(self, root_rank: int = 0, device: str = "") -> None:
         super().__init__()
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """A callback that does nothing: the metrics of an epoch are those of all ranks.
-
-    Args:
-        device: ignored.
-    """
+    """A callback that does nothing: the metrics of an epoch are those of all ranks."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()

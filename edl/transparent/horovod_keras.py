@@ -49,10 +49,7 @@ from edl.transparent.horovod_tensorflow import allreduce as _allreduce
 
 
 def allreduce(value: Any, name: Any = None, average: Any = None, **named: Any) -> Any:
-    """Return ``value`` reduced over the processes.
-
-    The arguments are those of Horovod's function for Keras.
-    """
+    """Return `value` reduced over the processes."""
     return _allreduce(value, average, **named)
 
 
@@ -63,10 +60,7 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Return the Keras model in the file ``filepath``, whose optimizer averages over all ranks.
-
-    The other arguments are those of Horovod's function.
-    """
+    """Return the Keras model in the file `filepath`, whose optimizer averages over all ranks."""
     own = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**own, **(custom_objects or {})})
     DistributedOptimizer(model.optimizer, compression=compression)

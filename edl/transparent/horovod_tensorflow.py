@@ -97,14 +97,7 @@ LOOP = (
 
 
 def init(*_: Any, **__: Any) -> None:
-    """Take part in the job; see :func:`edl.tensorflow.init`.
-
-    A script that has seeded no random numbers of TensorFlow begins with the same ones on all
-    processes and in each run.
-
-    Raises:
-        UsageError: the job has no logical workers.
-    """
+    """Take part in the job; see `init`."""
     edl.tensorflow.init()
     check_has_ranks()
     shown.show_newcomer()
@@ -113,55 +106,27 @@ def init(*_: Any, **__: Any) -> None:
 
 
 def rank() -> int:
-    """Return the number of this process, from 0; while it comes to where the job is, never 0.
-
-    Raises:
-        UsageError: the script has left its loop over the training data early.
-    """
+    """Return the number of this process, from 0; while it comes to where the job is, never 0."""
     loop.refuse_left_early()
     return shown.rank()
 
 
 def local_rank() -> int:
-    """Return the number of this process on its host; it is 0 on one of them, which may change.
-
-    Where there are GPUs, it is the number of one, and only a comparison tells which process is the
-    first. While the process comes to where the job is, it is never 0.
-
-    Raises:
-        UsageError: the script has left its loop over the training data early.
-    """
+    """Return the number of this process on its host; it is 0 on one of them, which may change."""
+    # While the process comes to where the job is, it is never 0.
     loop.refuse_left_early()
     return shown.local_rank()
 
 
 def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
-    """Let ``optimizer`` apply the mean gradient of all ranks; return it.
-
-    Args:
-        optimizer: an optimizer of Keras, which is changed in place.
-        arguments: the positional arguments of Horovod's ``DistributedOptimizer`` after the first.
-        named: its keyword arguments. Gradients are neither compressed nor divided beforehand.
-
-    Raises:
-        UsageError: an argument asks for what edl does not do.
-    """
+    """Let `optimizer` apply the mean gradient of all ranks; return it."""
     asked = _SIGNATURE.bind(optimizer, *arguments, **named).arguments
     check_reduction(asked, _horovod, PASSES)
     return edl.tensorflow.Optimizer(optimizer)
 
 
 def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
-    """Return a tape whose ``gradient`` returns the mean gradients of all ranks.
-
-    Args:
-        gradtape: the ``tf.GradientTape`` that computes the gradients of a batch.
-        arguments: the positional arguments of Horovod's ``DistributedGradientTape`` after it.
-        named: its keyword arguments. Gradients are neither compressed nor divided beforehand.
-
-    Raises:
-        UsageError: an argument asks for what edl does not do, or the call is in no training loop.
-    """
+    """Return a tape whose `gradient` returns the mean gradients of all ranks."""
     asked = _TAPE_SIGNATURE.bind(gradtape, *arguments, **named).arguments
     check_reduction(asked, _horovod, PASSES)
     if not loop.is_within:
@@ -179,13 +144,7 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def _exchange(payload: bytes, name: str) -> list[bytes]:
-    """Send ``payload`` to all processes, and return all payloads in rank order.
-
-    ``name`` is the name of the script's call, for the error message.
-
-    Raises:
-        UsageError: the call is in a ``tf.function``, or in a loop over the training data.
-    """
+    """Send `payload` to all processes, and return all payloads in rank order."""
     if not tf.executing_eagerly():
         raise UsageError(IN_GRAPH.format(name=name))
     if loop.has_batch:
@@ -209,14 +168,7 @@ def allreduce(
     op: Any = None,
     **named: Any,
 ) -> Any:
-    """Return a tensor reduced over the processes.
-
-    The arguments are those of Horovod's function; ``named`` may have ``prescale_factor``,
-    ``postscale_factor``, ``name`` and ``process_set``.
-
-    Raises:
-        UsageError: ``op=Adasum``, a process set, or tensors that differ in shape.
-    """
+    """Return a tensor reduced over the processes."""
     check_collective(None, op, _horovod)
     found = _arrays(tensor, "allreduce", named.get("process_set", global_process_set))
     if len({one.shape for one in found}) > 1:
@@ -229,7 +181,7 @@ def allreduce(
 
 
 def grouped_allreduce(tensors: Any, *arguments: Any, **named: Any) -> list[Any]:
-    """Return each of ``tensors`` reduced, as :func:`allreduce` does."""
+    """Return each of `tensors` reduced, as `allreduce` does."""
     return [allreduce(each, *arguments, **named) for each in tensors]
 
 
@@ -242,7 +194,6 @@ def allgather(tensor: Any, name: Any = None, process_set: Any = global_process_s
 def broadcast(
     tensor: Any, root_rank: int, name: Any = None, process_set: Any = global_process_set
 ) -> Any:
-    """Return the tensor of the process ``root_rank``, of the same shape on all."""
     found = _arrays(tensor, "broadcast", process_set)
     return tf.convert_to_tensor(found[place_of_root(root_rank, len(found))])
 
@@ -254,7 +205,6 @@ def broadcast_object(
     name: Any = None,
     process_set: Any = global_process_set,
 ) -> Any:
-    """Return the object of the process ``root_rank``; it is pickled."""
     found = allgather_object(obj, process_set=process_set)
     return found[place_of_root(root_rank, len(found))]
 
@@ -273,7 +223,7 @@ def join() -> int:
 
 
 def _iterating(plain: Any) -> Any:
-    """Return a method in place of ``tf.data.Dataset.__iter__`` that trains, if the loop does."""
+    """Return a method in place of `tf.data.Dataset.__iter__` that trains, if the loop does."""
 
     @functools.wraps(plain)
     def iterate(self: Any) -> Any:

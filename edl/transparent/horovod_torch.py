@@ -82,37 +82,21 @@ NO_BATCH = (
 
 
 def init(*_: Any, **__: Any) -> None:
-    """Take part in the job; see :func:`edl.torch.init`.
-
-    Raises:
-        UsageError: the job has no logical workers.
-    """
+    """Take part in the job; see `init`."""
     edl.torch.init()
     check_has_ranks()
     shown.show_newcomer()
 
 
 def rank() -> int:
-    """Return the number of this process, from 0; while it comes to where the job is, never 0.
-
-    So a process that goes through epochs of the past writes no files.
-
-    Raises:
-        UsageError: the script has left its loop over the training data early.
-    """
+    """Return the number of this process, from 0; while it comes to where the job is, never 0."""
     loaders.refuse_left_early()
     return shown.rank()
 
 
 def local_rank() -> int:
-    """Return the number of this process on its host; it is 0 on one of them, which may change.
-
-    Where there are GPUs, it is the number of one, and only a comparison tells which process is the
-    first. While the process comes to where the job is, it is never 0.
-
-    Raises:
-        UsageError: the script has left its loop over the training data early.
-    """
+    """Return the number of this process on its host; it is 0 on one of them, which may change."""
+    # While the process comes to where the job is, it is never 0.
     loaders.refuse_left_early()
     return shown.local_rank()
 
@@ -120,19 +104,7 @@ def local_rank() -> int:
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any
 ) -> torch.optim.Optimizer:
-    """Let ``optimizer`` apply the mean gradient of all ranks; return it.
-
-    With several ranks, a parameter that requires a gradient now gets zeros in a step in which no
-    rank has computed one, as Horovod's optimizer does it: weight decay and momentum change it.
-
-    Args:
-        optimizer: the optimizer, which is changed in place.
-        arguments: the positional arguments of Horovod's ``DistributedOptimizer`` after the first.
-        named: its keyword arguments. Gradients are neither compressed nor divided beforehand.
-
-    Raises:
-        UsageError: an argument asks for what edl does not do.
-    """
+    """Let `optimizer` apply the mean gradient of all ranks; return it."""
     asked = _SIGNATURE.bind(optimizer, *arguments, **named).arguments
     check_reduction(asked, _horovod)
     loaders.model = model_with(optimizer, asked.get("named_parameters"))
@@ -156,36 +128,18 @@ def _check_has_batch(*_: Any) -> None:
 
 
 def broadcast_parameters(params: Any, root_rank: int, *_: Any, **__: Any) -> None:
-    """Overwrite ``params`` by those of the process ``root_rank``.
-
-    Before the training nothing is sent: when it begins, all processes have the model of rank 0. An
-    evaluation before compares the modules of ``params``. Within a step nothing is done, since a
-    step ends with the same weights on all processes.
-
-    Args:
-        params: the result of ``state_dict()`` or ``named_parameters()``.
-        root_rank: the number of the process; of no effect before the training.
-
-    Raises:
-        UsageError: there is no such process, or it has other tensors by name or shape.
-    """
+    """Overwrite `params` by those of the process `root_rank`."""
+    # Within a step nothing is done, since a step ends with the same weights on all processes.
     named = params.items() if hasattr(params, "items") else params
     loaders.broadcast_parameters(named, root_rank)
 
 
 def broadcast_optimizer_state(optimizer: Any, root_rank: int, *_: Any, **__: Any) -> None:
-    """Check that ``optimizer`` has the same state on all processes; before the training do nothing.
-
-    When the training begins, all processes have the optimizer's state of the job.
-
-    Raises:
-        UsageError: the training has begun, and the states differ.
-    """
+    """Check that `optimizer` has the same state on all processes; before the training do nothing"""
     loaders.compare_optimizer(optimizer)
 
 
 def _tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors of all processes in rank order; this one's alone if it takes no part."""
     exchange = loaders.exchange()
     return [tensor.detach().clone()] if exchange is None else tensors_of_all(tensor, exchange)
 
@@ -200,13 +154,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
-    """Return a tensor reduced over the processes, of which no loss can be made.
-
-    The arguments are those of Horovod's function.
-
-    Raises:
-        UsageError: ``op=Adasum``, a process set, or tensors that differ in shape.
-    """
+    """Return a tensor reduced over the processes, of which no loss can be made."""
     check_collective(process_set, op, _horovod)
     if op is None:
         op = Sum if average is False else Average
@@ -219,10 +167,7 @@ def allreduce(
 
 
 def allreduce_(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-    """Reduce ``tensor`` in place, as :func:`allreduce` does, and return it.
-
-    The arguments are those of Horovod's function, which has no ``compression``.
-    """
+    """Reduce `tensor` in place, as `allreduce` does, and return it."""
     asked = _UNCOMPRESSED.bind(tensor, *arguments, **named).arguments
     with torch.no_grad():
         return tensor.copy_(allreduce(**asked))
@@ -231,24 +176,21 @@ def allreduce_(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Ten
 def grouped_allreduce(
     tensors: list[torch.Tensor], *arguments: Any, **named: Any
 ) -> list[torch.Tensor]:
-    """Return each of ``tensors`` reduced, as :func:`allreduce` does."""
+    """Return each of `tensors` reduced, as `allreduce` does."""
     return [allreduce(each, *arguments, **named) for each in tensors]
 
 
 def grouped_allreduce_(
     tensors: list[torch.Tensor], *arguments: Any, **named: Any
 ) -> list[torch.Tensor]:
-    """Reduce each of ``tensors`` in place, as :func:`allreduce_` does, and return them."""
+    """Reduce each of `tensors` in place, as `allreduce_` does, and return them."""
     return [allreduce_(each, *arguments, **named) for each in tensors]
 
 
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set
 ) -> torch.Tensor:
-    """Return the tensors of all processes, one after the other along the first dimension.
-
-    No loss can be made of it.
-    """
+    """Return the tensors of all processes, one after the other along the first dimension."""
     check_collective(process_set, None, _horovod)
     rows = [each.reshape(-1) if each.dim() == 0 else each for each in _tensors(tensor)]
     return refuse_gradient("allgather", tensor, torch.cat(rows))
@@ -260,10 +202,6 @@ def broadcast(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
-    """Return the tensor of the process ``root_rank``, of the same shape on all.
-
-    No loss can be made of it.
-    """
     check_collective(process_set, None, _horovod)
     tensors = _tensors(tensor)
     result = tensors[place_of_root(root_rank, len(tensors))].to(tensor.device)
@@ -271,7 +209,7 @@ def broadcast(
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, *arguments: Any, **named: Any) -> torch.Tensor:
-    """Overwrite ``tensor`` by that of the process ``root_rank``, and return it."""
+    """Overwrite `tensor` by that of the process `root_rank`, and return it."""
     with torch.no_grad():
         return tensor.copy_(broadcast(tensor, root_rank, *arguments, **named))
 
@@ -279,7 +217,6 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, *arguments: Any, **named: A
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
 ) -> Any:
-    """Return the object of the process ``root_rank``; it is pickled."""
     found = allgather_object(obj, name, process_set)
     return found[place_of_root(root_rank, len(found))]
 
@@ -301,10 +238,7 @@ def barrier(process_set: Any = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Wait until all processes have called it, and return the last rank.
-
-    All ranks have equally many batches here, so none has to wait for another.
-    """
+    """Wait until all processes have called it, and return the last rank."""
     barrier()
     return process.num_processes() - 1
 
@@ -320,40 +254,40 @@ def _handle(result: Any) -> int:
 
 
 def synchronize(handle: int) -> Any:
-    """Return the result of an asynchronous collective; its ``handle`` is of no use after it."""
+    """Return the result of an asynchronous collective; its `handle` is of no use after it."""
     return _results.pop(handle, None)
 
 
 def poll(handle: int) -> bool:
-    """Return True: the collective of any ``handle`` is complete when the call returns."""
+    """Return True: the collective of any `handle` is complete when the call returns."""
     return True
 
 
 @torch.no_grad()
 def allreduce_async(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of :func:`allreduce`; there is no ``compression``."""
+    """Return a handle for the result of `allreduce`; there is no `compression`."""
     return _handle(allreduce(**_UNCOMPRESSED.bind(*arguments, **named).arguments))
 
 
 def allreduce_async_(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of :func:`allreduce_`."""
+    """Return a handle for the result of `allreduce_`."""
     return _handle(allreduce_(*arguments, **named))
 
 
 @torch.no_grad()
 def allgather_async(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of :func:`allgather`."""
+    """Return a handle for the result of `allgather`."""
     return _handle(allgather(*arguments, **named))
 
 
 @torch.no_grad()
 def broadcast_async(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of :func:`broadcast`."""
+    """Return a handle for the result of `broadcast`."""
     return _handle(broadcast(*arguments, **named))
 
 
 def broadcast_async_(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of :func:`broadcast_`."""
+    """Return a handle for the result of `broadcast_`."""
     return _handle(broadcast_(*arguments, **named))
 
 
@@ -416,12 +350,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Raise an error for a name that this module lacks.
-
-    Raises:
-        UsageError: Horovod has a function of that name.
-        AttributeError: Horovod has none either.
-    """
     if name == "elastic":
         raise UsageError(ELASTIC)
     if name.startswith("__") or not hasattr(_horovod, name):

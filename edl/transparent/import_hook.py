@@ -23,10 +23,7 @@ REFUSED = ("horovod.mxnet", "horovod.spark", "horovod.ray")
 
 
 def replace_horovod() -> None:
-    """Let imports of Horovod's modules by the script give edl's, from now on.
-
-    Modules of edl that are imported already keep Horovod's own.
-    """
+    """Let imports of Horovod's modules by the script give edl's, from now on."""
     _forget_own()  # of a template, which has imported them for edl
     sys.meta_path.insert(0, _HorovodLoader())
 
@@ -39,10 +36,7 @@ def _forget_own() -> None:
 
 
 class _HorovodLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """An importer of the modules that take the place of Horovod's.
-
-    While edl's module is imported, Horovod's own is found by the other finders.
-    """
+    """An importer of the modules that take the place of Horovod's."""
 
     def __init__(self) -> None:
         self._is_importing = False
@@ -53,11 +47,7 @@ class _HorovodLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Sequence[str] | None = None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec for a module of Horovod's that edl replaces; None for any other.
-
-        Raises:
-            UsageError: the script imports a module of Horovod's that edl cannot replace.
-        """
+        """Return a spec for a module of Horovod's that edl replaces; None for any other."""
         if self._is_importing:
             return None
         if fullname in REFUSED:

@@ -62,21 +62,14 @@ _SAME = ("cache", "prefetch", "with_options")  # samples and their order stay as
 
 @dataclass(frozen=True)
 class Recorded:
-    """The stages by which a script has made a ``tf.data.Dataset``, and the functions in them.
+    """The stages by which a script has made a `tf.data.Dataset`, and the functions in them."""
 
-    Attributes:
-        source: the data set of ``from_tensor_slices`` at its beginning.
-        pipeline: its stages.
-        of_samples: the functions that ``map`` was given before ``batch``.
-        of_batches: those that it was given after it.
-        whole: the same data set without ``shard``; None: it has none.
-    """
-
-    source: Any
-    pipeline: Pipeline
+    source: Any  # the data set of `from_tensor_slices` at its beginning
+    pipeline: Pipeline  # its stages
+    # the functions that `map` was given before `batch`
     of_samples: tuple[Callable[..., Any], ...] = ()
-    of_batches: tuple[Callable[..., Any], ...] = ()
-    whole: Any = None
+    of_batches: tuple[Callable[..., Any], ...] = ()  # those that it was given after it
+    whole: Any = None  # the same data set without `shard`; None: it has none
 
     @property
     def is_batched(self) -> bool:
@@ -95,29 +88,21 @@ class Recorded:
 
 
 def recorded(dataset: Any) -> Recorded | None:
-    """Return what is known of ``dataset``, any object; None: nothing."""
+    """Return what is known of `dataset`, any object; None: nothing."""
     found: Recorded | None = getattr(dataset, _MARK, None)
     return found
 
 
 def without_shard(dataset: Any) -> Any:
-    """Return ``dataset`` with the samples of all ranks, if the script has divided it among them."""
+    """Return `dataset` with the samples of all ranks, if the script has divided it among them."""
     found = recorded(dataset)
     return dataset if found is None or found.whole is None else found.whole
 
 
 def undivided(dataset: Any, steps: int | None) -> tuple[Any, int | None]:
-    """Replace one rank's part of an evaluation, as the script gives it, by that of all ranks.
-
-    Args:
-        dataset: what the script gives to ``evaluate`` or as ``validation_data``: any object.
-        steps: how many batches of it the script lets each rank evaluate; None: all.
-
-    Returns:
-        (``dataset``, ``steps``) as they are, if ``dataset`` is no ``tf.data.Dataset`` or was not
-        divided by ``shard``. Otherwise the data set before the ``shard``, and the number of batches
-        of all ranks together, at most as many as it has.
-    """
+    """Replace one rank's part of an evaluation, as the script gives it, by that of all ranks."""
+    # Otherwise the data set before the `shard`, and the number of batches of all ranks together, at
+    # most as many as it has.
     whole = without_shard(dataset)
     if whole is dataset or steps is None:
         return whole, steps
@@ -127,11 +112,7 @@ def undivided(dataset: Any, steps: int | None) -> tuple[Any, int | None]:
 
 
 class InputPipelines:
-    """The data sets of this process's script, of which one is trained.
-
-    Args:
-        exchanges: sends messages to the other processes.
-    """
+    """The data sets of this process's script, of which one is trained."""
 
     def __init__(self, exchanges: ScriptExchange) -> None:
         self._exchanges = exchanges
@@ -139,16 +120,7 @@ class InputPipelines:
         self._elastic: Any = None
 
     def elastic(self, dataset: Any, steps: int | None) -> Any:
-        """Return edl's data set of the batches that ``dataset`` gives to all ranks.
-
-        Args:
-            dataset: the data set that the script trains on.
-            steps: the steps of an epoch, as the script says; None: the length of the data set.
-
-        Raises:
-            UsageError: edl does not know the samples of the data set, the processes have different
-                ones, or the script has trained on another one.
-        """
+        """Return edl's data set of the batches that `dataset` gives to all ranks."""
         found = recorded(dataset)
         if found is None:
             raise UsageError(UNKNOWN.format(what=_unknown_part(dataset)))
@@ -160,14 +132,7 @@ class InputPipelines:
         return self._elastic
 
     def _agreed_seed(self, digest: str) -> int:
-        """Return the seed of TensorFlow on rank 0, which becomes that of this process, too.
-
-        Args:
-            digest: the digest of this process's training data.
-
-        Raises:
-            UsageError: the processes have different training data.
-        """
+        """Return the seed of TensorFlow on rank 0, which becomes that of this process, too."""
         answers = self._exchanges.known(f"{digest} {last_seed()}".encode())
         found = [answer.decode().split() for answer in answers]
         if any(other != digest for other, _ in found):
@@ -178,7 +143,7 @@ class InputPipelines:
         return seed
 
     def is_trained(self, dataset: Any) -> bool:
-        """Return whether ``dataset`` is the one that :meth:`elastic` was given."""
+        """Return whether `dataset` is the one that `elastic` was given."""
         found = recorded(dataset)
         if found is None or self._trained is None:
             return False
@@ -193,16 +158,7 @@ def _alike(one: tuple[Recorded, int | None], other: tuple[Recorded, int | None])
 
 
 def _elastic(found: Recorded, steps: int | None, seed: int) -> Any:
-    """Return edl's data set of what ``found`` describes.
-
-    Args:
-        found: the stages of the script's data set.
-        steps: the steps of an epoch; None: the length of the data set.
-        seed: the seed of orders for which the script gives none, the same in all processes.
-
-    Raises:
-        UsageError: edl does not know the samples of the data set.
-    """
+    """Return edl's data set of what `found` describes."""
     order = PipelineOrder(found.pipeline, ranks(), steps, seed)
     specs = tf.nest.flatten(found.source.element_spec)
     if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
@@ -217,7 +173,7 @@ def _elastic(found: Recorded, steps: int | None, seed: int) -> Any:
 
 
 def _for_each_sample(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a batch that makes a batch of what ``function`` makes of each sample."""
+    """Return a function of a batch that makes a batch of what `function` makes of each sample."""
 
     def of_batch(*parts: Any) -> Any:
         batch = parts[0] if len(parts) == 1 else parts
@@ -231,7 +187,7 @@ def _for_each_sample(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unknown_part(dataset: Any) -> str:
-    """Return words for the part of ``dataset`` that edl does not know."""
+    """Return words for the part of `dataset` that edl does not know."""
     if not isinstance(dataset, tf.data.Dataset):
         return f"a {type(dataset).__name__}"
     for each in dataset._inputs():
@@ -290,12 +246,10 @@ _STAGES: dict[str, Callable[..., Stage | None]] = {
 
 
 def _take_of_all(whole: Any, count: Any, name: Any = None) -> Any:
-    """Return what all ranks take of ``whole``, if each takes ``count`` elements of its part."""
     return PLAIN["take"](whole, _number(count) * ranks())
 
 
 def _skip_of_all(whole: Any, count: Any, name: Any = None) -> Any:
-    """Return what all ranks leave of ``whole``, if each skips ``count`` elements of its part."""
     return PLAIN["skip"](whole, _number(count) * ranks())
 
 
@@ -304,14 +258,7 @@ RECORDED = (*_STAGES, *_SAME, "map")
 
 
 def _noted(before: Recorded, name: str, arguments: Any, named: Any) -> Recorded | None:
-    """Return what is known of a data set that a method has made; None: nothing.
-
-    Args:
-        before: what is known of the data set before.
-        name: the name of the method.
-        arguments: its positional arguments.
-        named: its keyword arguments.
-    """
+    """Return what is known of a data set that a method has made; None: nothing."""
     if name in _SAME:
         return before
     if name == "map":
@@ -326,7 +273,7 @@ def _noted(before: Recorded, name: str, arguments: Any, named: Any) -> Recorded 
 
 
 def _recording(name: str) -> Callable[..., Any]:
-    """Return a method in place of ``tf.data.Dataset``'s method ``name`` that notes the call."""
+    """Return a method in place of `tf.data.Dataset`'s method `name` that notes the call."""
     plain = PLAIN[name]
     of_all = _COUNTING.get(name, plain)
 
@@ -350,12 +297,11 @@ def _recording(name: str) -> Callable[..., Any]:
 
 
 def _within(num_shards: Any, index: Any, name: Any = None) -> tuple[Any, Any]:
-    """Return the arguments of ``shard`` with an index below the number of shards."""
     return num_shards, min(_number(index), _number(num_shards) - 1)
 
 
 def _from_tensor_slices(*arguments: Any, **named: Any) -> Any:
-    """Take the place of ``tf.data.Dataset.from_tensor_slices``."""
+    """Take the place of `tf.data.Dataset.from_tensor_slices`."""
     made = PLAIN[FIRST](*arguments, **named)
     if tf.executing_eagerly():
         samples = int(made.cardinality().numpy())
@@ -365,7 +311,7 @@ def _from_tensor_slices(*arguments: Any, **named: Any) -> Any:
 
 @functools.cache
 def record_pipelines() -> None:
-    """Let the functions of ``tf.data`` note what the script makes by them, from now on."""
+    """Let the functions of `tf.data` note what the script makes by them, from now on."""
     kind: Any = tf.data.Dataset
     PLAIN[FIRST] = getattr(kind, FIRST)
     for name in RECORDED:

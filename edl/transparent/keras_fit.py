@@ -50,16 +50,11 @@ ALL_ARE_CALLED = "edl calls it on each of them, so let it ask hvd.rank() == 0 be
 
 
 class KerasScript:
-    """The fits of this process's script.
-
-    Attributes:
-        pipelines: the data sets of the script.
-        exchanges: sends messages to the other processes.
-    """
+    """The fits of this process's script."""
 
     def __init__(self) -> None:
-        self.exchanges = ScriptExchange()
-        self.pipelines = InputPipelines(self.exchanges)
+        self.exchanges = ScriptExchange()  # sends messages to the other processes
+        self.pipelines = InputPipelines(self.exchanges)  # the data sets of the script
         # of the last fit: the callbacks and what was sent of each; what this process gave to it
         self._found: list[Any] = []
         self._sent: list[tuple[str, bytes | None, str]] = []
@@ -68,14 +63,7 @@ class KerasScript:
         self._had_all = True  # the callbacks of rank 0 were this process's own
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments with which Keras' ``fit`` trains as a worker of the job.
-
-        Args:
-            given: the arguments of the script's call, by name.
-
-        Raises:
-            UsageError: edl cannot train with these.
-        """
+        """Return the arguments with which Keras' `fit` trains as a worker of the job."""
         if given.get("y") is not None or not isinstance(given.get("x"), tf.data.Dataset):
             raise UsageError(ARRAYS)
         data = self.pipelines.elastic(given["x"], given.pop("steps_per_epoch", None))
@@ -85,18 +73,8 @@ class KerasScript:
         return {**given, **own, "validation_data": validation, "validation_steps": steps}
 
     def _agreed(self, callbacks: Any, verbose: Any) -> tuple[list[Any], Any]:
-        """Return the callbacks of rank 0 of this ``fit``, and its ``verbose``.
-
-        Where this process has a callback of the same class, that one is taken. If the script has
-        not given this process the callbacks of rank 0 in the last fit, and gives it the same
-        classes in this one, it may be a new rank 0 that the script takes for another rank. Then the
-        callbacks of the last fit stay. Only what has changed is sent, because all messages of a job
-        have little room.
-
-        Args:
-            callbacks: those that the script gives this process's ``fit``; None: none.
-            verbose: its ``verbose``.
-        """
+        """Return the callbacks of rank 0 of this `fit`, and its `verbose`."""
+        # Only what has changed is sent, because all messages of a job have little room.
         own = _flat(callbacks)
         given = verbose, [type(one).__name__ for one in own]
         goes_on = not self._had_all and given == self._given
@@ -116,10 +94,7 @@ class KerasScript:
         return [*self._found, edl.tensorflow.KerasCallback()], verbose
 
     def _packed_again(self, callback: Any) -> tuple[str, bytes | None, str] | None:
-        """Return what was sent of ``callback`` in the last fit; None: it was not in the last fit.
-
-        The callback itself cannot be sent again, since ``fit`` has put the model into it.
-        """
+        # The callback itself cannot be sent again, since `fit` has put the model into it.
         pairs = zip(self._found, self._sent, strict=True)
         return next((sent for found, sent in pairs if found is callback), None)
 
@@ -128,7 +103,7 @@ script = KerasScript()
 
 
 def _flat(callbacks: Any) -> list[Any]:
-    """Return ``callbacks``, those of a ``fit``, as a new list without edl's own."""
+    """Return `callbacks`, those of a `fit`, as a new list without edl's own."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return (
@@ -141,11 +116,7 @@ def _flat(callbacks: Any) -> list[Any]:
 
 
 def _packed(callback: Any) -> tuple[str, bytes | None, str]:
-    """Return the class of ``callback``, its pickle, and a message in place of a missing pickle.
-
-    The message is the text of the error on a process that the script gives no such callback. It is
-    empty if there is a pickle.
-    """
+    """Return the class of `callback`, its pickle, and a message in place of a missing pickle."""
     name = type(callback).__name__
     try:
         data = cloudpickle.dumps(callback)
@@ -159,17 +130,7 @@ def _packed(callback: Any) -> tuple[str, bytes | None, str]:
 
 
 def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
-    """Return this process's callback of the class ``name``, or the one that rank 0 has sent.
-
-    Args:
-        own: the callbacks of this process that are not taken yet; the result is removed.
-        name: the name of the class.
-        data: the pickled callback of rank 0; None: it was not sent.
-        why: the message that says why it was not sent.
-
-    Returns:
-        The callback; one that rank 0 has sent is marked, so that rank 0 alone calls it.
-    """
+    """Return this process's callback of the class `name`, or the one that rank 0 has sent."""
     for index, callback in enumerate(own):
         if type(callback).__name__ == name:
             return own.pop(index)
@@ -179,20 +140,13 @@ def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
 
 
 def replace_fit() -> None:
-    """Replace ``fit`` and ``evaluate`` of ``keras.Model``, in this process, from now on.
-
-    Then ``fit`` trains as a worker of the job, if the model is compiled with Horovod's optimizer,
-    and ``evaluate`` takes the samples of all ranks where the script has divided them.
-    """
+    """Replace `fit` and `evaluate` of `keras.Model`, in this process, from now on."""
     kind: Any = keras.Model
     kind.fit, kind.evaluate = _training(kind.fit), _evaluating(kind.evaluate)
 
 
 def _training(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method in place of ``fit`` that trains as a worker of the job.
-
-    That holds for models that are compiled with Horovod's optimizer.
-    """
+    """Return a method in place of `fit` that trains as a worker of the job."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -207,7 +161,7 @@ def _training(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _evaluating(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method in place of ``evaluate`` that takes the data of all ranks."""
+    """Return a method in place of `evaluate` that takes the data of all ranks."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)

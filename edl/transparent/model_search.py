@@ -27,27 +27,14 @@ class ModelGroup(torch.nn.ModuleList):
 
 
 def is_training(model: torch.nn.Module) -> bool:
-    """Return whether ``model`` is in training mode; of :class:`ModelGroup`, whether one is."""
+    """Return whether `model` is in training mode; of `ModelGroup`, whether one is."""
     if isinstance(model, ModelGroup):
         return any(one.training for one in model)
     return model.training
 
 
 def model_with(optimizer: torch.optim.Optimizer, named_parameters: Any) -> torch.nn.Module:
-    """Return the module whose parameters ``optimizer`` trains, with its buffers.
-
-    Args:
-        optimizer: the optimizer.
-        named_parameters: what the script gives to Horovod, mostly ``model.named_parameters()``,
-            which knows its module; or None.
-
-    Returns:
-        The outermost module of this process that has all parameters of the optimizer. If none has,
-        the outermost modules that have them together, such as an encoder and a decoder.
-
-    Raises:
-        UsageError: there are no such modules, or several that are not within each other.
-    """
+    """Return the module whose parameters `optimizer` trains, with its buffers."""
     trained = [id(each) for group in optimizer.param_groups for each in group["params"]]
     frame = getattr(named_parameters, "gi_frame", None)
     given = None if frame is None else frame.f_locals.get("self")
@@ -67,15 +54,8 @@ def model_with(optimizer: torch.optim.Optimizer, named_parameters: Any) -> torch
 
 
 def modules_with(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
-    """Find the modules of this process that have ``tensors`` among their parameters and buffers.
-
-    A tensor is found by its memory, so that of a ``state_dict()`` counts as the parameter itself.
-    Tensors that belong to no module are ignored.
-
-    Returns:
-        The smallest module that holds all tensors. If none holds all, the outermost modules that
-        hold some of them, in the order of ``tensors``. Empty if no module holds any.
-    """
+    """Find the modules of this process that have `tensors` among their parameters and buffers."""
+    # A tensor is found by its memory, so that of a `state_dict()` counts as the parameter itself.
     wanted = [address for each in tensors if (address := _address(each))]
     modules = [(one, _addresses(one)) for one in _modules()]
     held = {each for each in wanted if any(each in addresses for _, addresses in modules)}
@@ -88,37 +68,29 @@ def modules_with(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
 
 
 def _size_and_names(module: torch.nn.Module) -> tuple[int, list[str]]:
-    """Return the number of modules within ``module``, and the names of its tensors.
-
-    By them each process finds the same one of several modules that share their weights.
-    """
     return sum(1 for _ in module.modules()), sorted(module.state_dict())
 
 
 def _addresses(module: torch.nn.Module) -> set[int]:
-    """Return the addresses of the parameters and buffers of ``module``."""
     return {_address(each) for each in chain(module.parameters(), module.buffers())}
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Return where ``tensor`` begins in memory; 0 if it has no memory of one piece."""
+    """Return where `tensor` begins in memory; 0 if it has no memory of one piece."""
     if tensor.layout is not torch.strided or torch.nn.parameter.is_lazy(tensor):
         return 0
     return tensor.data_ptr()
 
 
 def _parameters(module: torch.nn.Module) -> set[int]:
-    """Return the identities of the parameters of ``module``."""
     return {id(each) for each in module.parameters()}
 
 
 def _outermost(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return those of ``modules`` that are within no other of them."""
     inner = {id(part) for one in modules for part in one.modules() if part is not one}
     return [one for one in modules if id(one) not in inner]
 
 
 def _modules() -> list[torch.nn.Module]:
-    """Return all modules of PyTorch in this process that are complete."""
     found = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
     return [one for one in found if "_modules" in vars(one)]

@@ -33,7 +33,7 @@ TAKES_OVER = (
 
 
 class Flag(int):
-    """True, except while the process passes over epochs: ``is_main = hvd.rank() == 0``."""
+    """True, except while the process passes over epochs: `is_main = hvd.rank() == 0`."""
 
     hides: Callable[[], bool]
 
@@ -42,10 +42,7 @@ class Flag(int):
 
 
 class Rank(int):
-    """A number that compares as 0 only on the first process, and not while that passes over epochs.
-
-    As an index, and as text, it stays what it is: a local rank is the number of a GPU.
-    """
+    """A number that compares as 0 only on the first process."""
 
     is_first: bool
     hides: Callable[[], bool]
@@ -86,16 +83,7 @@ class Rank(int):
 
 
 class Ranks:
-    """What the script is told when it asks which process it is, as in ``hvd.rank() == 0``.
-
-    On one process of the job, and of each host, the answer is 0, except in the passage through
-    epochs that the job has behind it, where the script has other weights to write.
-
-    Args:
-        has_begun: whether the script has come to its training.
-        passes_over: whether it goes through epochs, or fits, that the job has behind it.
-        has_gpus: whether local ranks choose devices.
-    """
+    """What the script is told when it asks which process it is, as in `hvd.rank() == 0`."""
 
     def __init__(
         self,
@@ -174,18 +162,7 @@ def check_has_ranks() -> None:
 
 
 def check_reduction(asked: dict[str, Any], horovod: Any, passes: str = "") -> None:
-    """Check what a script asks of Horovod's distributed optimizer or tape.
-
-    On rank 0 a warning says that compression has no effect.
-
-    Args:
-        asked: the arguments that the script has given, by name.
-        horovod: Horovod's module, which has ``Average`` and the like.
-        passes: the error message for ``backward_passes_per_step`` above 1; empty: it is allowed.
-
-    Raises:
-        UsageError: an argument asks for what edl does not do.
-    """
+    """Check what a script asks of Horovod's distributed optimizer or tape."""
     operation = asked.get("op", horovod.Average)
     check_collective(asked.get("process_set"), operation, horovod)
     if operation != horovod.Average:
@@ -198,16 +175,7 @@ def check_reduction(asked: dict[str, Any], horovod: Any, passes: str = "") -> No
 
 
 def check_collective(process_set: Any, operation: Any, horovod: Any) -> None:
-    """Check what a script asks of a collective.
-
-    Args:
-        process_set: the processes that take part; None: all.
-        operation: the reduction, such as Horovod's ``Average``; None: the default one.
-        horovod: Horovod's module.
-
-    Raises:
-        UsageError: the reduction is Adasum, or only some processes are to take part.
-    """
+    """Check what a script asks of a collective."""
     if operation == horovod.Adasum:
         raise UsageError(f"op=Adasum is not there: {ADASUM}")
     if process_set not in (None, horovod.global_process_set):
@@ -215,15 +183,7 @@ def check_collective(process_set: Any, operation: Any, horovod: Any) -> None:
 
 
 def place_of_root(rank: int, there: int) -> int:
-    """Return the place, in rank order, of the process that a broadcast of ``rank`` comes from.
-
-    Args:
-        rank: the root that the script names.
-        there: the number of processes that have sent.
-
-    Raises:
-        UsageError: another rank than 0 is named, and there is no process for each.
-    """
+    """Return the place, in rank order, of the process that a broadcast of `rank` comes from."""
     if there == 1:  # alone, or the others have sent nothing
         return 0
     if not 0 <= rank < there:

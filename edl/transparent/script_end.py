@@ -32,45 +32,22 @@ ENDED_BEHIND = (
 
 
 def ended_behind(epoch: int, ends_alone: bool) -> EdlError:
-    """Return the error of a script that has ended in an epoch that the job has behind it.
-
-    Args:
-        epoch: the script's number of that epoch.
-        ends_alone: whether the process is a newcomer that has trained no epoch of the job. The
-            others train on without it; else the job fails.
-    """
+    """Return the error of a script that has ended in an epoch that the job has behind it."""
     error = NewcomerDiffers if ends_alone else UsageError
     return error(ENDED_BEHIND.format(epoch=epoch))
 
 
 class LoopWatch:
-    """The script's loops over its training data, in which it may not end.
-
-    Give each loop the batches of :meth:`batches`, with :meth:`check_next` before it, and call
-    :meth:`check_end` when the script has ended. A loop is left *early* if the script takes no more
-    batches after an update, or within a step of which it has trained some batches: this process
-    takes a batch for each of its ranks in a step, so what the script counts in each pass of its
-    loop depends on the number of processes. A script that leaves its loop after an update is
-    refused with any number of processes. In a job of one rank no end is early.
-
-    Args:
-        has_trained: returns whether the script has trained the batch that it has taken last.
-
-    Attributes:
-        is_within: whether the script is in such a loop.
-    """
+    """The script's loops over its training data, in which it may not end."""
 
     def __init__(self, has_trained: Callable[[], bool]) -> None:
         self._has_trained = has_trained
         self._loops = 0
-        self.is_within = self._left_early = False
+        self.is_within = self._left_early = False  # whether the script is in such a loop
         self._had_several = False  # passes of the loop in a step
 
     def batches(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of ``source``, in one loop of the script; note how the script ends it.
-
-        Call :meth:`check_next` before.
-        """
+        """Yield the batches of `source`, in one loop of the script; note how the script ends it."""
         self._loops += 1
         number, self.is_within = self._loops, True
         try:
@@ -87,30 +64,20 @@ class LoopWatch:
                 self.is_within = False
 
     def check_next(self) -> None:
-        """Raise a UsageError if the script has left its last loop early; call it before another.
-
-        A loop counts as left also where the script keeps its iterator.
-        """
+        """Raise a UsageError if the script has left its last loop early; call it before another."""
         if self.is_within and self._is_early():
             self._left_early = True
         self.refuse_left_early()
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script is known to have left its last loop early.
-
-        Not while the script handles an error, which may be why it has left the loop, and would be
-        hidden.
-        """
+        """Raise a UsageError if the script is known to have left its last loop early."""
+        # Not while the script handles an error, which may be why it has left the loop, and would be
+        # hidden.
         if self._left_early and sys.exc_info()[1] is None:
             raise UsageError(LEFT_EARLY)
 
     def check_end(self) -> None:
-        """Raise a UsageError if the script has ended in a loop, or has left its last one early.
-
-        The end of the job's last epoch is not early where this process has had one rank in each
-        step: a count of passes is one of steps then. With several ranks such a count may end at the
-        end of an epoch, too, and leave out later ones.
-        """
+        """Raise a UsageError if the script has ended in a loop, or has left its last one early."""
         loader = current_worker().loader
         is_over = loader.ledger.finished and not loader.open
         if self._had_several or not is_over:

@@ -10,24 +10,14 @@ WAITS_S, PAUSE_S = 60.0, 0.2  # for the others, who come to the script's next fi
 
 
 class ScriptExchange:
-    """The exchanges of a script that trains by Keras' ``fit`` or by a loop of its own.
-
-    All processes make them at the same points of the script.
-
-    Attributes:
-        has_trained: whether the script has come to its training.
-    """
+    """The exchanges of a script that trains by Keras' `fit` or by a loop of its own."""
 
     def __init__(self) -> None:
         self._made = 0
-        self.has_trained = False
+        self.has_trained = False  # whether the script has come to its training
 
     def known(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` outside of the training; return all payloads in rank order.
-
-        A newcomer gets the answer that the others had, who keep it for newcomers. If they have not
-        come here within a minute, it gets ``payload`` alone.
-        """
+        """Send `payload` outside of the training; return all payloads in rank order."""
         number, self._made = self._made, self._made + 1
         deadline = time.monotonic() + WAITS_S
         while (answer := current_worker().exchange_before_training(number, payload)) is None:
@@ -37,10 +27,7 @@ class ScriptExchange:
         return answer
 
     def now(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` between two steps, or before the training; return all payloads.
-
-        Once the script trains, a newcomer that has not joined gets its own.
-        """
+        """Send `payload` between two steps, or before the training; return all payloads."""
         if self.has_trained:
             return current_worker().exchange_bytes(payload)
         return self.known(payload)

@@ -39,23 +39,19 @@ OTHER_OPTIMIZER = (
 
 
 class BroadcastModules:
-    """The modules that a script has given to ``hvd.broadcast_parameters`` before its training."""
+    """The modules that a script has given to `hvd.broadcast_parameters` before its training."""
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[torch.nn.Module]] = []
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Add the modules whose parameters or buffers are ``tensors``."""
+        """Add the modules whose parameters or buffers are `tensors`."""
         known = {id(one) for one in self._alive()}
         found = [one for one in modules_with(tensors) if id(one) not in known]
         self._modules += map(weakref.ref, found)
 
     def digest(self) -> int:
-        """Return the CRC-32 of the states of the added modules that the script still has.
-
-        It is the same on workers that have added the same modules in the same order, and have the
-        same weights in them now.
-        """
+        """Return the CRC-32 of the states of the added modules that the script still has."""
         gc.collect()  # else a module in a cycle of references exists for longer on some workers
         return _digest(
             {
@@ -66,12 +62,11 @@ class BroadcastModules:
         )
 
     def _alive(self) -> list[torch.nn.Module]:
-        """Return the added modules that still exist."""
         return [one for each in self._modules if (one := each()) is not None]
 
 
 def comparable_tensors(named: Iterable[tuple[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return the tensors among the values of ``named``, without sparse and quantized ones."""
+    """Return the tensors among the values of `named`, without sparse and quantized ones."""
     tensors = {name: each for name, each in named if isinstance(each, torch.Tensor)}
     return {
         name: each
@@ -83,19 +78,7 @@ def comparable_tensors(named: Iterable[tuple[str, Any]]) -> dict[str, torch.Tens
 def broadcast_tensors(
     tensors: Mapping[str, torch.Tensor], root_rank: int, exchange: Exchange
 ) -> None:
-    """Overwrite ``tensors`` by those of the process ``root_rank``, if they differ on any process.
-
-    All processes call it at the same point. If the root dies meanwhile, the next process with its
-    number is the root.
-
-    Args:
-        tensors: the tensors by name, such as :func:`comparable_tensors` returns them.
-        root_rank: the number of the process whose tensors are sent.
-        exchange: sends a message and returns those of all processes in rank order.
-
-    Raises:
-        UsageError: there is no such process, or it has other tensors by name or shape.
-    """
+    """Overwrite `tensors` by those of the process `root_rank`, if they differ on any process."""
     if _are_alike(tensors, exchange):
         return
     sent = None
@@ -113,27 +96,17 @@ def broadcast_tensors(
 
 
 def check_same_optimizer(optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
-    """Raise a UsageError if the state of ``optimizer`` is not the same on all processes.
-
-    The options of its groups, such as the learning rate, are not compared here. All processes call
-    it at the same point.
-
-    Args:
-        optimizer: the optimizer of this process.
-        exchange: sends a message and returns those of all processes in rank order.
-    """
+    """Raise a UsageError if the state of `optimizer` is not the same on all processes."""
     values = {name: inside[key] for name, inside, key in places(state_of(optimizer)["state"])}
     if not _are_alike(values, exchange):
         raise UsageError(OTHER_OPTIMIZER)
 
 
 def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return copies of ``tensors`` on the CPU, each in memory of its own, all of which is sent."""
     return {name: each.detach().cpu().clone() for name, each in tensors.items()}
 
 
 def _are_alike(values: Mapping[str, Any], exchange: Exchange) -> bool:
-    """Return whether all workers give the same names and values."""
     return len(set(exchange(str(_digest(values)).encode()))) == 1
 
 

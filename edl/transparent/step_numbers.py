@@ -14,15 +14,9 @@ from typing import Any
 
 
 class StepNumbers(builtins.enumerate):  # type: ignore[type-arg]
-    """Python's ``enumerate``, except for iterators over batches, whose steps it numbers."""
+    """Python's `enumerate`, except for iterators over batches, whose steps it numbers."""
 
     def __new__(cls, iterable: Iterable[Any], start: int = 0) -> Any:
-        """Return an iterator over pairs of a number and an item of ``iterable``.
-
-        Args:
-            iterable: what to iterate over; also a tqdm around a loader.
-            start: the first number.
-        """
         inner = getattr(iterable, "iterable", iterable)  # what a tqdm shows the progress of
         if not getattr(inner, "edl_numbers_steps", False):
             return super().__new__(cls, iterable, start)
@@ -30,11 +24,10 @@ class StepNumbers(builtins.enumerate):  # type: ignore[type-arg]
 
 
 def _numbered(iterable: Iterable[Any], loader: Any, start: int) -> Iterator[tuple[int, Any]]:
-    """Yield the items of ``iterable`` with the numbers of their steps, which ``loader`` knows."""
     for item in iterable:
         yield start + loader.edl_step_in_epoch, item
 
 
 def replace_enumerate() -> None:
-    """Replace the built-in function ``enumerate``."""
+    """Replace the built-in function `enumerate`."""
     builtins.enumerate = StepNumbers  # type: ignore[misc]

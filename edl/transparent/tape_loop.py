@@ -41,18 +41,11 @@ AHEAD = (
 
 
 class TapeLoop:
-    """The loops of this process's script over its training data.
-
-    Args:
-        pipelines: the data sets of the script.
-        exchanges: sends messages to the other processes.
-
-    Attributes:
-        has_batch: whether the script is within the body of a loop over its training data.
-    """
+    """The loops of this process's script over its training data."""
 
     def __init__(self, pipelines: InputPipelines, exchanges: ScriptExchange) -> None:
         self._exchanges = exchanges
+        # whether the script is within the body of a loop over its training data
         self.has_batch = False
         self._pipelines = pipelines
         self._dataset: Any = None  # edl's
@@ -65,11 +58,7 @@ class TapeLoop:
         self._watch = LoopWatch(_has_trained)
 
     def is_training(self, dataset: Any) -> bool:
-        """Return whether a loop over ``dataset`` trains.
-
-        That is the first loop over batches that edl knows, in a script with Horovod's tape, and any
-        other over the same data set.
-        """
+        """Return whether a loop over `dataset` trains."""
         found = recorded(dataset)
         if found is None or not found.is_batched or not is_initialized():
             return False
@@ -100,15 +89,7 @@ class TapeLoop:
         return batch_in_epoch(current_worker())
 
     def batches(self, dataset: Any) -> Iterator[Any]:
-        """Yield the batches of one loop of the script over its training data.
-
-        Args:
-            dataset: the script's data set.
-
-        Raises:
-            UsageError: edl cannot train with it, the script is in a later loop than the job, or it
-                has left its last loop early.
-        """
+        """Yield the batches of one loop of the script over its training data."""
         self._watch.check_next()
         number, self._loops = self._loops, self._loops + 1
         if self._dataset is None:
@@ -130,17 +111,7 @@ class TapeLoop:
         self._watch.refuse_left_early()
 
     def check_end(self) -> None:
-        """Check that the script may end now: after the job's last step.
-
-        It may end, too, if it has passed over all loops: then a job is resumed that had trained to
-        its end.
-
-        Raises:
-            UsageError: the script has ended in a loop that the job has behind it, or has left its
-                last loop early. The job fails.
-            NewcomerDiffers: the script of a newcomer that has trained no epoch of the job has ended
-                in such a loop. The others train on without it.
-        """
+        """Check that the script may end now: after the job's last step."""
         self._watch.check_end()
         if self._epoch < 0:
             is_behind = self._is_behind
@@ -161,7 +132,7 @@ class TapeLoop:
             self.has_batch = False
 
     def _begin(self, dataset: Any) -> None:
-        """Find out what the script trains, and declare ``dataset`` as the job's data."""
+        """Find out what the script trains, and declare `dataset` as the job's data."""
         models, optimizers = _outermost(keras.Model), _outermost(keras.optimizers.Optimizer)
         if (len(models), len(optimizers)) != (1, 1):
             counts = {"models": len(models), "optimizers": len(optimizers)}
@@ -174,11 +145,7 @@ class TapeLoop:
         current_worker().finishing.check_end = self.check_end
 
     def _come_in(self, number: int) -> Iterator[Any]:
-        """Take part in the job, if it is in the loop ``number``.
-
-        A newcomer first yields a batch to warm up; if the job is in a later loop, ``_epoch`` stays
-        -1.
-        """
+        """Take part in the job, if it is in the loop `number`."""
         worker = current_worker()
         if number == 0:
             epoch = next(self._epochs)
@@ -204,7 +171,7 @@ def _has_trained() -> bool:
 
 
 def _outermost(kind: Any) -> list[Any]:
-    """Return all objects of the class ``kind`` in this process that are no part of another one."""
+    """Return all objects of the class `kind` in this process that are no part of another one."""
     found = [one for one in gc.get_objects() if isinstance(one, kind)]
     inner = {id(getattr(one, "inner_optimizer", None)) for one in found}
     inner |= {id(getattr(one, "_functional", None)) for one in found}  # of a Sequential
@@ -226,7 +193,7 @@ def _uses_tape() -> bool:
 
 
 def _names_tape(code: types.CodeType) -> bool:
-    """Return whether ``code``, or a function defined in it, has the name of Horovod's tape."""
+    """Return whether `code`, or a function defined in it, has the name of Horovod's tape."""
     if TAPE in code.co_names:
         return True
     return any(_names_tape(one) for one in code.co_consts if isinstance(one, types.CodeType))

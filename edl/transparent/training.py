@@ -36,23 +36,16 @@ OTHER_ORDER = (
 
 
 class EpochNumbers:
-    """The numbers of a script's epochs, in the order of its loops over the training data.
-
-    Each number is above the one before, and is the same on all processes that run the script.
-    """
+    """The numbers of a script's epochs, in the order of its loops over the training data."""
 
     def __init__(self) -> None:
         self._last: int | None = None
         self._offset = 0
 
     def next(self, sampler_epoch: int) -> int:
-        """Return the number of the epoch that begins now.
-
-        Args:
-            sampler_epoch: what the script has given to ``set_epoch()``, which is the number as long
-                as it grows. If it does not (two phases of training that both begin with 0, or a
-                script that never calls ``set_epoch()``), the numbers go on after the last one.
-        """
+        """Return the number of the epoch that begins now."""
+        # If it does not (two phases of training that both begin with 0, or a script that never
+        # calls `set_epoch()`), the numbers go on after the last one.
         if self._last is not None and sampler_epoch + self._offset <= self._last:
             self._offset = self._last + 1 - sampler_epoch
         self._last = sampler_epoch + self._offset
@@ -60,51 +53,33 @@ class EpochNumbers:
 
 
 class ScriptEpochs:
-    """The script's numbers of the job's epochs; a part of the job's state.
-
-    Job and script number epochs differently: the job from 0, the script by :class:`EpochNumbers`.
-    """
+    """The script's numbers of the job's epochs; a part of the job's state."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._sampler_epochs: list[int] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers, for :meth:`load_state_dict`."""
+        """Return the numbers, for `load_state_dict`."""
         return {"numbers": list(self._numbers), "sampler epochs": list(self._sampler_epochs)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the numbers of the job: ``state`` is a result of :meth:`state_dict`."""
+        """Take the numbers of the job: `state` is a result of `state_dict`."""
         self._numbers, self._sampler_epochs = list(state["numbers"]), list(state["sampler epochs"])
 
     def name(self, epoch: int, number: int, sampler_epoch: int) -> None:
-        """Note the script's number of the job's epoch ``epoch`` (from 0).
-
-        Nothing changes if the epoch has a number already.
-
-        Args:
-            epoch: the job's number of the epoch.
-            number: the script's.
-            sampler_epoch: what the script has given to ``set_epoch()`` for it.
-        """
+        """Note the script's number of the job's epoch `epoch` (from 0)."""
         while epoch >= len(self._numbers):
             self._numbers.append(number)
             self._sampler_epochs.append(sampler_epoch)
 
     def number(self, epoch: int) -> int:
-        """Return the script's number of the job's epoch ``epoch``, from 0.
-
-        An epoch in which no process has been yet follows the ones before.
-        """
+        """Return the script's number of the job's epoch `epoch`, from 0."""
         known = len(self._numbers) - 1
         return self._numbers[min(epoch, known)] + max(0, epoch - known)
 
     def sampler_epoch(self, epoch: int) -> int:
-        """Return what the script gives to ``set_epoch()`` for the job's epoch ``epoch``, from 0.
-
-        An epoch in which no process has been yet is as far from the one before as that one is from
-        its predecessor.
-        """
+        """Return what the script gives to `set_epoch()` for the job's epoch `epoch`, from 0."""
         known = self._sampler_epochs
         if epoch < len(known):
             return known[epoch]
@@ -113,17 +88,7 @@ class ScriptEpochs:
 
 
 class Training:
-    """The training of one script: the batches of its loops over the training loader.
-
-    Args:
-        loader: edl's loader of the training data.
-        optimizer: the script's optimizer.
-        epochs: the script's numbers of the job's epochs.
-        example: returns some batch of the training data.
-
-    Attributes:
-        passes_over: whether the script goes through epochs that the job has behind it.
-    """
+    """The training of one script: the batches of its loops over the training loader."""
 
     def __init__(
         self,
@@ -144,6 +109,7 @@ class Training:
         self._state: Any = None  # of the job, while the script passes over epochs
         self._has_stepped = False  # with the last batch
         self._watch = LoopWatch(lambda: self._has_stepped)
+        # whether the script goes through epochs that the job has behind it
         self.passes_over = False
         current_worker().finishing.check_end = self.check_end
 
@@ -158,16 +124,7 @@ class Training:
         return self._watch.is_within and current_worker().loader.open
 
     def batches(self, number: int, sampler_epoch: int) -> Iterator[Any]:
-        """Yield the batches of one loop of the script over its training data.
-
-        Args:
-            number: the script's number of the epoch.
-            sampler_epoch: what the script has given to ``set_epoch()`` for it.
-
-        Raises:
-            UsageError: the script is in a later epoch than the job, has given ``set_epoch()``
-                another number than the other processes, or has left its last loop early.
-        """
+        """Yield the batches of one loop of the script over its training data."""
         self._watch.check_next()
         self._number = number
         if self._epoch < 0:
@@ -196,7 +153,7 @@ class Training:
             yield batch
 
     def note_step(self) -> None:
-        """Note that the script has called ``optimizer.step()`` for the last batch."""
+        """Note that the script has called `optimizer.step()` for the last batch."""
         self._has_stepped = True
 
     def refuse_left_early(self) -> None:
@@ -204,17 +161,7 @@ class Training:
         self._watch.refuse_left_early()
 
     def check_end(self) -> None:
-        """Check that the script may end now; undo what it has changed since it passes over epochs.
-
-        It may end after the job's last step, also if it has passed over all epochs: then a job is
-        resumed that had trained to its end.
-
-        Raises:
-            UsageError: the script has ended in an epoch that the job has behind it, or has left its
-                last loop early. The job fails.
-            NewcomerDiffers: the script of a newcomer that has trained no epoch of the job has ended
-                in such an epoch. The others train on without it.
-        """
+        """Check that the script may end now; undo what it changed since it passes over epochs"""
         self._watch.check_end()
         if self.passes_over and not self._is_at_job():
             raise ended_behind(self._number, self._warms_up and not self._has_trained)
@@ -235,11 +182,7 @@ class Training:
             self._state = None
 
     def _come_in(self, number: int) -> Iterator[Any]:
-        """Take part in the job, in the epoch to which the script gives ``number``.
-
-        A newcomer first gets one batch to warm up. It joins when its script has come to the epoch
-        of the job, as far as it is known; until then ``_epoch`` stays -1.
-        """
+        """Take part in the job, in the epoch to which the script gives `number`."""
         if not self._warms_up:
             epoch = next(self._epochs)
             self._warms_up = current_worker().warming_up
@@ -280,18 +223,12 @@ class Training:
 
 
 def _no_update(*_: Any, **__: Any) -> None:
-    """Take the place of ``optimizer.step()`` in an epoch that is passed over."""
+    """Take the place of `optimizer.step()` in an epoch that is passed over."""
 
 
 _no_update._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
 
 def _check_not_ahead(mine: int, job: int | None) -> None:
-    """Raise a UsageError if the script is in a later epoch than the job.
-
-    Args:
-        mine: the script's number of its epoch.
-        job: the script's number of the job's epoch; None: it is not known.
-    """
     if job is not None and mine > job:
         raise UsageError(AHEAD.format(mine=mine, job=job))
