@@ -32,10 +32,7 @@ class HostedWorker(Protocol):
 
 
 class HostedJob(Protocol):
-    """A loopback job (a job in one process), as the agents of its hosts see it.
-
-    :class:`edl.testing.loopback.LoopbackJob` implements it.
-    """
+    """A loopback job (a job in one process), as the agents of its hosts see it."""
 
     @property
     def schedule(self) -> TaskScheduler:
@@ -50,31 +47,17 @@ class HostedJob(Protocol):
         """All workers that were started, in order of their ids, those that have ended included."""
 
     def start_worker(self, host: str) -> None:
-        """Start one more worker of the job on the host called ``host``, and return at once."""
+        """Start one more worker of the job on the host called `host`, and return at once."""
 
     def kill(self, worker: int) -> None:
-        """End the process of worker number ``worker``, frozen or not, as by SIGKILL."""
+        """End the process of worker number `worker`, frozen or not, as by SIGKILL."""
 
     def thaw(self, worker: int) -> None:
-        """Wake the worker with the id ``worker``, as by SIGCONT; do nothing if it is not frozen."""
+        """Wake the worker with the id `worker`, as by SIGCONT; do nothing if it is not frozen."""
 
 
 class Agents:
-    """The agents of all hosts of a loopback job, one for each host.
-
-    The constructor adds two actors to the job's schedule, functions that the schedule calls while
-    no worker runs: one starts missing workers, one wakes frozen ones. It also calls :meth:`come`.
-
-    Args:
-        job: the job whose workers they start.
-        slots: the number of slots that each host has.
-        restart_s: how long the agents wait after the end of a worker, on any host, before they
-            start another one, in virtual seconds.
-
-    Attributes:
-        thaws: by the id of each frozen worker, when it is to be woken, in virtual seconds; whoever
-            freezes a worker enters it here.
-    """
+    """The agents of all hosts of a loopback job, one for each host."""
 
     def __init__(self, job: HostedJob, slots: int, restart_s: float) -> None:
         self._job = job
@@ -90,34 +73,23 @@ class Agents:
         self.come()
 
     def come(self) -> None:
-        """Register an agent on each host that has an entry in the desired numbers of workers.
-
-        Hosts that have an agent already keep it.
-        """
+        """Register an agent on each host that has an entry in the desired numbers of workers."""
         memory = self._job.memory
         memory.agents |= dict.fromkeys(memory.hosts, self._slots)
 
     def want_fewer(self, host: str) -> None:
-        """Lower the desired number of workers on ``host`` by one, after the job refused a worker.
-
-        A refused worker has a state that differs from the others'; another one on that host would
-        be refused as well.
-        """
+        """Lower the desired number of workers on `host` by one, after the job refused a worker."""
+        # A refused worker has a state that differs from the others'; another one on that host would
+        # be refused as well.
         memory = self._job.memory
         memory.set_desired({**memory.hosts, host: memory.hosts[host] - 1})
 
     def see_end(self) -> None:
-        """Record that a worker's process has ended: no host starts one for ``restart_s``."""
+        """Record that a worker's process has ended: no host starts one for `restart_s`."""
         self._restart_at = self._job.schedule.now_s() + self._restart_s
 
     def _lacking(self) -> str | None:
-        """Return the name of a host on which a worker is to be started; None if there is none.
-
-        It is the first host, in order of names, with fewer workers than desired; workers that are
-        evicted, or are to be replaced, do not count. None also if the job does not run any more (it
-        is over or stopping, or its newest generation has no members), ZooKeeper is away, or
-        MOST_WORKERS (24) were started.
-        """
+        """Return the name of a host on which a worker is to be started; None if there is none."""
         job, memory = self._job, self._job.memory
         current = memory.generation
         ended = memory.job.state is not JobState.RUNNING or (current and not current.members)
@@ -139,11 +111,9 @@ class Agents:
         return None
 
     def _may_start(self) -> bool:
-        """Return whether a worker is to be started now.
-
-        That is so if a host lacks one, and ``restart_s`` have passed since the last end of a
-        worker. The hosts are searched again only after a change of the job's records.
-        """
+        """Return whether a worker is to be started now."""
+        # That is so if a host lacks one, and `restart_s` have passed since the last end of a
+        # worker.
         changes = self._job.memory.changes
         if self._lacks[0] != changes:
             self._lacks = changes, self._lacking() is not None
@@ -156,19 +126,11 @@ class Agents:
         self._job.start_worker(host)
 
     def _starts_at(self) -> float | None:
-        """Return when the next worker is to be started, in virtual seconds.
-
-        None: no host lacks a worker.
-        """
         self._may_start()
         return self._restart_at if self._lacks[1] else None
 
     def _frozen(self) -> list[tuple[float, int]]:
-        """Return (time, worker's id) for each frozen worker, the earliest time first.
-
-        The time is when the worker is woken, in virtual seconds. It is 0 if the job is over: the
-        worker is killed at once.
-        """
+        """Return (time, worker's id) for each frozen worker, the earliest time first."""
         if not (frozen := self._job.memory.frozen):
             return []
         over = self._job.memory.job.state.over
@@ -189,5 +151,4 @@ class Agents:
             self._job.thaw(worker)
 
     def _wakes_at(self) -> float | None:
-        """Return when the next frozen worker is woken, in virtual seconds; None: none is frozen."""
         return next((at for at, _ in self._frozen()), None)

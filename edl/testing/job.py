@@ -169,26 +169,15 @@ class Run:
         self._throttled.unlink(missing_ok=True)
 
     def _begin(self, command: Sequence[str | Path]) -> None:
-        """Start an agent whose end counts as the end of the job, and begin to watch the job.
-
-        ``command`` is the agent's program and its arguments, such as ``edl run ...``.
-        """
         self._follow(self._spawn(command, self._output))
 
     def _spawn(
         self, command: Sequence[str | Path], output: Path, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Start a process of the job in the background, and return it without a wait.
-
-        Args:
-            command: the program and its arguments.
-            output: the file to which its output is appended.
-            **environment: environment variables, in addition to those of the job.
-        """
         return self.start_process(command, self.directory, self.environment | environment, output)
 
     def _follow(self, agent: subprocess.Popen[bytes]) -> None:
-        """Record that the job ends when the process ``agent`` ends; watch the job in a thread."""
+        """Record that the job ends when the process `agent` ends; watch the job in a thread."""
         if self._process is not None:
             self._stop_watching()
         self._closing = False
@@ -263,10 +252,7 @@ class Run:
     # --- processes ---
 
     def _watch(self) -> None:
-        """Keep the newest status of the job in ``_newest``, read from ZooKeeper every 0.25 s.
-
-        It runs in a thread until the job ends.
-        """
+        """Keep the newest status of the job in `_newest`, read from ZooKeeper every 0.25 s."""
         if self.there:
             self._watch_from_there()
             return
@@ -279,11 +265,7 @@ class Run:
             time.sleep(LOOK_S)  # the job is not written down yet, or ZooKeeper is not there
 
     def _look(self, store: JobStore) -> None:
-        """Read the status of the job once from ``store``, and keep it in ``_newest``.
-
-        While ZooKeeper is away, the error is added to the last known status as "away"; it is raised
-        if no status is known.
-        """
+        """Read the status of the job once from `store`, and keep it in `_newest`."""
         try:
             self._newest = status_of(store)
         except CoordinationError as error:
@@ -293,7 +275,6 @@ class Run:
             self._newest = {**self._newest, "away": str(error)}
 
     def _is_watching(self) -> bool:
-        """Return whether the job's agent still runs and :meth:`_stop_watching` was not called."""
         return not self._closing and self._process is not None and self._process.poll() is None
 
     def _stop_watching(self) -> None:
@@ -323,11 +304,9 @@ class Run:
             yield JobStore(session, self.name)
 
     def _watch_from_there(self) -> None:
-        """Keep the newest status of the job in ``_newest``, read from ``edl status --watch``.
-
-        It replaces :meth:`_watch` if the test's process cannot reach ZooKeeper, because that is in
-        another network.
-        """
+        """Keep the newest status of the job in `_newest`, read from `edl status --watch`."""
+        # It replaces `_watch` if the test's process cannot reach ZooKeeper, because that is in
+        # another network.
         environment = {k: v for k, v in self.environment.items() if k != MARK}
         while self._is_watching():
             with subprocess.Popen(
@@ -410,7 +389,6 @@ def events_of(store: JobStore) -> list[dict[str, Any]]:
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` as after a round trip through JSON: with lists, not tuples."""
     read: dict[str, Any] = json.loads(json.dumps(values))
     return read
 

@@ -109,16 +109,12 @@ class PassedPoint(NamedTuple):
 
 @dataclass
 class _Orders:
-    """The actions that a test wants carried out during a run.
+    """The actions that a test wants carried out during a run."""
 
-    Attributes:
-        at_points: by (worker id, number of its point), the actions when the worker passes that
-            point.
-        after_steps: (number of steps, action), in order of the steps: each action is carried out
-            once, when the first worker has completed so many steps.
-    """
-
+    # by (worker id, number of its point), the actions when the worker passes that point
     at_points: dict[tuple[int, int], list[Act]] = field(default_factory=dict)
+    # (number of steps, action), in order of the steps: each action is carried out once, when the
+    # first worker has completed so many steps
     after_steps: list[tuple[int, Act]] = field(default_factory=list)
 
 
@@ -454,11 +450,7 @@ class LoopbackJob:
         self._of[one.task] = one
 
     def _live(self, one: LoopbackWorker) -> None:
-        """Run the worker ``one`` from its start to its end; this is what its thread does.
-
-        The exception that ends it is stored in its ``error``. One that is neither edl's nor an exit
-        or a kill also ends the run of the job.
-        """
+        """Run the worker `one` from its start to its end; this is what its thread does."""
         try:
             try:
                 one.worker.start()
@@ -479,11 +471,7 @@ class LoopbackJob:
                 self._end(one)
 
     def _end(self, one: LoopbackWorker) -> None:
-        """Record that the process of the worker ``one`` is gone.
-
-        ``state_lost`` becomes true if no other worker has the job's state, and this one had it or
-        none of the others is in a generation.
-        """
+        """Record that the process of the worker `one` is gone."""
         one.ended = True
         left = [other for other in self.workers if not other.ended]
         if not any(other.holds_state for other in left) and (
@@ -501,16 +489,7 @@ class LoopbackJob:
     # --- points
 
     def _moment(self, moment: CollectivePoint) -> None:
-        """Record a phase of a collective as a passed point, in the thread of the worker.
-
-        Args:
-            moment: the worker, the name of the collective, and the phase that it has reached. The
-                beginning of a gradient's collective is not recorded: a point of the step lies
-                there.
-
-        Raises:
-            CollectiveFailed: :meth:`fail` was called for the worker.
-        """
+        """Record a phase of a collective as a passed point, in the thread of the worker."""
         if moment.phase is Phase.BEFORE and moment.name.startswith("edl.gradient"):
             return  # right after a point of the step
         self._point(f"{moment.name} {moment.phase.value}")
@@ -520,11 +499,7 @@ class LoopbackJob:
             raise CollectiveFailed(f"{moment.name}: a test lets it fail")
 
     def _point(self, name: str) -> None:
-        """Record that the worker of the calling thread has passed the point ``name``.
-
-        The actions that a test has ordered for the point, or for the step that is reached, are
-        carried out; then other workers may run. Nothing happens outside of the workers' threads.
-        """
+        """Record that the worker of the calling thread has passed the point `name`."""
         task = self.schedule.current
         if task is None:
             return
@@ -540,18 +515,7 @@ class LoopbackJob:
 
 
 def _check_state(job: LoopbackJob, new: Generation) -> None:
-    """Assert that a generation does not begin the job anew while a working member holds its state.
-
-    A generation begins it anew if all its members join with it. The first generation is not
-    checked. A worker that is evicted, frozen or ended does not count as working.
-
-    Args:
-        job: the job.
-        new: the generation that was just decided.
-
-    Raises:
-        AssertionError: such a worker holds the state; the message names it.
-    """
+    """Assert that no generation begins the job anew while a working member holds its state."""
     if new.number == 1 or not new.members or {*new.joined} != {*new.worker_ids}:
         return
     out = job.memory.evicted.keys() | job.memory.frozen.keys()

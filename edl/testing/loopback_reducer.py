@@ -17,41 +17,28 @@ Vector = npt.NDArray[np.float64]
 
 
 class LoopbackReducer:
-    """The gradients of one optimizer on arrays, as a :class:`edl.worker.step_driver.Reducer`.
-
-    The gradient is sent before any worker knows how many samples the step has, if its weight allows
-    that.
-
-    Args:
-        worker: the worker that trains.
-        member: its place in the loopback ring.
-        size: the number of elements of the gradient.
-
-    Attributes:
-        reduction: the optimizer's part of each step.
-        local: the worker's own gradient of the open step; None: it has computed none.
-        mean: the mean gradient over the global batch; None: there is none.
-        mean_in: the number of the step in which ``mean`` was reduced.
-    """
+    """The gradients of one optimizer on arrays, as a `Reducer`."""
 
     def __init__(self, worker: Worker, member: LoopbackMember, size: int) -> None:
         self._worker, self._member, self._size = worker, member, size
-        self.reduction = StepReduction(worker, self)
+        self.reduction = StepReduction(worker, self)  # the optimizer's part of each step
         self._name = f"edl.gradient{self.reduction.number or '.w'}"
+        # the worker's own gradient of the open step; None: it has computed none
         self.local: Vector | None = None
+        # the mean gradient over the global batch; None: there is none
         self.mean: Vector | None = None
-        self.mean_in = -1
+        self.mean_in = -1  # the number of the step in which `mean` was reduced
         self._handle: int | None = None
         self._failed: RingBroken | None = None
 
     def reduce(self, local: Vector) -> None:
-        """Set :attr:`mean` to the mean of all workers' gradients; ``local`` is this worker's."""
+        """Set `mean` to the mean of all workers' gradients; `local` is this worker's."""
         self.local, self.mean = local, None
         self.send_early()
         self.reduction.reduce()
 
     def send_early(self) -> None:
-        """Send the local gradient if its weight is known; :meth:`allreduce` raises what fails."""
+        """Send the local gradient if its weight is known; `allreduce` raises what fails."""
         if self.reduction.part.sends_early and not self.reduction.done:
             try:
                 self._send()
@@ -59,11 +46,7 @@ class LoopbackReducer:
                 self._failed = error
 
     def allreduce(self, weights: Weights, again: bool) -> None:
-        """Send the gradient, unless it is sent, and keep the mean of all workers' gradients.
-
-        Raises:
-            RingBroken: the ring failed.
-        """
+        """Send the gradient, unless it is sent, and keep the mean of all workers' gradients."""
         if self._failed is not None:
             raise self._failed
         if self._handle is None:
@@ -89,11 +72,7 @@ class LoopbackReducer:
         self._handle = self._failed = None
 
     def _send(self) -> None:
-        """Start the allreduce of the local gradient times its weight, or of zeros.
-
-        Raises:
-            RingBroken: the allreduce could not be started.
-        """
+        """Start the allreduce of the local gradient times its weight, or of zeros."""
         local = np.zeros(self._size) if self.local is None else self.local
         try:
             sent = self.reduction.part.sent * local

@@ -54,27 +54,7 @@ LIMITS = Limits(
 
 
 class MemoryJob:
-    """The records of one job that ZooKeeper would hold, and the decisions of the job's leader.
-
-    The constructor schedules three actors: the leader, the end of sessions and the election.
-
-    Args:
-        job: the record of the job.
-        hosts: the desired number of workers by host; the assigned number is the same.
-        schedule: the scheduler of the job, which has its virtual time.
-        network: the loopback network of its rings.
-
-    Attributes:
-        nodes: by worker id, the record that the worker has written.
-        generation: the newest generation; None before the first.
-        generations: all generations, in order.
-        evicted: by id of each evicted worker, the reason.
-        leader: the present or last leader; None before the first.
-        gone: by worker id, when its process ended, in virtual seconds.
-        frozen: by id of each frozen worker, when its process was frozen, in virtual seconds.
-        away: whether nobody reaches ZooKeeper at present.
-        changes: how many changes of the records there were.
-    """
+    """The records of one job that ZooKeeper would hold, and the decisions of the job's leader."""
 
     def __init__(
         self, job: Job, hosts: Mapping[str, int], schedule: TaskScheduler, network: LoopbackNetwork
@@ -83,18 +63,19 @@ class MemoryJob:
         self.hosts = dict(hosts)  # workers desired and assigned
         self.schedule = schedule
         self.network = network
-        self.nodes: dict[int, Member] = {}
-        self.generation: Generation | None = None
-        self.generations: list[Generation] = []
-        self.evicted: dict[int, str] = {}
+        self.nodes: dict[int, Member] = {}  # by worker id, the record that the worker has written
+        self.generation: Generation | None = None  # the newest generation; None before the first
+        self.generations: list[Generation] = []  # all generations, in order
+        self.evicted: dict[int, str] = {}  # by id of each evicted worker, the reason
         self.on_generation: Callable[[Generation], None] = lambda _: None  # one was written
         self.requests: dict[int, Request] = {}
         self.answered: list[Request] = []
         self.events: list[Event] = []
         self.agents: dict[str, int] = {}  # host -> slots
         self.script = ScriptOfJob()  # of those in the ring
-        self.leader: Leader | None = None
-        self.gone: dict[int, float] = {}
+        self.leader: Leader | None = None  # the present or last leader; None before the first
+        self.gone: dict[int, float] = {}  # by worker id, when its process ended, in virtual seconds
+        # by id of each frozen worker, when its process was frozen, in virtual seconds
         self.frozen: dict[int, float] = {}
         self.away = False  # nobody reaches ZooKeeper
         self.reasons: list[tuple[float, str]] = []  # of decisions, when they changed
@@ -112,52 +93,35 @@ class MemoryJob:
     # --- writes
 
     def changed(self, news: bool = False) -> None:
-        """Count a change of the records, after which the leader decides again.
-
-        Args:
-            news: whether the daemons of workers have to read the change, too: a change of leader,
-                generation, evictions or the job's state.
-        """
+        """Count a change of the records, after which the leader decides again."""
         self.changes += 1
         self.news += news
 
     def put_member(self, member: Member) -> None:
-        """Write ``member``, the record of a worker, in place of an older one of the same worker."""
+        """Write `member`, the record of a worker, in place of an older one of the same worker."""
         self.nodes[member.id] = member
         self.changed()
 
     def remove_member(self, worker: int) -> None:
-        """Delete the record of the worker with the id ``worker``, if it has one.
-
-        If the job is stopping and no worker has a record any more, the job's state becomes STOPPED.
-        """
+        """Delete the record of the worker with the id `worker`, if it has one."""
         if self.nodes.pop(worker, None) is not None:
             self.changed()
         if not self.nodes and self.job.state is JobState.STOPPING:
             self.set_state(JobState.STOPPED, self.job.reason)
 
     def set_desired(self, hosts: Mapping[str, int]) -> None:
-        """Set the desired numbers of workers to ``hosts``, by host; other hosts get none."""
+        """Set the desired numbers of workers to `hosts`, by host; other hosts get none."""
         self.hosts = dict(hosts)
         self.changed()
 
     def ask(self, kind: str, worker: int) -> None:
-        """Add a request for a worker to the records; the leader answers it in a later decision.
-
-        Args:
-            kind: the kind of request, such as ``RequestKind.DRAIN``.
-            worker: the id of the worker that it is about.
-        """
+        """Add a request for a worker to the records; the leader answers it in a later decision."""
         number = len(self.requests) + len(self.answered)
         self.requests[number] = Request(kind, worker, number)
         self.changed()
 
     def set_state(self, state: JobState, reason: str) -> bool:
-        """Set the state of the job and the reason for it, unless the job is over.
-
-        Returns:
-            Whether the state was set: False if the job was over already.
-        """
+        """Set the state of the job and the reason for it, unless the job is over."""
         if self.job.state.over:
             return False
         self.job = replace(self.job, state=state, reason=reason)
@@ -167,16 +131,13 @@ class MemoryJob:
     # --- the election
 
     def campaign(self, worker: int) -> None:
-        """Make ``worker`` the last candidate for leader, unless it is one; the first leads."""
+        """Make `worker` the last candidate for leader, unless it is one; the first leads."""
         if worker not in self._candidates:
             self._candidates.append(worker)
             self._elect()
 
     def resign(self, worker: int) -> None:
-        """Remove the worker with the id ``worker`` from the candidates for leader.
-
-        If it led, the next candidate leads at once; without one, nobody does.
-        """
+        """Remove the worker with the id `worker` from the candidates for leader."""
         if worker in self._candidates:
             self._candidates.remove(worker)
             self._elect()
@@ -190,21 +151,15 @@ class MemoryJob:
             self.changed(news=True)
 
     def _may_remove_leader(self) -> bool:
-        """Return whether the process of the first candidate is gone, and ZooKeeper not away."""
         return not self.away and bool(self._candidates) and self._candidates[0] in self.gone
 
     def _remove_leader(self) -> None:
-        """Remove the leader, whose process is gone, from the candidates."""
         self.resign(self._candidates[0])
 
     # --- sessions
 
     def _ended(self) -> list[tuple[float, int]]:
-        """Return (time, worker id) for each worker that is gone or frozen, the earliest time first.
-
-        The time is when its ZooKeeper session runs out, in virtual seconds. Workers with neither a
-        record nor a candidacy are left out: their sessions have ended.
-        """
+        """(time, worker id) for each worker that is gone or frozen, the earliest time first"""
         if not self.gone and not self.frozen:
             return []
         here = {*self.nodes, *self._candidates}
@@ -212,30 +167,18 @@ class MemoryJob:
         return sorted((at + SESSION_S, worker) for worker, at in since.items() if worker in here)
 
     def _may_expire(self) -> bool:
-        """Return whether the session of a worker that is gone or frozen has run out.
-
-        False while ZooKeeper is away.
-        """
         ended = self._ended()
         return not self.away and bool(ended) and ended[0][0] <= self.schedule.now_s()
 
     def _expire(self) -> None:
-        """End the ZooKeeper session whose time-out came first."""
         self.drop_session(self._ended()[0][1])
 
     def _expires_at(self) -> float | None:
-        """Return when the next session runs out, in virtual seconds.
-
-        None: no session will, or ZooKeeper is away.
-        """
         ended = self._ended()
         return ended[0][0] if ended and not self.away else None
 
     def drop_session(self, worker: int) -> None:
-        """End the ZooKeeper session of ``worker`` (its id): delete its record and its candidacy.
-
-        If the worker lives, its daemon writes both again when it acts next.
-        """
+        """End the ZooKeeper session of `worker` (its id): delete its record and its candidacy."""
         self.nodes.pop(worker, None)
         self.changed(news=True)
         self.resign(worker)
@@ -244,36 +187,21 @@ class MemoryJob:
 
     @property
     def _leads(self) -> bool:
-        """Whether there is a leader that can act: alive, not frozen, and in reach of ZooKeeper.
-
-        False when the job is over.
-        """
+        """Whether there is a leader that can act: alive, not frozen, and in reach of ZooKeeper."""
         if self.leader is None or self.away or self.job.state.over:
             return False
         worker = self.leader.worker
         return worker in self._candidates[:1] and not (worker in self.gone or worker in self.frozen)
 
     def _may_look(self) -> bool:
-        """Return whether a leader that can act is to decide now.
-
-        It decides after each change of the records, and LOOK_S (0.5) s after its last decision.
-        """
         seen, at = self._looked
         return (self.changes != seen or self.schedule.now_s() >= at + LOOK_S) and self._leads
 
     def _looks_at(self) -> float | None:
-        """Return when the leader decides next if no record changes, in virtual seconds.
-
-        None: there is no leader that can act.
-        """
         return self._looked[1] + LOOK_S if self._leads else None
 
     def _look(self) -> None:
-        """Let the leader read the records, decide about the ring, and write its decision.
-
-        Nothing else happens in between, as in one transaction. A new generation, evictions, answers
-        to requests and changed desired numbers are in the records afterwards.
-        """
+        """Let the leader read the records, decide about the ring, and write its decision."""
         now_s, now = self.schedule.now_s(), self.snapshot()
         self._looked = (self.changes, now_s)
         assert self.leader is not None
@@ -316,17 +244,7 @@ class MemoryJob:
 
 
 class MemoryCoordinator:
-    """The :class:`edl.worker.coordinator.Coordinator` of one worker, with the job in memory.
-
-    A coordinator connects a training thread with the job. This one also acts as the worker's
-    daemon: the constructor adds it to the actors of the job's schedule.
-
-    Args:
-        job: the records of the job.
-        member: the record with which the worker registers.
-        shared: the state that the worker's training thread and daemon share.
-        ring: the ring of the worker.
-    """
+    """The `Coordinator` of one worker, with the job in memory."""
 
     is_shared = True
     run = "loopback"
@@ -363,26 +281,20 @@ class MemoryCoordinator:
         return 0  # nothing is saved here
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Write at once into the job's record that ``directory`` has a checkpoint of ``step``."""
+        """Write at once into the job's record that `directory` has a checkpoint of `step`."""
         self._job.job = replace(self._job.job, checkpoint=directory, saved_step=step)
 
     # --- called by the training thread
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Register the worker at once, and return two records.
-
-        These are the worker's own, and the newest generation; None: the job has none yet.
-        """
+        """Register the worker at once, and return two records."""
         self._shared.worker = self._member.id
         self._job.put_member(self._member)
         self._open = True
         return self._member, self._job.generation
 
     def close(self) -> None:
-        """Write the worker's pending reports, and delete its record and its candidacy.
-
-        All is done before the call returns. A second call does nothing.
-        """
+        """Write the worker's pending reports, and delete its record and its candidacy."""
         if not self._open:
             return
         self._write()
@@ -396,11 +308,11 @@ class MemoryCoordinator:
         self._dirty = True
 
     def script_of_job(self) -> ScriptOfJob:
-        """Return ``MemoryJob.script``; it is an empty description unless a test has set it."""
+        """Return `MemoryJob.script`; it is an empty description unless a test has set it."""
         return self._job.script
 
     def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
-        """Return the message of this worker, ``payload``, alone: no script here is unchanged."""
+        """Return the message of this worker, `payload`, alone: no script here is unchanged."""
         return [payload]
 
     def campaign(self) -> None:
@@ -415,71 +327,35 @@ class MemoryCoordinator:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Report a new stage of the worker, and each number that is not None.
-
-        The daemon writes it when it acts next.
-
-        Args:
-            stage: the stage of the worker, such as ready or active.
-            generation: the generation whose ring the worker is in.
-            newest_generation: the newest generation that a newcomer will not enter any more.
-            fits: the number of calls of Keras' ``fit`` before the one for which a newcomer is
-                ready.
-        """
+        """Report a new stage of the worker, and each number that is not None."""
         self._change(self._member.at(stage, generation, newest_generation, fits))
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Report in the worker's record that a ring failed; the daemon writes it when it acts next.
-
-        Args:
-            failure: the ring, and the progress of the worker when the ring failed.
-        """
+        """Report in the worker's record that a ring failed."""
         self._change(replace(self._member, broken=failure))
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Report how the job ended; the daemon writes it when it acts next, unless the job is over.
-
-        Args:
-            end: the state in which the job ends, and the reason.
-            event: the event to log if the report is written; None: no event.
-        """
+        """Report how the job ended."""
         self._ends.append((end, event))
         self._dirty = True
 
     def release_others(self, generation: Generation | None) -> None:
-        """Record that the worker's script has ended, so that no other worker waits for it for ever.
-
-        From then on the daemon breaks the ring when another worker waits for this one in a
-        collective.
-
-        Args:
-            generation: the generation of the worker's ring; None: no ring is to be broken any more.
-        """
+        """Record that the worker's script ended, so that no other worker waits for it for ever"""
         self._ended_in = 0 if generation is None else generation.number
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the daemon has written all reports, at most ``timeout_s`` virtual seconds.
-
-        Returns:
-            Whether all reports are written; False when the time is over.
-        """
+        """Wait until the daemon has written all reports, at most `timeout_s` virtual seconds."""
         with self._written:
             return self._written.wait_for(lambda: not self._dirty, timeout_s)
 
     def _change(self, member: Member) -> None:
-        """Make ``member`` the worker's record; the daemon writes it when it acts next."""
         self._member = member
         self._dirty = True
 
     # --- the daemon's thread
 
     def _is_due(self) -> bool:
-        """Return whether the daemon can act, and has something to do.
-
-        It has reports to write, changes to read, or a ring to break. It cannot act before
-        :meth:`start`, after :meth:`close`, while ZooKeeper is away, or while its process is gone or
-        frozen.
-        """
+        """Return whether the daemon can act, and has something to do."""
         job, worker = self._job, self._member.id
         if not self._open or job.away or worker in job.gone or worker in job.frozen:
             return False
@@ -489,11 +365,7 @@ class MemoryCoordinator:
         return self._must_cut() or bool(self._needed_for())
 
     def _needed_for(self) -> str:
-        """Return for which collective other workers wait for this one, whose script has ended.
-
-        The result is FOR_GRADIENTS, FOR_NUMBERS (an exchange of numbers between steps), or empty if
-        no other worker waits. Only the ring in which the script ended counts.
-        """
+        """Return for which collective other workers wait for this one, whose script has ended."""
         if not self._ended_in or self._ring.membership[0] != self._ended_in:
             return ""
         member = self._job.network.member(self._member.id)
@@ -502,10 +374,7 @@ class MemoryCoordinator:
         return FOR_NUMBERS if member.is_missed_in("edl.exchange") else ""
 
     def _turn(self) -> None:
-        """Act as the daemon once: write reports, read changes, and break a ring if need be.
-
-        If the session was lost, the worker's record and candidacy are written again.
-        """
+        """Act as the daemon once: write reports, read changes, and break a ring if need be."""
         job, worker = self._job, self._member.id
         if self.leave_requested:
             self.leave_requested = False
@@ -529,10 +398,7 @@ class MemoryCoordinator:
                 job.network.abort(worker, current)
 
     def _write(self) -> None:
-        """Write the end of the job, the worker's record and its events, and wake :meth:`flush`.
-
-        The record is deleted instead if the worker has resigned.
-        """
+        """Write the end of the job, the worker's record and its events, and wake `flush`."""
         job = self._job
         for end, event in self._ends:
             if job.set_state(end.state, end.reason) and event is not None:
@@ -551,11 +417,7 @@ class MemoryCoordinator:
             self._written.notify_all()
 
     def _read(self) -> None:
-        """Read the job's records into the state that the worker's training thread and daemon share.
-
-        These are the leader, evictions, the newest generation and the state of the job. An evicted
-        worker loses its candidacy.
-        """
+        """Read the job's records into state that the worker's training thread and daemon share"""
         job, worker = self._job, self._member.id
         self._seen = job.news
         self._shared.leads(job.leader)
@@ -571,19 +433,12 @@ class MemoryCoordinator:
         self._shared.job_is(job.job.state, job.job.reason)
 
     def _must_cut(self) -> bool:
-        """Return whether the daemon is to break the connections of the worker's ring at once.
-
-        That is so if :meth:`_wants_cut` returns True and CUT_S (0.05) s have passed since the last
-        break.
-        """
+        # That is so if `_wants_cut` returns True and CUT_S (0.05) s have passed since the last
+        # break.
         return self._job.schedule.now_s() >= self._cut_after and self._wants_cut()
 
     def _wants_cut(self) -> bool:
-        """Return whether the worker could wait in its ring for ever, so the ring must be broken.
-
-        That is so if the ring has an evicted member, or if it is being built and there is a newer
-        generation. False before the daemon has read the eviction.
-        """
+        """Return whether the worker could wait in its ring for ever, so the ring must be broken."""
         number, members = self._ring.membership
         if number == 0 or not (self._job.evicted or self._ring.is_building):
             return False
@@ -591,10 +446,7 @@ class MemoryCoordinator:
         return lost or (self._ring.is_building and number < self._newest)
 
     def _cuts_at(self) -> float | None:
-        """Return when the daemon breaks the ring's connections next, in virtual seconds.
-
-        None: the ring needs no break, or the daemon cannot act.
-        """
+        """Return when the daemon breaks the ring's connections next, in virtual seconds."""
         stands_still = self._member.id in {*self._job.gone, *self._job.frozen}
         wants = self._open and not stands_still and not self._job.away and self._wants_cut()
         return self._cut_after if wants else None

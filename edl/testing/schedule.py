@@ -36,20 +36,11 @@ JOIN_S = 30.0  # real seconds for a thread to end
 
 
 class ScheduleError(AssertionError):
-    """An error of a schedule: its tasks wait for each other for ever, or do not come to an end.
-
-    :meth:`TaskScheduler.run` raises it.
-    """
+    """An error of a schedule: its tasks wait for each other for ever, or do not come to an end."""
 
 
 class Random:
-    """The source of all random choices of a schedule, determined by an integer.
-
-    Args:
-        seed: 0: always take the first possibility, and interrupt no task. Any other integer:
-            interrupt tasks anywhere, and make some tasks slower than others; the same integer makes
-            the same choices.
-    """
+    """The source of all random choices of a schedule, determined by an integer."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed) if seed else None
@@ -57,23 +48,17 @@ class Random:
         self._rate = self._random.choice(INTERRUPTIONS) if self._random is not None else 0.0
 
     def interrupts(self) -> bool:
-        """Draw whether a task that could go on has to let other tasks run instead.
-
-        Always False with seed 0; otherwise true for 15 %, half or all of the calls, as the seed
-        decides.
-        """
+        """Draw whether a task that could go on has to let other tasks run instead."""
+        # Always False with seed 0; otherwise true for 15 %, half or all of the calls, as the seed
+        # decides.
         return self._random is not None and self._random.random() < self._rate
 
     def below(self, limit: int) -> int:
-        """Return a random integer from 0 to ``limit`` - 1; always 0 with seed 0."""
+        """Return a random integer from 0 to `limit` - 1; always 0 with seed 0."""
         return 0 if self._random is None or limit < 2 else int(self._random.random() * limit)
 
     def pick(self, ones: Sequence[BackgroundTask | Task]) -> int:
-        """Return the index, in ``ones``, of the task or actor that runs next.
-
-        Each name has one of the weights 1, 1/2, ... 1/32, drawn when the name is first seen, so
-        some run more often than others. With seed 0 the index is 0.
-        """
+        """Return the index, in `ones`, of the task or actor that runs next."""
         chance = self._random
         if chance is None or len(ones) < 2:
             return 0
@@ -92,67 +77,42 @@ class Random:
 
 @dataclass
 class BackgroundTask:
-    """An actor of a schedule: a function that is called when its condition holds.
+    """An actor of a schedule: a function that is called when its condition holds."""
 
-    Append it to ``TaskScheduler.actors``. The schedule calls it while no task runs, in the thread
-    of the task that ran last.
-
-    Attributes:
-        name: the name of the actor; :meth:`Random.pick` gives each name a weight.
-        ready: returns whether ``act`` may be called.
-        act: does one piece of work, without waiting.
-        due: returns when ``ready`` will become true if nothing happens before, in virtual seconds;
-            None: at no known time.
-        starts: whether ``act`` may start tasks; then the schedule does not end before it is due.
-    """
-
-    name: str
-    ready: Callable[[], bool]
-    act: Callable[[], None]
+    name: str  # the name of the actor; `pick` gives each name a weight
+    ready: Callable[[], bool]  # returns whether `act` may be called
+    act: Callable[[], None]  # does one piece of work, without waiting
+    # returns when `ready` will become true if nothing happens before, in virtual seconds; None: at
+    # no known time
     due: Callable[[], float | None] = lambda: None
+    # whether `act` may start tasks; then the schedule does not end before it is due
     starts: bool = False
 
 
 @dataclass(eq=False)
 class Task:
-    """A thread that runs under a schedule; :meth:`TaskScheduler.start` makes it.
+    """A thread that runs under a schedule; `start` makes it."""
 
-    Attributes:
-        name: the name of the thread.
-        thread: the thread itself.
-        go: a lock that the thread takes to run; its release gives the turn to the thread.
-        condition: the condition variable that the task waits for; None: it waits for none.
-        predicate: what must be true for the wait to end; None: any notification ends it.
-        seen: the number of notifications of ``condition`` for which the predicate was evaluated.
-        woken: whether the last of these notifications ends the wait.
-        wake_at: when the wait of the task times out, in virtual seconds; None: never.
-        why: the reason of the wait, for people.
-        killed: whether the task is to end by :class:`Killed`.
-        frozen: whether the task may not run until it is thawed.
-        done: whether the task has ended.
-        error: the exception that ended the task; None: it has not ended by one.
-    """
-
-    name: str
-    thread: threading.Thread | None = None
+    name: str  # the name of the thread
+    thread: threading.Thread | None = None  # the thread itself
+    # a lock that the thread takes to run; its release gives the turn to the thread
     go: threading.Lock = field(default_factory=threading.Lock)
     condition: _Condition | None = None  # it waits for that
+    # what must be true for the wait to end; None: any notification ends it
     predicate: Callable[[], bool] | None = None
     seen: int = 0  # the notifications of the condition that it has looked at
     woken: bool = False  # by the last of them
+    # when the wait of the task times out, in virtual seconds; None: never
     wake_at: float | None = None
-    why: str = ""
-    killed: bool = False
-    frozen: bool = False
-    done: bool = False
+    why: str = ""  # the reason of the wait, for people
+    killed: bool = False  # whether the task is to end by `Killed`
+    frozen: bool = False  # whether the task may not run until it is thawed
+    done: bool = False  # whether the task has ended
+    # the exception that ended the task; None: it has not ended by one
     error: BaseException | None = None
 
     def ready(self, now_s: float) -> bool:
-        """Return whether the task can run at the virtual time ``now_s``, in seconds.
-
-        It can if it is neither frozen nor done, and does not wait, or its wait is over: by a
-        notification that makes its predicate true, or by its deadline.
-        """
+        """Return whether the task can run at the virtual time `now_s`, in seconds."""
         if self.frozen or self.done:
             return False
         if self.wake_at is not None and now_s >= self.wake_at:
@@ -166,13 +126,9 @@ class Task:
 
 
 class _Condition:
-    """A condition variable under virtual time, as :class:`edl.clock.Condition` describes it.
+    """A condition variable under virtual time, as `Condition` describes it."""
 
-    It has no lock, since only one task runs at a time.
-
-    Args:
-        schedule: the scheduler whose tasks wait for the condition.
-    """
+    # It has no lock, since only one task runs at a time.
 
     def __init__(self, schedule: TaskScheduler) -> None:
         self._schedule = schedule
@@ -185,58 +141,31 @@ class _Condition:
         return None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for a notification for at most ``timeout`` virtual seconds (None: for ever).
-
-        Other tasks run meanwhile.
-
-        Returns:
-            Whether the notification came in time.
-        """
+        """Wait for a notification for at most `timeout` virtual seconds (None: for ever)."""
         return self._schedule.wait(self, None, timeout)
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until ``predicate()`` is true, for at most ``timeout`` virtual seconds.
-
-        With None as ``timeout``, wait for ever. If the predicate is true at once, no other task
-        runs.
-
-        Returns:
-            The last value of the predicate: False if it is not true at the time-out either.
-        """
+        """Wait until `predicate()` is true, for at most `timeout` virtual seconds."""
         return predicate() or self._schedule.wait(self, predicate, timeout) or predicate()
 
     def notify_all(self) -> None:
-        """Let all tasks run again that wait for this condition and whose predicate is true.
-
-        They run later, when the schedule chooses them; the caller goes on.
-        """
+        """Let all tasks run again that wait for this condition and whose predicate is true."""
         self.notified += 1
 
 
 class TaskScheduler:
-    """A scheduler that runs one thread at a time, and the clock of all threads that run in it.
-
-    The docstring of the module explains how it works.
-
-    Args:
-        chance: chooses which task or actor runs next.
-        most_decisions: a run with more choices than this ends with a ScheduleError.
-
-    Attributes:
-        tasks: all tasks that were started, in order.
-        actors: the actors that act beside the tasks; append to it to add one.
-        current: the task that runs at present; None while an actor acts, and before :meth:`run`.
-        decisions: the number of choices made so far.
-    """
+    """A scheduler that runs one thread at a time, and the clock of all threads that run in it."""
 
     def __init__(self, chance: Random, most_decisions: int = MOST_DECISIONS) -> None:
         self.chance = chance
-        self.tasks: list[Task] = []
+        self.tasks: list[Task] = []  # all tasks that were started, in order
         self._left: list[Task] = []  # those that are not done
         self._unwinding: list[Task] = []  # those that are killed, and not done
+        # the actors that act beside the tasks; append to it to add one
         self.actors: list[BackgroundTask] = []
+        # the task that runs at present; None while an actor acts, and before `run`
         self.current: Task | None = None
-        self.decisions = 0
+        self.decisions = 0  # the number of choices made so far
         self._most_decisions = most_decisions
         self._now_s = 0.0
         self._main = threading.Lock()
@@ -250,13 +179,7 @@ class TaskScheduler:
         return self._now_s
 
     def sleep(self, seconds: float) -> None:
-        """Let other tasks run until ``seconds`` of virtual time have passed.
-
-        Only a task may call it.
-
-        Raises:
-            Killed: the calling task was killed.
-        """
+        """Let other tasks run until `seconds` of virtual time have passed."""
         task = self._own()
         task.wake_at, task.why = self._now_s + seconds, "its sleep"
         self._give_way(task)
@@ -269,22 +192,7 @@ class TaskScheduler:
     def wait(
         self, condition: _Condition, predicate: Callable[[], bool] | None, timeout: float | None
     ) -> bool:
-        """Let other tasks run until ``condition`` is notified or ``timeout`` is over.
-
-        Only a task may call it.
-
-        Args:
-            condition: the condition variable.
-            predicate: a notification for which it is false does not end the wait; None: any
-                notification ends it.
-            timeout: the longest wait, in virtual seconds; None: for ever.
-
-        Returns:
-            True after a notification, False after a time-out.
-
-        Raises:
-            Killed: the calling task was killed.
-        """
+        """Let other tasks run until `condition` is notified or `timeout` is over."""
         task = self._own()
         task.condition, task.predicate, task.seen = condition, predicate, condition.notified
         task.woken = False
@@ -298,11 +206,7 @@ class TaskScheduler:
     # --- tasks
 
     def start(self, name: str, function: Callable[[], None]) -> Task:
-        """Add a task that calls ``function`` in a thread of its own, and return the task.
-
-        The function begins when the schedule chooses the task, not before :meth:`run`. ``name`` is
-        the name of the task, for people and for :meth:`Random.pick`.
-        """
+        """Add a task that calls `function` in a thread of its own, and return the task."""
         task = Task(name)
         task.go.acquire()
         task.thread = threading.Thread(
@@ -314,14 +218,7 @@ class TaskScheduler:
         return task
 
     def pause(self) -> None:
-        """Let other tasks run now, if the seed's choice is to interrupt the calling task.
-
-        A frozen task always lets them run, and waits to be thawed. Nothing happens when an actor
-        calls this.
-
-        Raises:
-            Killed: the calling task was killed.
-        """
+        """Let other tasks run now, if the seed's choice is to interrupt the calling task."""
         if self.current is None:
             return
         task = self._own()
@@ -329,12 +226,8 @@ class TaskScheduler:
             self._give_way(task)
 
     def kill(self, task: Task) -> None:
-        """Let ``task`` end by :class:`Killed`; among all tasks it gets the turn next.
-
-        The exception is raised here if ``task`` is the running one, else where it waits, and again
-        in each later wait of it. A task that has not begun never calls its function. Nothing
-        happens if it has ended.
-        """
+        """Let `task` end by `Killed`; among all tasks it gets the turn next."""
+        # A task that has not begun never calls its function.
         if not (task.killed or task.done):
             self._unwinding.append(task)
             self._unwinding.sort(key=self.tasks.index)
@@ -344,33 +237,19 @@ class TaskScheduler:
             raise Killed(task.name)
 
     def freeze(self, task: Task) -> None:
-        """Stop ``task`` from running until :meth:`thaw`.
-
-        The running task goes on until its next wait or pause.
-        """
+        """Stop `task` from running until `thaw`."""
         task.frozen = True
 
     def thaw(self, task: Task) -> None:
-        """Let the frozen ``task`` run again, when the schedule chooses it."""
+        """Let the frozen `task` run again, when the schedule chooses it."""
         task.frozen = False
 
     def fail(self, error: BaseException) -> None:
-        """Let :meth:`run` end and raise ``error``, as soon as the running task waits or ends.
-
-        An earlier error of this kind is raised instead.
-        """
+        """Let `run` end and raise `error`, as soon as the running task waits or ends."""
         self._failure = self._failure or error
 
     def run(self) -> None:
-        """Run all tasks to their ends, and end their threads.
-
-        An exception that ends a task is not raised; it is the task's ``error``.
-
-        Raises:
-            ScheduleError: the tasks wait for ever, or do not end within the limits of decisions and
-                virtual time (3600 s).
-            BaseException: the error that was given to :meth:`fail`, or one of an actor.
-        """
+        """Run all tasks to their ends, and end their threads."""
         try:
             task = self._decide(None)
             if task is not None:
@@ -385,11 +264,7 @@ class TaskScheduler:
     # --- who is next
 
     def _live(self, task: Task, function: Callable[[], None]) -> None:
-        """Run ``function`` in the thread of ``task``, then give the turn to the next task.
-
-        It is what the thread does. An exception that ends the function is stored in the task. A
-        task that was killed before does not call the function.
-        """
+        """Run `function` in the thread of `task`, then give the turn to the next task."""
         _stay_on_one_processor()
         task.go.acquire()
         try:
@@ -413,11 +288,7 @@ class TaskScheduler:
             self._resume(following)
 
     def _give_way(self, task: Task) -> None:
-        """Let other tasks run, and return when it is the turn of ``task``, the calling one, again.
-
-        Raises:
-            Killed: the task was killed meanwhile.
-        """
+        """Let other tasks run, and return when it is the turn of `task`, the calling one, again."""
         try:
             following = self._decide(task)
         except BaseException as error:  # noqa: BLE001 - raised by run()
@@ -434,26 +305,11 @@ class TaskScheduler:
             raise Killed(task.name)
 
     def _resume(self, task: Task) -> None:
-        """Give the turn to ``task``: make it the current one, and let its thread run."""
         self.current = task
         task.go.release()
 
     def _decide(self, running: Task | None) -> Task | None:
-        """Let actors act until it is a task's turn, and return that task.
-
-        Killed tasks come first. When no actor and no task can run, the virtual time passes.
-
-        Args:
-            running: the task that asks; it comes first among the tasks that can run, so that it
-                goes on with seed 0. None: the one that ran has ended, or none has run.
-
-        Returns:
-            The task whose turn it is; None when all tasks are done and no actor will start another.
-
-        Raises:
-            ScheduleError: the tasks wait for ever, or a limit is reached.
-            BaseException: the error that was given to :meth:`fail`.
-        """
+        """Let actors act until it is a task's turn, and return that task."""
         while True:
             self.current = None
             if self._failure is not None:
@@ -480,15 +336,10 @@ class TaskScheduler:
             actors[picked].act()
 
     def _will_start(self) -> bool:
-        """Return whether an actor that may start tasks has a time at which it is due."""
         return any(a.starts and a.due() is not None for a in self.actors)
 
     def _pass_time(self) -> None:
-        """Set the virtual time to the next deadline, as no task or actor can run before it.
-
-        Raises:
-            ScheduleError: there is no deadline, or it lies after LONGEST_S (3600 s).
-        """
+        """Set the virtual time to the next deadline, as no task or actor can run before it."""
         waking = [t.wake_at for t in self._left if not t.frozen]
         due = [at for at in (*waking, *(a.due() for a in self.actors)) if at is not None]
         later = [at for at in due if at > self._now_s]
@@ -508,12 +359,7 @@ class TaskScheduler:
         return f"at {self._now_s:.2f} s: {'; '.join(rows)}"
 
     def _own(self) -> Task:
-        """Return the task that runs at present, which must be the caller.
-
-        Raises:
-            AssertionError: no task runs: an actor calls it, or another thread before :meth:`run`.
-            Killed: the task was killed.
-        """
+        """Return the task that runs at present, which must be the caller."""
         task = self.current
         assert task is not None, "only a task waits"
         if task.killed:
@@ -521,13 +367,7 @@ class TaskScheduler:
         return task
 
     def _close(self) -> None:
-        """End the threads of all unfinished tasks one by one, by raising Killed in them.
-
-        It returns when all threads have ended.
-
-        Raises:
-            AssertionError: a thread does not end within JOIN_S (30) real seconds.
-        """
+        """End the threads of all unfinished tasks one by one, by raising Killed in them."""
         self._closing = True
         for task in self.tasks:
             if not task.done:
@@ -540,12 +380,7 @@ class TaskScheduler:
 
 
 def _stay_on_one_processor() -> None:
-    """Let the calling thread run on one processor only, the same for all threads of this process.
-
-    One thread of a schedule runs at a time, and to wake one on another processor takes three times
-    as long. Processes spread over the processors by their ids. Systems without such a call (macOS)
-    leave the thread as it is.
-    """
+    """Let the calling thread run on one processor only, the same for all threads of this process"""
     if hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(os.getpid()))
         os.sched_setaffinity(0, {allowed[os.getpid() % len(allowed)]})

@@ -165,10 +165,7 @@ class Server:
         return "Mode: leader" in self._inside(self._ask)
 
     def _ask(self) -> str:
-        """Return the server's answer to ZooKeeper's command ``srvr``, a text about its state.
-
-        It is empty if the server does not answer within a second.
-        """
+        """Return the server's answer to ZooKeeper's command `srvr`, a text about its state."""
         with (
             contextlib.suppress(OSError),
             socket.create_connection((self._address, self._port), timeout=1) as connection,
