@@ -22,18 +22,7 @@ PREFIX = "/chaos"
 
 
 def add_endpoints(server: DaemonServer, session: Session, ring: Ring) -> None:
-    """Add the endpoints ``/chaos/expire`` and ``/chaos/cut`` to the HTTP server of a worker.
-
-    A signed POST is answered with status 200 before the fault is caused, in a thread of its own; a
-    fault that fails is only logged. A request without a right signature gives 401, an unknown
-    endpoint 404, another method 405.
-
-    Args:
-        server: the server of the worker's daemon.
-        session: the ZooKeeper session that ``expire`` ends.
-        ring: the worker's ring; ``cut`` cuts all its connections, so every member's next collective
-            fails.
-    """
+    """Add the endpoints `/chaos/expire` and `/chaos/cut` to the HTTP server of a worker."""
 
     def expire() -> None:
         try:

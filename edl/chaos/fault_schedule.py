@@ -40,22 +40,19 @@ T = TypeVar("T")
 
 
 class RandomSource(Protocol):
-    """The interface of a source of random numbers; a ``random.Random`` has it."""
+    """The interface of a source of random numbers; a `random.Random` has it."""
 
     def uniform(self, a: float, b: float) -> float:
-        """Return a random number from ``a`` to ``b``, both included, all equally likely."""
+        """Return a random number from `a` to `b`, both included, all equally likely."""
 
     def choice(self, seq: Sequence[T]) -> T:
-        """Return one item of ``seq``, which is not empty; all are equally likely."""
+        """Return one item of `seq`, which is not empty; all are equally likely."""
 
 
 class Action(StrEnum):
-    """A fault that ``edl chaos`` causes in a worker; its value is the name of the option.
+    """A fault that `edl chaos` causes in a worker; its value is the name of the option."""
 
-    ``KILL``: SIGKILL. ``TERM``: SIGTERM, so that the worker leaves. ``FREEZE``: SIGSTOP, and later
-    SIGCONT. ``EXPIRE``: ZooKeeper ends the worker's session. ``CUT``: the worker's connections in
-    the ring are cut.
-    """
+    # `TERM`: SIGTERM, so that the worker leaves.
 
     KILL = "kill"  # SIGKILL
     TERM = "term"  # SIGTERM: it leaves
@@ -70,18 +67,11 @@ FATAL = frozenset({Action.KILL, Action.TERM, Action.FREEZE})
 
 @dataclass(frozen=True)
 class Order:
-    """One fault that the user asked ``edl chaos`` for.
+    """One fault that the user asked `edl chaos` for."""
 
-    Attributes:
-        action: the kind of the fault.
-        target: LEADER, WORKER (any member of the ring), NEWCOMER (any worker that is not in the
-            ring), or a worker's name such as "w3".
-        step: the fault is caused once the job has completed at least this step; None: it waits for
-            no step.
-    """
-
-    action: Action
+    action: Action  # the kind of the fault
     target: str  # LEADER, WORKER, NEWCOMER, or a worker's name like "w3"
+    # the fault is caused once the job has completed at least this step; None: it waits for no step
     step: int | None = None
 
     def __str__(self) -> str:
@@ -90,33 +80,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that one call of ``edl chaos`` is asked to do.
+    """All that one call of `edl chaos` is asked to do."""
 
-    Attributes:
-        orders: the faults to cause.
-        seed: the seed of all random choices.
-        every_s: one order without a step, drawn each time, is carried out again and again, with
-            pauses of this mean, in seconds; None: each of them is carried out once. Orders with a
-            step are carried out once in any case.
-        count: the number of faults, those at a step included, after which to end; None: any number.
-        duration_s: how many seconds after the start no further fault begins; None: without a limit.
-        freeze_s: for how many seconds a FREEZE stops a worker's process.
-    """
-
-    orders: tuple[Order, ...]
-    seed: int
+    orders: tuple[Order, ...]  # the faults to cause
+    seed: int  # the seed of all random choices
+    # one order without a step, drawn each time, is carried out again and again, with pauses of this
+    # mean, in seconds; None: each of them is carried out once. Orders with a step are carried out
+    # once in any case.
     every_s: float | None = None
     count: int | None = None  # end after so many faults
     duration_s: float | None = None  # end after so long
-    freeze_s: float = 5.0
+    freeze_s: float = 5.0  # for how many seconds a FREEZE stops a worker's process
 
     def __post_init__(self) -> None:
-        """Check, when the plan is made, that its options do not contradict each other.
-
-        Raises:
-            UsageError: there is no order; or ``every_s`` is 0, or has no order without a step; or
-                ``count`` is given without ``every_s``.
-        """
         if not self.orders:
             raise UsageError(
                 "nothing to do; give at least one of --kill, --term, --freeze, --expire-session "
@@ -134,22 +110,17 @@ class Plan:
 
     @property
     def at_steps(self) -> tuple[Order, ...]:
-        """The orders that wait for a step, the lowest step first; equal ones as in ``orders``."""
+        """The orders that wait for a step, the lowest step first; equal ones as in `orders`."""
         waiting = [order for order in self.orders if order.step is not None]
         return tuple(sorted(waiting, key=lambda order: order.step or 0))
 
     @property
     def others(self) -> tuple[Order, ...]:
-        """The orders that wait for no step, in the sequence of ``orders``."""
+        """The orders that wait for no step, in the sequence of `orders`."""
         return tuple(order for order in self.orders if order.step is None)
 
     def moments(self, random: RandomSource) -> Iterator[tuple[float, Order]]:
-        """Yield a pair (seconds since the start of the plan, order) for each fault without a step.
-
-        The pairs are in order of time. Without ``every_s`` each order comes once, at 0 seconds.
-        With it the pairs go on for ever; ``random`` draws the time from each pair to the next, from
-        0 to twice ``every_s``, and each order.
-        """
+        """Yield a pair for each fault without a step."""
         if self.every_s is None:
             yield from ((0.0, order) for order in self.others)
             return
@@ -161,41 +132,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class ObservedWorker:
-    """The facts about a worker that decide whether ``edl chaos`` may choose it.
+    """The facts about a worker that decide whether `edl chaos` may choose it."""
 
-    Attributes:
-        id: the number of the worker.
-        in_ring: whether the worker is a member of the job's newest generation.
-        here: whether the worker's process runs on the host of ``edl chaos`` and has the worker's
-            launch token; only then may any fault hit it.
-        trained: whether the worker has completed a step in that generation's ring.
-    """
-
-    id: int
-    in_ring: bool
+    id: int  # the number of the worker
+    in_ring: bool  # whether the worker is a member of the job's newest generation
     here: bool  # its process is on this host, and it is that worker's
-    trained: bool = True
+    trained: bool = True  # whether the worker has completed a step in that generation's ring
 
 
 def choose_worker(
     order: Order, workers: Collection[ObservedWorker], leader: int | None, random: RandomSource
 ) -> tuple[int | None, str]:
-    """Return the worker on this host that an order is carried out on, and why.
-
-    KILL, TERM and FREEZE may cost the job a worker. A worker of the ring is spared from them while
-    no other worker of the ring has completed a step there: then it may be the only one that holds
-    the job's state.
-
-    Args:
-        order: the action and its target.
-        workers: all workers of the job.
-        leader: the number of the worker that leads the job; None: no worker does.
-        random: draws one of the workers that match the target and are not spared.
-
-    Returns:
-        the number of the worker, or None if no worker can be chosen at present; and the reason, a
-        clause for the user.
-    """
+    """Return the worker on this host that an order is carried out on, and why."""
     here = sorted((w for w in workers if w.here), key=lambda w: w.id)
     wanted: Sequence[ObservedWorker]
     if order.target == LEADER:
@@ -217,26 +165,12 @@ def choose_worker(
 
 
 def _needed(action: Action, worker: ObservedWorker, workers: Collection[ObservedWorker]) -> bool:
-    """Return whether ``action`` on ``worker`` might lose the only sure copy of the job's state.
-
-    It might if the action is KILL, TERM or FREEZE, and no other worker of the ring has completed a
-    step there. ``workers`` are all workers of the job.
-    """
     others = [w for w in workers if w.in_ring and w.trained and w.id != worker.id]
     return action in FATAL and worker.in_ring and not others
 
 
 def read_order(action: Action, text: str) -> Order:
-    """Return the order that an option of ``edl chaos`` means, such as ``--kill leader@step=40``.
-
-    Args:
-        action: the action that the option names.
-        text: the value of the option: leader, worker, newcomer or a name like w3, in lower case,
-            and optionally ``@step=N`` with N of at least 0.
-
-    Raises:
-        UsageError: ``text`` has another form.
-    """
+    """Return the order that an option of `edl chaos` means, such as `--kill leader@step=40`."""
     match = _ORDER.fullmatch(text)
     if match is None:
         raise UsageError(
@@ -247,14 +181,7 @@ def read_order(action: Action, text: str) -> Order:
 
 
 def read_duration(option: str, text: str) -> float:
-    """Return the duration ``text``, such as "500ms", "5s", "2m", "1h" or "1d", in seconds.
-
-    A number without a unit means seconds; 0 is allowed. ``option`` is the name of the option, for
-    the message.
-
-    Raises:
-        UsageError: ``text`` is no duration.
-    """
+    """Return the duration `text`, such as "500ms", "5s", "2m", "1h" or "1d", in seconds."""
     found = seconds(text)
     if found is None:
         raise UsageError(f"{option} {text!r} is no duration; write 500ms, 5s, 2m or 1h")

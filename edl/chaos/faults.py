@@ -41,38 +41,25 @@ ENDPOINTS = {Action.EXPIRE: "expire", Action.CUT: "cut"}  # see edl.chaos.endpoi
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault that ``edl chaos`` caused, and what followed from it.
-
-    Attributes:
-        number: the number of the fault, from 1 on.
-        order: the order that was carried out.
-        worker: the number of the worker.
-        led: whether the worker led the job when the fault was caused.
-        step: the job's newest complete step when the fault was caused.
-        recovered: whether the job trained again, ended without failing, or was being stopped,
-            within the time limit.
-        text: the outcome as a clause, for people.
-        details: the outcome for programs, as JSON values: ``generation``, and if it is a new one
-            ``reasons``, ``parts`` (seconds by part of the longest stall) and ``stall_s``, if the
-            log has it. Without a recovery: ``events``, the reasons of the events since the fault.
-            Empty: the job ended or was being stopped.
-    """
+    """One fault that `edl chaos` caused, and what followed from it."""
 
     number: int
-    order: Order
-    worker: int
-    led: bool
-    step: int
+    order: Order  # the order that was carried out
+    worker: int  # the number of the worker
+    led: bool  # whether the worker led the job when the fault was caused
+    step: int  # the job's newest complete step when the fault was caused
+    # whether the job trained again, ended without failing, or was being stopped, within the time
+    # limit
     recovered: bool
-    text: str
+    text: str  # the outcome as a clause, for people
+    # the outcome for programs, as JSON values: `generation`, and if it is a new one `reasons`,
+    # `parts` (seconds by part of the longest stall) and `stall_s`, if the log has it. Without a
+    # recovery: `events`, the reasons of the events since the fault. Empty: the job ended or was
+    # being stopped.
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fault as a dictionary of JSON values, with ``details`` at the top level.
-
-        The other keys are fault, action, target, worker (as "w3"), leader, step, recovered and
-        outcome.
-        """
+        """Return the fault as a dictionary of JSON values, with `details` at the top level."""
         return {
             "fault": self.number,
             "action": str(self.order.action),
@@ -91,16 +78,7 @@ class Fault:
 
 
 class Chaos:
-    """The execution of one plan of faults on one job; call :meth:`run` once.
-
-    Args:
-        store: the job's records in ZooKeeper.
-        plan: the faults to cause.
-        limit_s: how long the job may take to recover from a fault, and how long ZooKeeper may fail
-            to answer, in seconds.
-        note: a function that is called with a line of text for the user when an order has to wait,
-            or is tried again; not twice in a row with the same line.
-    """
+    """The execution of one plan of faults on one job; call `run` once."""
 
     def __init__(
         self, store: JobStore, plan: Plan, limit_s: float, note: Callable[[str], None]
@@ -115,18 +93,9 @@ class Chaos:
         self._said = ""
 
     def run(self) -> Iterator[Fault]:
-        """Cause the plan's faults one after the other; yield each once its outcome is known.
-
-        The iterator ends when all faults of the plan are caused, when its count or duration is
-        reached, when the job does not run any more, or after a fault from which the job did not
-        recover. Workers that are still frozen at the end are woken.
-
-        Raises:
-            UsageError: the job does not run (any more) when this begins, or does not allow an
-                action because it was started without ``edl run --chaos``.
-            EdlError: a worker refuses an action.
-            CoordinationError: ZooKeeper does not answer for longer than ``limit_s``.
-        """
+        """Cause the plan's faults one after the other; yield each once its outcome is known."""
+        # UsageError: the job does not run (any more) when this begins, or does not allow an action
+        # because it was started without `edl run --chaos`.
         snapshot = self._snapshot()
         if snapshot.job.state is not JobState.RUNNING:
             raise UsageError(f"job {snapshot.job.name} {snapshot.job.state.phrase}")
@@ -143,16 +112,7 @@ class Chaos:
                 thaw.function()
 
     def _strikes(self) -> Iterator[Fault]:
-        """Cause each fault at its step or moment, one at a time; yield it with its outcome.
-
-        An order that cannot be carried out yet is tried again every ``POLL_S`` seconds. Stop when
-        the plan is done or its count or duration is reached, when the job is not running, or after
-        a fault from which it did not recover.
-
-        Raises:
-            EdlError: a worker refuses an action.
-            CoordinationError: ZooKeeper does not answer for longer than ``limit_s``.
-        """
+        """Cause each fault at its step or moment, one at a time; yield it with its outcome."""
         plan, began = self._plan, time.monotonic()
         at_steps, moments = list(plan.at_steps), plan.moments(self._random)
         due = next(moments, None)
@@ -185,18 +145,7 @@ class Chaos:
     # --- one fault
 
     def _strike(self, order: Order, snapshot: Snapshot) -> Fault | None:
-        """Carry out ``order`` on a worker of the job and wait for the recovery.
-
-        ``snapshot`` has the job's newest records in ZooKeeper.
-
-        Returns:
-            the fault with its outcome; None, after a message to ``note``, if nothing was done,
-            because no worker can be chosen, or the chosen one is gone or does not answer.
-
-        Raises:
-            EdlError: the worker refuses the action.
-            CoordinationError: ZooKeeper does not answer.
-        """
+        """Carry out `order` on a worker of the job and wait for the recovery."""
         members = {member.id: member for member in snapshot.members}
         led = snapshot.leader.worker if snapshot.leader else None
         chosen, reason = choose_worker(order, self._workers(snapshot), led, self._random)
@@ -219,15 +168,7 @@ class Chaos:
         )
 
     def _do(self, action: Action, member: Member) -> None:
-        """Carry out ``action`` on the worker ``member``, and return at once.
-
-        A timer wakes a frozen worker after the plan's ``freeze_s`` seconds.
-
-        Raises:
-            EdlError: the worker refuses the action.
-            ProcessLookupError: the process of the worker is gone.
-            ConnectionRefusedError, RingError: the worker does not answer.
-        """
+        """Carry out `action` on the worker `member`, and return at once."""
         if action in ENDPOINTS:
             status = post_fault(self._store, member, action)
             if status != 200:
@@ -254,24 +195,7 @@ class Chaos:
     def _await_recovery(
         self, order: Order, worker: int, generation: int, step: int
     ) -> Snapshot | None:
-        """Wait until the job trains again after a fault, or does not run any more.
-
-        The job trains again when all members have entered the ring and it has then completed
-        :data:`STEPS` more steps.
-
-        Args:
-            order: the order that was carried out.
-            worker: the number of the worker that it was carried out on.
-            generation: the job's generation before the fault.
-            step: the job's step before the fault.
-
-        Returns:
-            the snapshot that shows that the job trains again, or that it stops or has ended without
-            failing; None if the job failed, or did not recover within ``limit_s``.
-
-        Raises:
-            CoordinationError: ZooKeeper does not answer for longer than ``limit_s``.
-        """
+        """Wait until the job trains again after a fault, or does not run any more."""
         deadline = time.monotonic() + self._limit_s
         base: tuple[int, int] | None = None  # generation and step when the ring was whole again
         while time.monotonic() < deadline:
@@ -293,20 +217,7 @@ class Chaos:
     def _outcome(
         self, recovered: Snapshot | None, seen: int, generation: int, took_s: float
     ) -> tuple[str, dict[str, Any]]:
-        """Return the outcome of a fault, from the job's records and its event log.
-
-        Args:
-            recovered: the snapshot that shows the recovery; None: there was none.
-            seen: the number of the newest event before the fault.
-            generation: the job's generation before the fault.
-            took_s: how long the recovery took, or was waited for, in seconds.
-
-        Returns:
-            the outcome as a clause for people, and ``details`` of :class:`Fault`.
-
-        Raises:
-            CoordinationError: ZooKeeper does not answer for longer than ``limit_s``.
-        """
+        """Return the outcome of a fault, from the job's records and its event log."""
         if recovered is None:
             snapshot = self._snapshot()
             why = snapshot.status.reason if snapshot.job.state is JobState.RUNNING else ""
@@ -333,11 +244,7 @@ class Chaos:
         return text, details
 
     def _events_of(self, generation: int, seen: int) -> list[Event]:
-        """Return the events after number ``seen``, the oldest first.
-
-        It waits until a switch to ``generation``, or to a later one, is among them: the event is
-        logged two steps after the switch. After :data:`PARTS_S` seconds it returns without it.
-        """
+        """Return the events after number `seen`, the oldest first."""
         deadline = time.monotonic() + PARTS_S
         while True:
             events = [event for _, event in self._store.events.read(seen)]
@@ -349,11 +256,7 @@ class Chaos:
     # --- facts
 
     def _workers(self, snapshot: Snapshot) -> list[ObservedWorker]:
-        """Return the facts about each worker in ``snapshot`` by which a victim is chosen.
-
-        A fact is whether the worker is in the ring, runs on this host, and has trained in this
-        ring. Workers of the ring are asked over HTTP for the last one.
-        """
+        """Return the facts about each worker in `snapshot` by which a victim is chosen."""
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         number = snapshot.generation.number if snapshot.generation else 0
         workers = []
@@ -367,11 +270,7 @@ class Chaos:
         return workers
 
     def _step(self, snapshot: Snapshot) -> int:
-        """Return the number of the job's newest complete step; 0: it has made none.
-
-        It is the larger of the number in the status in ``snapshot`` (the job's records in
-        ZooKeeper) and the one that the first ring member reports by HTTP at present.
-        """
+        """Return the number of the job's newest complete step; 0: it has made none."""
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         for member in snapshot.members:
             if member.id in members:
@@ -379,15 +278,10 @@ class Chaos:
         return snapshot.status.step
 
     def _newest_event(self) -> int:
-        """Return the number of the newest event of the job; -1 if there is none."""
         return max((number for number, _ in self._store.events.read()), default=-1)
 
     def _snapshot(self) -> Snapshot:
-        """Return a new snapshot of the job's records; for ``limit_s`` try again if it fails.
-
-        Raises:
-            CoordinationError: ZooKeeper has not answered in this time.
-        """
+        """Return a new snapshot of the job's records; for `limit_s` try again if it fails."""
         deadline = time.monotonic() + self._limit_s
         while True:
             try:
@@ -398,24 +292,16 @@ class Chaos:
                 time.sleep(POLL_S)
 
     def _say(self, text: str) -> None:
-        """Pass ``text`` to ``note``, unless the text before it was the same."""
+        """Pass `text` to `note`, unless the text before it was the same."""
         if text != self._said:
             self._said = text
             self._note(text)
 
 
 def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -> bool:
-    """Return whether ``snapshot`` shows a complete ring after a fault.
-
-    All members of the newest generation must have entered it. After CUT this generation must be
-    newer than that before the fault; after KILL and TERM the worker must not be a member of it.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        action: the kind of the fault.
-        worker: the number of the worker that had the fault.
-        generation: the job's generation before the fault.
-    """
+    """Return whether `snapshot` shows a complete ring after a fault."""
+    # All members of the newest generation must have entered it. After CUT this generation must be
+    # newer than that before the fault; after KILL and TERM the worker must not be a member of it.
     current = snapshot.generation
     if current is None or not current.members:
         return False
@@ -433,19 +319,7 @@ def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -
 
 
 def post_fault(store: JobStore, member: Member, action: Action) -> int:
-    """Have a worker do ``action`` to itself, by a POST to its endpoint.
-
-    Args:
-        store: the job's records in ZooKeeper, with its secret.
-        member: the record of the worker.
-        action: one of ENDPOINTS: EXPIRE or CUT.
-
-    Returns:
-        the HTTP status of the worker's answer: 200 if it does it, else another one.
-
-    Raises:
-        ConnectionRefusedError, RendezvousFailed: the worker is gone, or does not answer.
-    """
+    """Have a worker do `action` to itself, by a POST to its endpoint."""
     access = store.session.access
     assert access is not None
     key, path = http_key(access.secret, access.job), f"/chaos/{ENDPOINTS[action]}"
@@ -455,21 +329,13 @@ def post_fault(store: JobStore, member: Member, action: Action) -> int:
 
 
 def send_signal(member: Member, number: signal.Signals) -> None:
-    """Send the signal ``number`` to the process of the worker ``member``, and to no other process.
-
-    Raises:
-        ProcessLookupError: the process is gone, or not on this machine.
-    """
+    """Send the signal `number` to the process of the worker `member`, and to no other process."""
     with _opened(member) as handle:
         signal.pidfd_send_signal(handle, number)
 
 
 def is_process_of(member: Member) -> bool:
-    """Return whether the process of the worker ``member`` lives on this machine.
-
-    A process with the right process id counts only if its environment has the worker's launch
-    token.
-    """
+    """Return whether the process of the worker `member` lives on this machine."""
     try:
         with _opened(member):
             return True
@@ -479,15 +345,7 @@ def is_process_of(member: Member) -> bool:
 
 @contextmanager
 def _opened(member: Member) -> Iterator[int]:
-    """Open a handle (pidfd) to the process of the worker ``member``, and close it after the block.
-
-    Yields:
-        the file descriptor of the handle.
-
-    Raises:
-        ProcessLookupError: the process is gone, or its environment cannot be read or does not have
-            the worker's launch token.
-    """
+    """Open a handle (pidfd) to the process of the worker `member`, and close it after the block."""
     handle = os.pidfd_open(member.pid)  # from now on the number cannot mean somebody else
     try:
         words = Path(f"/proc/{member.pid}/environ").read_bytes().split(b"\0")
@@ -501,13 +359,7 @@ def _opened(member: Member) -> Iterator[int]:
 
 
 def slowest_parts(events: list[Event]) -> dict[str, float]:
-    """Return the parts of the longest stall of a worker in a switch, in seconds by name.
-
-    The names are those of the durations in :class:`edl.core.switch_parts.SwitchParts`, without
-    ``median_step_s``; ``stall_s`` is the whole stall. The stalls are those in the switch events
-    among ``events``. Workers that were new in the ring do not count, unless one was alone in it.
-    The result is empty if there is no such event.
-    """
+    """Return the parts of the longest stall of a worker in a switch, in seconds by name."""
     slowest: dict[str, float] = {}
     for event in events:
         if not isinstance(event.details, SwitchDetails):
@@ -523,10 +375,7 @@ def slowest_parts(events: list[Event]) -> dict[str, float]:
 
 
 def summary(faults: list[Fault], seed: int) -> str:
-    """Return a clause about ``faults``: how many of each kind, recoveries, stalls, the seed.
-
-    ``seed`` is the seed of the plan. Without faults it only says that there were none.
-    """
+    """Return a clause about `faults`: how many of each kind, recoveries, stalls, the seed."""
     if not faults:
         return "no fault was made"
     count = {action: sum(f.order.action is action for f in faults) for action in Action}
@@ -540,10 +389,7 @@ def summary(faults: list[Fault], seed: int) -> str:
 
 
 def health(member: Member) -> WorkerProgress:
-    """Return the progress that the worker ``member`` reports at its HTTP port (``/health``).
-
-    If no valid answer comes within ``HEALTH_S`` seconds, the progress is that of no step (step 0).
-    """
+    """Return the progress that the worker `member` reports at its HTTP port (`/health`)."""
     try:
         _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
         return WorkerProgress.from_json(json.loads(body))
