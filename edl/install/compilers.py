@@ -16,27 +16,14 @@ OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # what make exports to its recip
 
 
 def with_make_flags(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables for a build, in which MAKEFLAGS says how many compilers run.
-
-    Without MAKEFLAGS, or if it is empty, Horovod's build starts eight compilers, however few cores
-    there are. A value that the user has set is kept. A value that make has exported to its recipes,
-    as in ``make setup``, is not: it says nothing about this build, and names a pipe that is closed.
-
-    Args:
-        environ: the environment variables of the caller, which are not changed.
-    """
+    """Return environment variables for a build, in which MAKEFLAGS says how many compilers run."""
     by_user = environ.get("MAKEFLAGS", "").strip() if "MAKELEVEL" not in environ else ""
     rest = {name: value for name, value in environ.items() if name not in OF_MAKE}
     return rest | {"MAKEFLAGS": by_user or f"-j{compilers()}"}
 
 
 def compilers() -> int:
-    """Return how many compilers may run at once: one for each core, if the memory is enough.
-
-    The cores are those that this process may use. Each compiler needs 2 GB (``GB_PER_COMPILER``) of
-    the memory, free or not, of the machine or of the container, whichever is less. The result is at
-    least 1.
-    """
+    """Return how many compilers may run at once: one for each core, if the memory is enough."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, int(_memory_bytes() / (GB_PER_COMPILER * 1e9))))
 

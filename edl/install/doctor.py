@@ -32,11 +32,7 @@ BUILD = "run `edl build-horovod`"
 
 
 class CheckResult(enum.Enum):
-    """The result of one check of the machine.
-
-    OK: all is as it should be. LIMITED: edl works, but not everything that it promises holds, as
-    the row of the report says. FAILED: edl does not work.
-    """
+    """The result of one check of the machine."""
 
     OK = "ok"
     LIMITED = "limited"
@@ -45,27 +41,16 @@ class CheckResult(enum.Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the report of `edl doctor`: what was checked, what was found, and what to do.
+    """One row of the report of `edl doctor`: what was checked, what was found, and what to do."""
 
-    Attributes:
-        name: what was checked, such as "Java" or "Horovod for PyTorch".
-        state: the result: all as it should be, limited, or failed.
-        found: what was found, for people, such as a version, a path or an error.
-        remedy: what to do about it, for people; empty if there is nothing to do.
-    """
-
-    name: str
-    state: CheckResult
-    found: str
-    remedy: str = ""
+    name: str  # what was checked, such as "Java" or "Horovod for PyTorch"
+    state: CheckResult  # the result: all as it should be, limited, or failed
+    found: str  # what was found, for people, such as a version, a path or an error
+    remedy: str = ""  # what to do about it, for people; empty if there is nothing to do
 
 
 def checks() -> Iterator[Check]:
-    """Run all checks of this machine, and yield a row for each as soon as it is known.
-
-    The rows come in the order in which a user should act on their remedies. The imports of Horovod
-    and the question to ZooKeeper may take seconds.
-    """
+    """Run all checks of this machine, and yield a row for each as soon as it is known."""
     yield _python()
     yield _import_name(_providers("edl"))
     versions = {module: horovod_wheel.framework_version(module) for module in FRAMEWORKS}
@@ -76,27 +61,16 @@ def checks() -> Iterator[Check]:
 
 
 def usable(rows: Iterable[Check]) -> bool:
-    """Return whether edl works on this machine, perhaps with limits: none of ``rows`` is FAILED."""
+    """Return whether edl works on this machine, perhaps with limits: none of `rows` is FAILED."""
     return all(row.state is not CheckResult.FAILED for row in rows)
 
 
 def _python() -> Check:
-    """Return a row with the version and the path of this interpreter; its result is always OK.
-
-    pip refuses to install edl for a Python that is too old.
-    """
     return Check("Python", CheckResult.OK, f"{platform.python_version()}, {sys.executable}")
 
 
 def _import_name(providers: frozenset[str]) -> Check:
-    """Return a row that says whether `import edl` imports this package; FAILED if not.
-
-    PyPI has other packages with that import name.
-
-    Args:
-        providers: the names of the installed distributions that provide the import name "edl". Any
-            but edl-horovod makes the result FAILED.
-    """
+    """Return a row that says whether `import edl` imports this package; FAILED if not."""
     name = "import edl"
     where = str(edl.__file__)
     ours = Path(__file__).resolve().parents[1] / "__init__.py"
@@ -120,24 +94,12 @@ def _import_name(providers: frozenset[str]) -> Check:
 
 
 def _providers(module: str) -> frozenset[str]:
-    """Return the names of the installed distributions that provide an import name.
-
-    The names are in lower case, with hyphens. The set is empty if no distribution provides it.
-
-    Args:
-        module: the import name, such as "edl".
-    """
     names = importlib.metadata.packages_distributions().get(module, ())
     return frozenset(name.lower().replace("_", "-") for name in names)
 
 
 def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield a row for PyTorch and one for TensorFlow: OK, or both FAILED if neither is installed.
-
-    Args:
-        versions: the version of each framework by its import name ("torch", "tensorflow"); None if
-            it is not installed.
-    """
+    """Yield a row for PyTorch and one for TensorFlow: OK, or both FAILED if neither is installed"""
     none = not any(versions.values())
     for module, title in FRAMEWORKS.items():
         if version := versions[module]:
@@ -150,16 +112,7 @@ def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield rows on whether Horovod is installed, works with each framework, and has edl's patches.
-
-    Without Horovod there is one row, which is FAILED. A framework that Horovod does not work with
-    is LIMITED if Horovod works with the other one, else FAILED. A framework that is not installed
-    has no row.
-
-    Args:
-        versions: the version of each framework by its import name ("torch", "tensorflow"); None if
-            it is not installed.
-    """
+    """Yield rows on whether Horovod is installed, works with each framework."""
     try:
         version = importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
@@ -188,15 +141,7 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:
-    """Yield the rows of `edl doctor` about edl's patches in the installed Horovod.
-
-    Each patch that is missing has a row, which is LIMITED and says what does not work. If none is
-    missing, there is one row, which is OK. A patch is not missing if it only lets Horovod compile,
-    or if it is about GPUs and Horovod was built without them.
-
-    Args:
-        marker: what :func:`edl.horovod_build.installed_marker` returns.
-    """
+    """Yield the rows of `edl doctor` about edl's patches in the installed Horovod."""
     missing = horovod_patches.missing(marker)
     for patch in missing:
         yield Check(
@@ -207,14 +152,8 @@ def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _build_tools(needless: bool) -> Iterator[Check]:
-    """Yield a row for each tool that compiles Horovod; FAILED if it is missing and needed.
-
-    CMake is always OK, because the build can fetch one.
-
-    Args:
-        needless: whether Horovod is installed with edl's patches already: then no row is FAILED,
-            even if a tool is missing.
-    """
+    """Yield a row for each tool that compiles Horovod; FAILED if it is missing and needed."""
+    # CMake is always OK, because the build can fetch one.
     worst = CheckResult.OK if needless else CheckResult.FAILED
     for tool in toolchain.tools():
         if tool.found:
@@ -227,12 +166,8 @@ def _build_tools(needless: bool) -> Iterator[Check]:
 
 
 def _zookeeper() -> Iterator[Check]:
-    """Yield rows about the configured ZooKeeper server and the programs that a local one needs.
-
-    If a server is configured, it must answer, and the programs (Java, ZooKeeper) may be missing. If
-    none is configured, a missing program is FAILED. If the settings of edl are invalid, there is
-    only one row, which is FAILED and has the error.
-    """
+    """Yield rows about the configured ZooKeeper server and the programs that a local one needs."""
+    # If a server is configured, it must answer, and the programs (Java, ZooKeeper) may be missing.
     try:
         settings = config.load()
     except ConfigError as error:
@@ -259,26 +194,12 @@ def _zookeeper() -> Iterator[Check]:
 
 # These two look where edl.coordination.server_command looks.
 def _java(environ: Mapping[str, str]) -> str | None:
-    """Return the path of the program java; None if it is missing.
-
-    It is searched for in the folder bin of JAVA_HOME; without that variable, on PATH.
-
-    Args:
-        environ: the environment variables, which have JAVA_HOME and PATH.
-    """
     home = environ.get("JAVA_HOME")
     return shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
 
 
 def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
-    """Return the path of ZooKeeper's jar file; None if it is not found.
-
-    It is searched for in the folder lib of ZOOKEEPER_HOME; without that variable, in those of
-    /opt/zookeeper*, the last in the order of names first, and then where Debian's package puts it.
-
-    Args:
-        environ: the environment variables, which may have ZOOKEEPER_HOME.
-    """
+    """Return the path of ZooKeeper's jar file; None if it is not found."""
     named = environ.get("ZOOKEEPER_HOME")
     homes = [Path(named)] if named else sorted(Path("/opt").glob("zookeeper*"), reverse=True)
     for home in homes:
@@ -288,12 +209,7 @@ def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
 
 
 def _reachable(hosts: str, timeout_s: float) -> Check:
-    """Return a row that says whether a ZooKeeper server answers; FAILED if none does in time.
-
-    Args:
-        hosts: the servers, ``host:port,...``; one answer is enough.
-        timeout_s: how long to wait, in seconds.
-    """
+    """Return a row that says whether a ZooKeeper server answers; FAILED if none does in time."""
     name = "ZooKeeper server"
     if _connects(hosts, timeout_s):
         return Check(name, CheckResult.OK, f"{hosts} answers")
@@ -302,14 +218,7 @@ def _reachable(hosts: str, timeout_s: float) -> Check:
 
 
 def _connects(hosts: str, timeout_s: float) -> bool:
-    """Return whether a ZooKeeper session can be opened; the session is closed again.
-
-    Also False if ``hosts`` is no list of servers. Nothing is raised for a server that fails.
-
-    Args:
-        hosts: the servers, ``host:port,...``; one is enough.
-        timeout_s: how long to wait, in seconds.
-    """
+    """Return whether a ZooKeeper session can be opened; the session is closed again."""
     from kazoo.client import KazooClient  # slow to import, and only needed here
     from kazoo.exceptions import KazooException
 

@@ -37,73 +37,37 @@ _LOST = re.compile(r"^Lost without it: (.+?)\n\n", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch to Horovod's source.
+    """One patch to Horovod's source."""
 
-    Attributes:
-        name: the name of the patch, without its number.
-        path: the file of the patch.
-        lost: what edl cannot promise with a Horovod that lacks the patch, for people; empty if the
-            patch matters only for the build.
-    """
-
-    name: str
-    path: Path
+    name: str  # the name of the patch, without its number
+    path: Path  # the file of the patch
+    # what edl cannot promise with a Horovod that lacks the patch, for people; empty if the patch
+    # matters only for the build
     lost: str
 
 
 @cache
 def patches(folder: Path = FOLDER) -> tuple[Patch, ...]:
-    """Return all patches in a folder, in the order in which they are applied, that of file names.
-
-    The folder is read once; later calls return the same result.
-
-    Args:
-        folder: the folder with the files ``NN-name.patch``; by default that of edl.
-
-    Raises:
-        BuildError: the name of a file ``*.patch`` has another form.
-    """
+    """Return all patches in a folder, in the order in which they are applied, that of file names"""
     return tuple(_read(path) for path in sorted(folder.glob("*.patch")))
 
 
 def fingerprint(folder: Path = FOLDER, *, gpu: bool) -> str:
-    """Return a hash of the file names and contents of the patches that a build chooses from.
-
-    It has 12 hexadecimal digits. Two builds with the same fingerprint chose from the same patches.
-
-    Args:
-        folder: the folder with the patches; by default that of edl.
-        gpu: whether the build has operations on GPUs; without them ``GPU_ONLY`` does not count.
-    """
+    """Return a hash of the file names and contents of the patches that a build chooses from."""
     chosen = [patch.path for patch in patches(folder) if gpu or patch.name not in GPU_ONLY]
     found = [(path.name, path.read_bytes()) for path in chosen]
     return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
 
 
 def wanted(source: Path, tensorflow_include: Path | None, *, gpu: bool) -> tuple[Patch, ...]:
-    """Return the patches of edl that a build of Horovod needs, in the order to apply them.
-
-    All are needed, with two exceptions. ``NO_XLA_OPS``, which builds without XLA (a compiler of
-    TensorFlow), is needed only if TensorFlow lacks a header of XLA that Horovod includes, and
-    ``GPU_ONLY`` only with operations on GPUs.
-
-    Args:
-        source: the folder of Horovod's source, before any patch.
-        tensorflow_include: the folder of TensorFlow's headers; None for a build without TensorFlow.
-        gpu: whether the build has operations on GPUs.
-    """
+    """Return the patches of edl that a build of Horovod needs, in the order to apply them."""
     without_xla = tensorflow_include and _missing_xla_headers(source, tensorflow_include)
     needless = (frozenset() if gpu else GPU_ONLY) | ({NO_XLA_OPS} if not without_xla else set())
     return tuple(patch for patch in patches() if patch.name not in needless)
 
 
 def missing(marker: Mapping[str, Any]) -> tuple[Patch, ...]:
-    """Return the patches that an installed Horovod lacks, and without which edl promises less.
-
-    Args:
-        marker: what :func:`edl.horovod_build.installed_marker` returns. If it says that Horovod has
-            no operations on GPUs, ``GPU_ONLY`` is not missing.
-    """
+    """Return the patches that an installed Horovod lacks, and without which edl promises less."""
     applied, gpu = marker.get("edits", ()), marker.get("gpu", True)
     return tuple(
         patch
@@ -113,17 +77,7 @@ def missing(marker: Mapping[str, Any]) -> tuple[Patch, ...]:
 
 
 def apply(source: Path, chosen: Iterable[Patch]) -> None:
-    """Apply patches to Horovod's source, by the program `patch`; the files are changed in place.
-
-    Args:
-        source: the folder of the unpacked source distribution.
-        chosen: the patches, in the order to apply them.
-
-    Raises:
-        BuildError: a patch does not fit exactly, or `patch` is missing or takes over 60 s; the
-            message names the patch. The patches before it stay applied, so build only after
-            success.
-    """
+    """Apply patches to Horovod's source, by the program `patch`; the files are changed in place."""
     for patch in chosen:
         command = ["patch", "--strip=1", "--fuzz=0", "--forward", "--batch"]
         try:
@@ -147,29 +101,14 @@ def apply(source: Path, chosen: Iterable[Patch]) -> None:
 
 
 def write_marker(source: Path, chosen: Iterable[Patch], key: str, *, gpu: bool) -> None:
-    """Write the file by which a wheel of Horovod says which patches it was built with.
-
-    It is ``horovod/edl_edits.json`` in the source, and becomes a part of the wheel
-    (:func:`edl.horovod_build.installed_marker`). A file that exists is replaced.
-
-    Args:
-        source: the folder of Horovod's source, from which the wheel is built.
-        chosen: the patches that were applied.
-        key: the name of the wheel's entry in the cache, which stands for the recipe of the build.
-        gpu: whether the build has operations on GPUs.
-    """
+    """Write the file by which a wheel of Horovod says which patches it was built with."""
     names = sorted(patch.name for patch in chosen)
     marker = {"edits": names, "fingerprint": fingerprint(gpu=gpu), "gpu": gpu, "key": key}
     (source / "horovod" / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
 
 
 def _read(path: Path) -> Patch:
-    """Return the name of the patch in the file ``path``, the path, and what is lost without it.
-
-    Raises:
-        BuildError: the file is not called NN-name.patch: two digits, and lower-case letters,
-            digits and hyphens.
-    """
+    """Return the name of the patch in the file `path`, the path, and what is lost without it."""
     named = _NAME.fullmatch(path.name)
     if named is None:
         raise BuildError(f"{path} is not called NN-name.patch; install edl again")
@@ -179,15 +118,7 @@ def _read(path: Path) -> Patch:
 
 
 def _missing_xla_headers(source: Path, include: Path) -> tuple[str, ...]:
-    """Return the headers of XLA that Horovod's source includes and the folder ``include`` lacks.
-
-    XLA is a compiler of TensorFlow. If any header is missing, Horovod cannot be built with XLA. The
-    result has the paths of the headers, as the source names them; it is empty if none is missing.
-
-    Args:
-        source: the folder of Horovod's source.
-        include: the folder of TensorFlow's headers.
-    """
+    """Return the headers of XLA that Horovod's source includes and the folder `include` lacks."""
     text = (source / "horovod/tensorflow/xla_mpi_ops.cc").read_text(encoding="utf-8")
     headers = re.findall(r'^#include "(tensorflow/[^"]+)"', text, re.MULTILINE)
     return tuple(header for header in headers if not (include / header).is_file())

@@ -65,25 +65,17 @@ GPU_VARIABLES = (  # ... and those that need --gpu
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the content of a wheel, besides Horovod's version and the patches.
+    """Everything that decides the content of a wheel, besides Horovod's version and the patches."""
 
-    :func:`recipe` returns the one for the running interpreter.
-
-    Attributes:
-        python: the cache tag and ABI flags of the interpreter, like "cpython-312".
-        machine: the architecture of the machine, like "x86_64".
-        torch: the version of PyTorch, as :func:`framework_version` returns it; None if it is not
-            installed, and the wheel is built without it.
-        tensorflow: the version of TensorFlow; None if it is not installed, and the wheel is built
-            without it.
-        variables: Horovod's build variables, pairs of name and value, sorted by name: those that
-            the user has set, and the choice of NCCL for a GPU build.
-    """
-
-    python: str
-    machine: str
+    python: str  # the cache tag and ABI flags of the interpreter, like "cpython-312"
+    machine: str  # the architecture of the machine, like "x86_64"
+    # the version of PyTorch, as `framework_version` returns it; None if it is not installed, and
+    # the wheel is built without it
     torch: str | None
+    # the version of TensorFlow; None if it is not installed, and the wheel is built without it
     tensorflow: str | None
+    # Horovod's build variables, pairs of name and value, sorted by name: those that the user has
+    # set, and the choice of NCCL for a GPU build
     variables: tuple[tuple[str, str], ...]
 
     @property
@@ -93,11 +85,7 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """The name of the wheel's entry in the cache.
-
-        It is made from the versions, the patches and the build variables, so it is different
-        wherever the content of the wheel may differ.
-        """
+        """The name of the wheel's entry in the cache."""
         patches = horovod_patches.fingerprint(gpu=self.gpu)
         parts = [VERSION, patches, self.python, self.machine]
         parts.append(f"torch{self.torch}" if self.torch else "notorch")
@@ -108,10 +96,7 @@ class Recipe:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables (HOROVOD_*) that make Horovod's build follow this recipe.
-
-        The build uses Gloo, without MPI and MXNet.
-        """
+        """The environment variables (HOROVOD_*) that make Horovod's build follow this recipe."""
         return {
             f"HOROVOD_WITH{'' if self.torch else 'OUT'}_PYTORCH": "1",
             f"HOROVOD_WITH{'' if self.tensorflow else 'OUT'}_TENSORFLOW": "1",
@@ -123,16 +108,8 @@ class Recipe:
 
 
 def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
-    """Return the recipe of the wheel that fits the running interpreter and its frameworks.
-
-    Args:
-        gpu: whether to build the GPU operations, with NCCL unless a variable says otherwise.
-        environ: the environment variables of the user, of which Horovod's build variables are used;
-            without ``gpu`` those about GPUs are left out.
-
-    Raises:
-        BuildError: neither PyTorch nor TensorFlow is importable.
-    """
+    """Return the recipe of the wheel that fits the running interpreter and its frameworks."""
+    # `gpu`: whether to build the GPU operations, with NCCL unless a variable says otherwise.
     torch, tensorflow = framework_version("torch"), framework_version("tensorflow")
     if torch is None and tensorflow is None:
         raise BuildError(
@@ -154,18 +131,7 @@ def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
 
 
 def framework_version(module: str) -> str | None:
-    """Return the version of the installed distribution that provides an import name.
-
-    The module is not imported.
-
-    Args:
-        module: the import name, "torch" or "tensorflow".
-
-    Returns:
-        The version of a distribution that provides it and whose name begins with ``module``, such
-        as "tensorflow-cpu"; "unknown" if there is no such distribution; None if the module is not
-        importable.
-    """
+    """Return the version of the installed distribution that provides an import name."""
     if importlib.util.find_spec(module) is None:
         return None
     for name in importlib.metadata.packages_distributions().get(module, ()):
@@ -175,35 +141,13 @@ def framework_version(module: str) -> str | None:
 
 
 def cached(wanted: Recipe) -> Path | None:
-    """Return the path of the wheel in the cache that fits a recipe and edl's present patches.
-
-    Args:
-        wanted: the recipe that the wheel must have been built by.
-
-    Returns:
-        The path; None if the cache has no such wheel.
-    """
+    """Return the path of the wheel in the cache that fits a recipe and edl's present patches."""
     wheels = sorted((cache_folder() / wanted.key).glob("horovod-*.whl"))
     return wheels[0] if wheels else None
 
 
 def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
-    """Return the path, in the cache, of a wheel of Horovod, which is built unless it is there.
-
-    A build takes a minute or two, longer for GPUs, and puts the wheel into the cache. Builds of the
-    same wheel by several processes wait for each other. Nothing is installed.
-
-    Args:
-        wanted: the recipe of the wheel; its key names the entry of the cache.
-        force: whether to build although the cache has the wheel, which is then replaced once the
-            new one is complete.
-        console: where progress is shown.
-
-    Raises:
-        BuildError: a tool (for GPUs CUDA's toolkit, too) is missing, TensorFlow is in a folder with
-            a space in its name, the download or the build failed, or a patch does not fit. If a
-            command failed, the message names the log.
-    """
+    """Return the path, in the cache, of a wheel of Horovod, which is built unless it is there."""
     if not force and (wheel := cached(wanted)):
         console.print(f"Horovod {VERSION}: wheel from the cache, {wheel}", soft_wrap=True)
         return wheel
@@ -224,15 +168,7 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
 
 
 class _Build:
-    """One build of a wheel, in a temporary folder beside the cache entries; :meth:`run` does it.
-
-    The folder is in the file system of the cache, so one rename, which is atomic, puts the finished
-    wheel into the cache. The caller holds the lock of the wheel's entry meanwhile.
-
-    Args:
-        wanted: the recipe of the wheel.
-        console: where progress is shown.
-    """
+    """One build of a wheel, in a temporary folder beside the cache entries; `run` does it."""
 
     def __init__(self, wanted: Recipe, console: Console) -> None:
         self.recipe = wanted
@@ -240,14 +176,7 @@ class _Build:
         self.log = cache_folder() / f"{wanted.key}.log"
 
     def run(self) -> Path:
-        """Build the wheel, put it into the cache, and return its path there.
-
-        A wheel of the same recipe in the cache is replaced, but only after success. The temporary
-        folder is removed in each case.
-
-        Raises:
-            BuildError: the build failed; if a command did, the message names the log.
-        """
+        """Build the wheel, put it into the cache, and return its path there."""
         self.log.write_text("")
         # Horovod's CMake takes its directory for a regular expression: no "+cpu" in the path.
         prefix = f".build-{hashlib.sha256(self.recipe.key.encode()).hexdigest()[:12]}-"
@@ -275,16 +204,7 @@ class _Build:
         return wheel
 
     def _run(self, work: Path) -> None:
-        """Fetch the tools and the source, apply the patches, and compile the wheel.
-
-        Args:
-            work: the temporary folder for all of that; the wheel is then in its subfolder
-                ``wheel``.
-
-        Raises:
-            CommandFailed: a command of pip failed.
-            BuildError: a checksum is wrong, a patch does not fit, or the wheel lacks a library.
-        """
+        """Fetch the tools and the source, apply the patches, and compile the wheel."""
         tools = work / "tools"
         cmake = () if toolchain.system_cmake() else (CMAKE,)
         pip_install = ("install", "--target", str(tools), *BUILD_TOOLS, *cmake, *REQUIREMENTS)
@@ -314,14 +234,7 @@ class _Build:
         self._check(next(out.glob("*.whl")))
 
     def _check(self, wheel: Path) -> None:
-        """Check that the wheel has Horovod's library for each framework of the recipe.
-
-        Args:
-            wheel: the path of the wheel.
-
-        Raises:
-            BuildError: a library is missing.
-        """
+        """Check that the wheel has Horovod's library for each framework of the recipe."""
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
         libraries = {"torch": self.recipe.torch, "tensorflow": self.recipe.tensorflow}
@@ -334,19 +247,7 @@ class _Build:
                 )
 
     def _source(self, work: Path, env: Mapping[str, str]) -> Path:
-        """Unpack Horovod's source into ``work``, and return the folder with it.
-
-        The archive is downloaded if it is not in the cache, or has the wrong checksum there; it
-        stays in the cache.
-
-        Args:
-            work: the temporary folder of the build.
-            env: the environment variables for the download by pip.
-
-        Raises:
-            CommandFailed: the download failed.
-            BuildError: the checksum of the download is wrong.
-        """
+        """Unpack Horovod's source into `work`, and return the folder with it."""
         archive = cache_folder() / f"horovod-{VERSION}.tar.gz"
         if not archive.is_file() or _sha256(archive) != SHA256:
             self._download(work, archive, env)
@@ -360,17 +261,7 @@ class _Build:
     def _download(self, work: Path, archive: Path, env: Mapping[str, str]) -> None:
         # pip knows the user's index, proxy and certificates. It asks each source distribution
         # for its metadata; without isolation that takes our setuptools and about a second.
-        """Download Horovod's source distribution, check it, and put it into the cache.
-
-        Args:
-            work: the temporary folder of the build.
-            archive: the path in the cache to which the archive is moved, replacing another file.
-            env: the environment variables for pip.
-
-        Raises:
-            CommandFailed: pip failed.
-            BuildError: the checksum of the download is wrong; the cache is not changed.
-        """
+        """Download Horovod's source distribution, check it, and put it into the cache."""
         requirement = work / "requirements.txt"
         requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
         self._pip(
@@ -396,16 +287,7 @@ class _Build:
         fetched.replace(archive)
 
     def _pip(self, *arguments: str, what: str, env: Mapping[str, str]) -> None:
-        """Run a command of pip, with its output in the log of the build.
-
-        Args:
-            arguments: the command and its arguments, like "download", "--no-deps".
-            what: what the command does, as shown to the user, such as "fetching build tools".
-            env: all environment variables of the command.
-
-        Raises:
-            CommandFailed: the command ended with an exit code other than 0.
-        """
+        """Run a command of pip, with its output in the log of the build."""
         command, *rest = arguments
         retries = ("--retries", "10")
         progress.run_logged(
@@ -417,16 +299,7 @@ class _Build:
         )
 
     def _environment(self, tools: Path) -> dict[str, str]:
-        """Return all environment variables of the build: the user's, changed for this build.
-
-        The build's own tools come first on PATH and PYTHONPATH. The user's variables whose names
-        begin with HOROVOD_ are left out, and those of the recipe are added. MAKEFLAGS sets the
-        number of compilers (:func:`edl.install.compilers.with_make_flags`); CUDA_HOME, by which
-        PyTorch finds CUDA, is HOROVOD_CUDA_HOME unless the user has set it.
-
-        Args:
-            tools: the folder into which pip has installed the tools.
-        """
+        """Return all environment variables of the build: the user's, changed for this build."""
         env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))
         if self.recipe.gpu:
@@ -440,10 +313,7 @@ class _Build:
 
 
 def _tensorflow_include(wanted: Recipe) -> Path | None:
-    """Return the folder of TensorFlow's headers, or None for a build without TensorFlow.
-
-    Whether the folder exists is not checked. ``wanted`` is the recipe of the build.
-    """
+    """Return the folder of TensorFlow's headers, or None for a build without TensorFlow."""
     if wanted.tensorflow is None:
         return None
     spec = importlib.util.find_spec("tensorflow")
@@ -453,14 +323,9 @@ def _tensorflow_include(wanted: Recipe) -> Path | None:
 
 
 def _refuse_space(wanted: Recipe) -> None:
-    """Raise an error if TensorFlow lies below a folder with a space in its name.
-
-    Horovod's build files separate TensorFlow's flags by spaces, so the compilation would fail after
-    minutes. ``wanted`` is the recipe of the build.
-
-    Raises:
-        BuildError: the path of TensorFlow has white space in it.
-    """
+    """Raise an error if TensorFlow lies below a folder with a space in its name."""
+    # Horovod's build files separate TensorFlow's flags by spaces, so the compilation would fail
+    # after minutes.
     headers = _tensorflow_include(wanted)
     if headers is not None and len(str(headers).split()) > 1:
         raise BuildError(
@@ -470,21 +335,8 @@ def _refuse_space(wanted: Recipe) -> None:
 
 
 def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:
-    """Return the build variables by which Horovod uses the NCCL of PyTorch's own wheels.
-
-    So the process has one NCCL, and nobody has to install another. Horovod's build looks for
-    ``libnccl.so``, a name that the package lacks, so a folder with links to the package is made.
-    And it prefers a static NCCL of the system, unless it is told to take a shared one.
-
-    Args:
-        wanted: the recipe of the build. If it has a variable ``HOROVOD_NCCL_...``, or does not use
-            NCCL, nothing is done.
-        folder: the folder to make; it must not exist.
-
-    Returns:
-        HOROVOD_NCCL_HOME with the folder, and HOROVOD_NCCL_LINK; empty if nothing was done, or
-        PyTorch's NCCL is not installed as a Python package.
-    """
+    """Return the build variables by which Horovod uses the NCCL of PyTorch's own wheels."""
+    # `folder`: the folder to make; it must not exist.
     names = [name for name, value in wanted.variables if value == "NCCL"]
     named = any(name.startswith("HOROVOD_NCCL_") for name, _ in wanted.variables)
     package = toolchain.packaged_nccl() if names and not named else None
@@ -497,7 +349,7 @@ def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Return the directory of the wheel cache, ``wheels`` in edl's cache; create it if missing."""
+    """Return the directory of the wheel cache, `wheels` in edl's cache; create it if missing."""
     path = config.cache_dir() / "wheels"
     path.mkdir(parents=True, exist_ok=True)
     return path
@@ -505,15 +357,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(path: Path, does: str, console: Console) -> Iterator[None]:
-    """Hold an exclusive lock on a file during the ``with`` block; entering the block waits for it.
-
-    The kernel releases the lock when the process ends.
-
-    Args:
-        path: the file, which is created if it does not exist, and stays afterwards.
-        does: what another process does that holds the lock, such as "builds the same wheel".
-        console: where a line with that is printed if another process holds the lock.
-    """
+    """Hold an exclusive lock on a file during the `with` block; entering the block waits for it."""
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -524,5 +368,4 @@ def locked(path: Path, does: str, console: Console) -> Iterator[None]:
 
 
 def _sha256(path: Path) -> str:
-    """Return the SHA-256 checksum of the file ``path``, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -24,22 +24,9 @@ IMPORT_TIMEOUT_S = 120.0  # a first import of TensorFlow on a slow disk
 
 
 def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
-    """Install Horovod of a recipe into the running interpreter, unless it is there and works.
-
-    The wheel comes from the cache, or is built. If one from the cache cannot be imported here, for
-    example because it was built for another processor, it is built again and replaced in the cache.
-    Several calls for the same interpreter wait for each other.
-
-    Args:
-        wanted: the recipe of the wheel.
-        force: whether to build and install it in any case.
-        console: where progress is shown.
-
-    Raises:
-        BuildError: the interpreter belongs to the operating system; the build or the installation
-            failed; or what was built for CPUs cannot be imported. A build for GPUs may be made on a
-            machine without one, so there the console only shows that the import fails.
-    """
+    """Install Horovod of a recipe into the running interpreter, unless it is there and works."""
+    # If one from the cache cannot be imported here, for example because it was built for another
+    # processor, it is built again and replaced in the cache.
     place = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
     lock = cache_folder() / f"install-{place}.lock"
     with locked(lock, "installs Horovod for this interpreter", console):
@@ -62,42 +49,20 @@ def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
 
 
 def is_installed(wanted: Recipe) -> bool:
-    """Return whether edl has built the Horovod of the running interpreter with a given recipe.
-
-    False also without Horovod, or if edl's patches have changed since it was built. Whether it can
-    be imported is not checked.
-
-    Args:
-        wanted: the recipe to compare with that of the installed Horovod.
-    """
+    """Return whether edl has built the Horovod of the running interpreter with a given recipe."""
+    # False also without Horovod, or if edl's patches have changed since it was built.
     return bool(installed_marker().get("key") == wanted.key)
 
 
 def import_failures(wanted: Recipe) -> list[str]:
-    """Import the installed Horovod for each framework of a recipe, each in a new process.
-
-    Args:
-        wanted: the recipe that it was built by.
-
-    Returns:
-        A clause for each import that fails, such as "`import horovod.torch` fails: ..."; an empty
-        list if all work.
-    """
+    """Import the installed Horovod for each framework of a recipe, each in a new process."""
     frameworks = {"torch": wanted.torch, "tensorflow": wanted.tensorflow}
     failures = {one: import_failure(one) for one, version in frameworks.items() if version}
     return [f"`import horovod.{one}` fails: {why}" for one, why in failures.items() if why]
 
 
 def import_failure(module: str) -> str:
-    """Import Horovod for a framework in a new process, and return why that failed.
-
-    Args:
-        module: the import name of the framework, "torch" or "tensorflow".
-
-    Returns:
-        The last line of the error, or a phrase with the exit code, or one that says that 120 s
-        (``IMPORT_TIMEOUT_S``) have passed. Empty if the import works.
-    """
+    """Import Horovod for a framework in a new process, and return why that failed."""
     command = [sys.executable, "-c", f"import horovod.{module}"]
     try:
         done = subprocess.run(
@@ -112,14 +77,8 @@ def import_failure(module: str) -> str:
 
 
 def refuse_unwritable_interpreter() -> None:
-    """Raise an error if pip may not install packages into this interpreter (PEP 668).
-
-    It is called before the build, so that the user does not learn it after minutes of compiling.
-
-    Raises:
-        BuildError: the interpreter belongs to the operating system, and is in no virtual
-            environment.
-    """
+    """Raise an error if pip may not install packages into this interpreter (PEP 668)."""
+    # It is called before the build, so that the user does not learn it after minutes of compiling.
     marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
     if sys.prefix == sys.base_prefix and marker.is_file():
         raise BuildError(
@@ -129,18 +88,7 @@ def refuse_unwritable_interpreter() -> None:
 
 
 def _install(wheel: Path, console: Console) -> None:
-    """Install a wheel and the packages that it requires into the running interpreter, by pip.
-
-    An installed Horovod is replaced, even by the same version. The output of pip is appended to the
-    file install.log beside the wheel.
-
-    Args:
-        wheel: the path of the wheel, as :func:`edl.install.horovod_wheel.build` returns it.
-        console: where progress is shown.
-
-    Raises:
-        BuildError: pip failed; the message has the line of its output that says why, and the log.
-    """
+    """Install a wheel and the packages that it requires into the running interpreter, by pip."""
     log = wheel.with_name("install.log")
     env = config.environment()
     pip = [sys.executable, "-m", "pip", "install", "--retries", "10"]

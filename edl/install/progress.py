@@ -20,33 +20,17 @@ _PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")  # make's, in CMake's makefiles
 
 
 class CommandFailed(Exception):
-    """The error of :func:`run_logged` that a command ended with an exit code other than 0.
-
-    Args:
-        command: the words of the command, of which the message has the first six.
-        code: the exit code.
-        tail: the last lines of the output, oldest first.
-
-    Attributes:
-        code: the exit code; negative: the number of the signal that ended the command.
-        tail: the last lines of the output, as a tuple; :func:`run_logged` gives at most 401.
-    """
+    """The error of `run_logged` that a command ended with an exit code other than 0."""
 
     def __init__(self, command: Sequence[str], code: int, tail: Sequence[str]) -> None:
         super().__init__(f"{' '.join(command[:6])} ended with {code}")
-        self.code = code
+        self.code = code  # the exit code; negative: the number of the signal that ended the command
+        # the last lines of the output, as a tuple; `run_logged` gives at most 401
         self.tail = tuple(tail)
 
 
 def error_line(tail: tuple[str, ...]) -> str:
-    """Return the line of a failed command's output that most likely says why it failed.
-
-    It is the first line with a sign of an error, such as "fatal error"; if there is none, the last
-    line. The result has at most 300 characters.
-
-    Args:
-        tail: the last lines of the output; without any the result is "no output".
-    """
+    """Return the line of a failed command's output that most likely says why it failed."""
     signs = ("fatal error", "error:", "ERROR:", "CMake Error", "Killed", "No space left")
     lines = [line.strip() for line in tail if line.strip()] or ["no output"]
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
@@ -64,23 +48,7 @@ def run_logged(
     env: Mapping[str, str],
     console: Console,
 ) -> None:
-    """Run ``command`` to its end, append its output to a log, and show its progress.
-
-    The progress is the percentage that make prints, and the time. The command has no input. An
-    exception meanwhile, such as of Ctrl-C, ends the command.
-
-    Args:
-        command: the words of the command.
-        what: what the command does, as shown to the user.
-        log: the file of the log, which is created if it does not exist.
-        env: all environment variables of the command.
-        console: where the progress is shown: a bar on a terminal, else a line every 20 s
-            (``PLAIN_PERIOD_S``).
-
-    Raises:
-        CommandFailed: the command ended with an exit code other than 0.
-        OSError: the command could not be started.
-    """
+    """Run `command` to its end, append its output to a log, and show its progress."""
     show = _live if console.is_terminal else _plain
     show(command, what, log, env, console)
 
@@ -88,21 +56,7 @@ def run_logged(
 def _plain(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command to its end, and print a line of progress every 20 s (``PLAIN_PERIOD_S``).
-
-    A line is also printed at the beginning and after success.
-
-    Args:
-        command: the words of the command.
-        what: what the command does, as shown to the user.
-        log: the file to which the output is appended.
-        env: all environment variables of the command.
-        console: where the lines are printed; it is no terminal.
-
-    Raises:
-        CommandFailed: the command ended with an exit code other than 0.
-        OSError: the command could not be started.
-    """
+    """Run a command to its end, and print a line of progress every 20 s (`PLAIN_PERIOD_S`)."""
     start = time.monotonic()
     state = {"percent": -1}
     ended = threading.Event()
@@ -130,19 +84,7 @@ def _plain(
 def _live(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command to its end, and show a progress bar on the terminal.
-
-    Args:
-        command: the words of the command.
-        what: what the command does, which stands before the bar.
-        log: the file to which the output is appended.
-        env: all environment variables of the command.
-        console: the terminal.
-
-    Raises:
-        CommandFailed: the command ended with an exit code other than 0.
-        OSError: the command could not be started.
-    """
+    """Run a command to its end, and show a progress bar on the terminal."""
     columns = (SpinnerColumn(), TextColumn(what), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(what, total=None)
@@ -155,19 +97,7 @@ def _live(
 def _stream(
     command: Sequence[str], log: Path, env: Mapping[str, str], on_percent: Callable[[int], None]
 ) -> None:
-    """Run a command to its end, and append the command and its output (also of errors) to a log.
-
-    Args:
-        command: the words of the command.
-        log: the file of the log, which is created if it does not exist.
-        env: all environment variables of the command.
-        on_percent: called with the progress, 0 to 100, each time a line of the output has it in the
-            form of make, such as "[ 42%]".
-
-    Raises:
-        CommandFailed: the command ended with an exit code other than 0.
-        OSError: the command could not be started.
-    """
+    """Run a command to its end, and append the command and its output (also of errors) to a log."""
     tail: list[str] = []
     with log.open("a", encoding="utf-8") as sink:
         sink.write(f"$ {' '.join(command)}\n")

@@ -26,25 +26,16 @@ COMPILE_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool or file that the build of Horovod needs, as :func:`tools` has looked for it.
+    """A tool or file that the build of Horovod needs, as `tools` has looked for it."""
 
-    Attributes:
-        name: the name of the tool or file, such as "g++".
-        found: its path; empty if it is missing.
-        remedy: what to do if it is missing, for people; also set if it is found.
-    """
-
-    name: str
-    found: str
-    remedy: str
+    name: str  # the name of the tool or file, such as "g++"
+    found: str  # its path; empty if it is missing
+    remedy: str  # what to do if it is missing, for people; also set if it is found
 
 
 def tools() -> tuple[Tool, ...]:
-    """Return the C++ compiler, make, patch and Python's headers, in this order, found or missing.
-
-    Programs are searched for on PATH; their versions are not checked. CMake is not among them,
-    because the build lets pip install it where it is missing.
-    """
+    """Return the C++ compiler, make, patch and Python's headers, in this order, found or missing"""
+    # CMake is not among them, because the build lets pip install it where it is missing.
     header = Path(sysconfig.get_path("include")) / "Python.h"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (
@@ -64,11 +55,7 @@ def tools() -> tuple[Tool, ...]:
 
 
 def system_cmake() -> str:
-    """Return the path of an installed CMake that can build Horovod: version 3.13 or a later 3.x.
-
-    Only the first CMake on PATH is asked. The result is empty if there is none, or if it has
-    another version or does not answer within 30 s.
-    """
+    """Return the path of an installed CMake that can build Horovod: version 3.13 or a later 3.x."""
     path = shutil.which("cmake")
     if path is None:
         return ""
@@ -123,11 +110,7 @@ def cuda_failure(environ: Mapping[str, str]) -> str:
 
 
 def packaged_nccl() -> Path | None:
-    """Return the folder of the NCCL that PyTorch's wheels for CUDA require; None without it.
-
-    It is that of the Python package ``nvidia-nccl-cu12`` or ``-cu13``, with ``include/nccl.h`` and
-    ``lib/libnccl.so.2``.
-    """
+    """Return the folder of the NCCL that PyTorch's wheels for CUDA require; None without it."""
     try:
         spec = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:  # there is not even a package nvidia
