@@ -22,7 +22,7 @@ _MAKERS: dict[str, Callable[[dict[Any, Any]], dict[Any, Any]]] = {
 
 
 def kind_of_dict(value: dict[Any, Any]) -> str:
-    """Return the kind of ``value``, such as "OrderedDict" or "defaultdict(int)"."""
+    """Return the kind of `value`, such as "OrderedDict" or "defaultdict(int)"."""
     if isinstance(value, defaultdict):
         known = [one.__name__ for one in _FACTORIES if one is value.default_factory]
         return f"defaultdict({known[0]})" if known else DICT
@@ -31,11 +31,6 @@ def kind_of_dict(value: dict[Any, Any]) -> str:
 
 
 def dict_of_kind(kind: str, items: dict[Any, Any]) -> dict[Any, Any]:
-    """Return ``items`` as a dict of ``kind``.
-
-    Raises:
-        ValueError: if there is no such kind.
-    """
     if kind == DICT:
         return items
     if kind not in _MAKERS:

@@ -18,7 +18,7 @@ from edl.errors import CoordinationError
 
 
 class EventKind(StrEnum):
-    """The kind of an event, named by its value; its :class:`Details` say when it is logged."""
+    """The kind of an event, named by its value; its `Details` say when it is logged."""
 
     LEADER = "leader"
     GENERATION = "generation"
@@ -62,23 +62,17 @@ class EventKind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> EventKind | None:
-        """Return the kind that an older edl wrote as ``value``, or None if it is unknown."""
         return cls.SLOT_DISABLED if value == "slot_given_up" else None
 
 
 @dataclass(frozen=True)
 class Details(Record):
-    """The fields that an event of one kind carries besides its time, generation, step and reason.
-
-    Each kind has one subclass, which is registered in :data:`DETAILS` under its ``kind`` when the
-    class is defined; ``writer`` is the process that logs the event, as text for the docs.
-    """
+    """The fields that an event of one kind carries besides its time, generation, step and reason"""
 
     kind: ClassVar[EventKind]
     writer: ClassVar[str]  # who writes it, for the docs
 
     def __init_subclass__(cls, kind: EventKind | None = None, writer: str = "") -> None:
-        """Register a subclass for ``kind`` (None: do not); ``writer`` is the process that logs."""
         if kind is not None:  # None: a class that several kinds share
             cls.kind, cls.writer = kind, writer
             DETAILS[kind] = cls
@@ -89,13 +83,12 @@ DETAILS: dict[EventKind, type[Details]] = {}
 
 @dataclass(frozen=True)
 class Event(Record):
-    """One entry of a job's event log; the kind of the event is that of its ``details``.
+    """One entry of a job's event log; the kind of the event is that of its `details`."""
 
-    Its other fields are the ``time`` at which it was written (in seconds since 1970, by the
-    writer's clock), the ``generation`` that it is about (0: before the first), the newest complete
-    ``step`` that the writer knew, and the ``reason``, a sentence that says what has happened, and
-    why.
-    """
+    # Its other fields are the `time` at which it was written (in seconds since 1970, by the
+    # writer's clock), the `generation` that it is about (0: before the first), the newest complete
+    # `step` that the writer knew, and the `reason`, a sentence that says what has happened, and
+    # why.
 
     time: Annotated[float, "when it was written, by the writer's clock"]  # seconds since 1970
     generation: Annotated[int, "of the ring that it is about; 0: before the first"]
@@ -115,11 +108,7 @@ class Event(Record):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the event that the JSON ``values`` describe, with the details of its kind.
-
-        Raises:
-            CoordinationError: the kind is unknown, or a field is missing or has the wrong type.
-        """
+        """Return the event that the JSON `values` describe, with the details of its kind."""
         try:
             details = DETAILS[EventKind(values["kind"])].from_json(values["details"])
         except (TypeError, ValueError, KeyError) as error:

@@ -24,33 +24,23 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class EventExplanation:
-    """The explanation of one kind of event, as texts in Markdown without links.
+    """The explanation of one kind of event, as texts in Markdown without links."""
 
-    Attributes:
-        severity: how much it concerns a person.
-        meaning: what has happened, in a sentence.
-        why: the usual causes, in a sentence or two.
-        advice: what to do, in a sentence or two.
-    """
-
-    severity: Severity
-    meaning: str
-    why: str
-    advice: str
+    severity: Severity  # how much it concerns a person
+    meaning: str  # what has happened, in a sentence
+    why: str  # the usual causes, in a sentence or two
+    advice: str  # what to do, in a sentence or two
 
 
 def _normal(meaning: str, why: str, advice: str) -> EventExplanation:
-    """Return the explanation of an event that belongs to a healthy job."""
     return EventExplanation(Severity.NORMAL, meaning, why, advice)
 
 
 def _warning(meaning: str, why: str, advice: str) -> EventExplanation:
-    """Return the explanation of an event after which the job goes on, perhaps more slowly."""
     return EventExplanation(Severity.WARNING, meaning, why, advice)
 
 
 def _error(meaning: str, why: str, advice: str) -> EventExplanation:
-    """Return the explanation of an event after which somebody should act."""
     return EventExplanation(Severity.ERROR, meaning, why, advice)
 
 

@@ -15,16 +15,7 @@ CHANGE_KINDS = ("start", "join", "leave", "migrate", "crash", "rebuild")
 
 
 def kind_of_change(generation: int, new: GenerationDetails) -> str:
-    """Return what led to a new ring, as one of :data:`CHANGE_KINDS`.
-
-    It is ``start`` for the first ring of the job; ``crash`` if the ring before broke, also if all
-    of its workers died; ``join``, ``leave`` or ``migrate`` (both at once) if its members changed;
-    and ``rebuild`` if the same workers build their ring again.
-
-    Args:
-        generation: the number of the generation, from 1.
-        new: the details of the event that tells of it.
-    """
+    """Return what led to a new ring, as one of `CHANGE_KINDS`."""
     if generation <= 1:
         return "start"
     if new.repair:
@@ -35,12 +26,7 @@ def kind_of_change(generation: int, new: GenerationDetails) -> str:
 
 
 def cost(event: Event) -> str:
-    """Return the time that a switch has cost, in words; empty if ``event`` is of another kind.
-
-    After a planned switch the text says for how many milliseconds each worker stood still. After a
-    repair it also names the worker that completed no step for longest, with that time and its
-    parts, such as the election of a leader.
-    """
+    """Return the time that a switch has cost, in words; empty if `event` is of another kind."""
     if not isinstance(event.details, SwitchDetails) or not event.details.workers:
         return ""
     by_number = sorted(event.details.workers.items(), key=lambda item: (len(item[0]), item[0]))
@@ -61,20 +47,15 @@ def cost(event: Event) -> str:
 
 
 def without_step_s(parts: SwitchParts) -> float:
-    """Return how long a worker completed no step around a switch, in seconds.
-
-    After a crash the time begins with the worker's wait in the step that failed. The time ends with
-    the next complete step. ``parts`` are the parts of the worker's switch.
-    """
+    """Return how long a worker completed no step around a switch, in seconds."""
     return parts.detect_s + parts.stall_s + parts.first_step_s
 
 
 def _ms(seconds: float) -> str:
-    """Return ``seconds`` as a whole number of milliseconds, without a unit."""
     return f"{1000.0 * seconds:.0f}"
 
 
 def longest_stall(switch: SwitchDetails) -> SwitchParts | None:
-    """Return the parts of the old worker that ``switch`` held up longest; None if it had none."""
+    """Return the parts of the old worker that `switch` held up longest; None if it had none."""
     old = [parts for parts in switch.workers.values() if parts.role == "old"]
     return max(old, key=lambda parts: parts.stall_s, default=None)

@@ -15,16 +15,7 @@ _MARK_CHARS = 50  # so that an excerpt of an excerpt is the same
 
 
 def excerpt(text: str, chars: int = CHARS) -> str:
-    """Return ``text``, or its beginning and its end if it is longer than ``chars`` characters.
-
-    Between the two stands " [... N characters ...] ", where N is the number of characters left out.
-    The result, that mark included, has at most ``chars`` characters. An excerpt of an excerpt with
-    the same ``chars`` is the same text.
-
-    Args:
-        text: the text.
-        chars: the limit in characters, at least 52; by default 8000.
-    """
+    """Return `text`, or its beginning and its end if it is longer than `chars` characters."""
     if len(text) <= chars:
         return text
     half = (chars - _MARK_CHARS) // 2
@@ -32,14 +23,7 @@ def excerpt(text: str, chars: int = CHARS) -> str:
 
 
 def excerpts(value: Any) -> Any:
-    """Return a copy of ``value`` in which each text longer than 8000 characters is an excerpt.
-
-    The texts of nested lists and of the values of nested dicts are shortened, too, each by
-    :func:`excerpt`; the keys of dicts stay as they are. Tuples become lists.
-
-    Args:
-        value: a JSON value: a text, number, bool, None, list or dict.
-    """
+    """Return a copy of `value` in which each text longer than 8000 characters is an excerpt."""
     if isinstance(value, str):
         return excerpt(value)
     if isinstance(value, dict):
@@ -48,20 +32,14 @@ def excerpts(value: Any) -> Any:
 
 
 def cropped(text: str, width: int) -> str:
-    """Return ``text`` with at most ``width`` characters, of which the last is then an ellipsis.
-
-    Characters that would move the cursor of a terminal are replaced, see :func:`printable`.
-    """
+    """Return `text` with at most `width` characters, of which the last is then an ellipsis."""
+    # Characters that would move the cursor of a terminal are replaced, see `printable`.
     shown = printable(text)
     return shown if len(shown) <= width else f"{shown[: max(0, width - 1)]}…"
 
 
 def printable(text: str) -> str:
-    """Return ``text`` as one line that a terminal, a log and UTF-8 can have.
-
-    Newlines and other white space become spaces. All else that is not printable, such as the
-    characters with which colours begin, and half a surrogate pair, becomes U+FFFD.
-    """
+    """Return `text` as one line that a terminal, a log and UTF-8 can have."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)

@@ -22,19 +22,11 @@ TraceEvent = dict[str, Any]
 
 @dataclass(frozen=True)
 class RingTimeline:
-    """The timeline of one ring.
-
-    Attributes:
-        generation: the number of the ring's generation.
-        start_us: when the ring began to write it, in microseconds since 1970.
-        events: what Horovod has written, in Chrome's trace format; times are since ``start_us``.
-        whole: whether the file ends as Horovod ends it; False: its writer was killed.
-    """
-
-    generation: int
-    start_us: int
+    generation: int  # the number of the ring's generation
+    start_us: int  # when the ring began to write it, in microseconds since 1970
+    # what Horovod has written, in Chrome's trace format; times are since `start_us`
     events: tuple[TraceEvent, ...]
-    whole: bool
+    whole: bool  # whether the file ends as Horovod ends it; False: its writer was killed
 
     @property
     def end_us(self) -> int:
@@ -44,15 +36,7 @@ class RingTimeline:
 
 
 def parse_timeline(generation: int, text: str) -> RingTimeline | None:
-    """Return the timeline in the text of a file; None if Horovod has not written it.
-
-    Then the text does not say when the timeline began, or has an event without a time. Of a file
-    that ends within an event, as of a writer that was killed, all events before count.
-
-    Args:
-        generation: the number of the ring's generation, from the name of the file.
-        text: the content of the file.
-    """
+    """Return the timeline in the text of a file; None if Horovod has not written it."""
     decoder, found, at, whole = json.JSONDecoder(), [], text.find("[") + 1, False
     while True:
         while at < len(text) and text[at] in " \t\r\n,":
@@ -73,13 +57,12 @@ def parse_timeline(generation: int, text: str) -> RingTimeline | None:
 
 
 def _is_start(event: TraceEvent) -> bool:
-    """Return whether ``event`` says when its timeline began."""
     args = event.get("args")
     return isinstance(args, dict) and isinstance(args.get(_START), int)
 
 
 def _is_event(event: TraceEvent) -> bool:
-    """Return whether ``event`` names a row, or has a kind and a time in numbers."""
+    """Return whether `event` names a row, or has a kind and a time in numbers."""
     if event.get("ph") == "M":
         args = event.get("args")
         return isinstance(args, dict) and (event.get("name") != "process_name" or "name" in args)
@@ -88,11 +71,7 @@ def _is_event(event: TraceEvent) -> bool:
 
 
 def of_one_run(timelines: Iterable[RingTimeline]) -> list[RingTimeline]:
-    """Return the timelines of the last run of a job, in the order of generations.
-
-    Generations count from 1 in each run, so an earlier run of more generations has left files. They
-    began before the newest file of generation 1, or of the lowest generation that there is.
-    """
+    """Return the timelines of the last run of a job, in the order of generations."""
     ordered = sorted(timelines, key=lambda one: one.generation)
     return [one for one in ordered if one.start_us >= ordered[0].start_us]
 
@@ -100,15 +79,7 @@ def of_one_run(timelines: Iterable[RingTimeline]) -> list[RingTimeline]:
 def merge_timelines(
     timelines: Sequence[RingTimeline], events: Iterable[Event] = ()
 ) -> dict[str, Any]:
-    """Return one timeline in Chrome's trace format, with times since the first of its rings began.
-
-    Each tensor has one row in all generations. The first row has a bar for each ring, and the
-    job's events beside it. What a broken ring has begun and not ended, ends with the ring.
-
-    Args:
-        timelines: the timelines of the rings of one run, at least one.
-        events: events of the job, drawn as marks.
-    """
+    """Return one timeline in Chrome's trace format."""
     zero_us = min(one.start_us for one in timelines)
     merged: list[TraceEvent] = [
         _name("process_name", 0, 0, "edl"),
@@ -134,10 +105,7 @@ def merge_timelines(
 
 
 def _of_ring(one: RingTimeline, shift_us: int, pids: dict[str, int]) -> Iterator[TraceEvent]:
-    """Yield the events of a ring, each in the row of its tensor, ``shift_us`` later.
-
-    ``pids`` has the rows by the name of the tensor, and gets those of new tensors.
-    """
+    """Yield the events of a ring, each in the row of its tensor, `shift_us` later."""
     rows: dict[int, int] = {}  # Horovod's number of a tensor in this ring -> its row
     opened: dict[int, int] = {}
     for event in one.events:
@@ -173,5 +141,4 @@ def _mark(event: Event, zero_us: int) -> TraceEvent:
 
 
 def _name(kind: str, pid: int, tid: int, name: str) -> TraceEvent:
-    """Return the event that names a process or a thread, which are rows in the drawing."""
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -19,18 +19,7 @@ _GAP = "  "
 
 
 def job_line(job: str, snapshot: Snapshot | None, width: int | None = None) -> list[Part]:
-    """Return the parts of the status line, which side by side fit into ``width`` columns.
-
-    Of a job that trains, these are a progress bar, the part that is trained, the time left, the
-    size of the ring, samples/s, epoch, step and generation; from the end, those that do not fit are
-    left out; a terminal that is too narrow for the time left gets the beginning, with an ellipsis.
-    Until the job has its first ring, the line says how many workers are ready.
-
-    Args:
-        job: the name of the job.
-        snapshot: the newest records of the job; None: they were not read yet.
-        width: the width of the terminal in columns; None for no limit.
-    """
+    """Return the parts of the status line, which side by side fit into `width` columns."""
     if snapshot is None or snapshot.generation is None:
         ready = sum(m.stage != "preparing" for m in snapshot.members) if snapshot else 0
         return _cropped([(f"{job}{_GAP}starting, {workers(ready)} ready", "dim")], width)
@@ -47,10 +36,7 @@ def job_line(job: str, snapshot: Snapshot | None, width: int | None = None) -> l
 
 
 def _progress(snapshot: Snapshot, size: int) -> list[Part]:
-    """Return the parts with a bar of ``size`` characters, the percentage and the time left.
-
-    There are none if nobody knows what part of the job is trained, as of a stream.
-    """
+    """Return the parts with a bar of `size` characters, the percentage and the time left."""
     status = snapshot.current_status
     fraction = trained_fraction(status)
     if fraction is None:
@@ -81,15 +67,11 @@ def _facts(snapshot: Snapshot) -> list[str]:
 
 
 def _cropped(parts: list[Part], width: int | None) -> list[Part]:
-    """Return ``parts``, or, if they are longer than ``width``, their beginning as one plain part.
-
-    The part then ends with an ellipsis. A ``width`` of None is no limit.
-    """
+    """Return `parts`, or, if they are longer than `width`, their beginning as one plain part."""
     if width is None or _length(parts) <= width:
         return parts
     return [(cropped("".join(text for text, _ in parts), width), "")]
 
 
 def _length(parts: list[Part]) -> int:
-    """Return the number of characters of all ``parts`` together."""
     return sum(len(text) for text, _ in parts)

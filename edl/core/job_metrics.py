@@ -107,10 +107,7 @@ JOB_METRICS = (
 
 
 class EventCounts:
-    """Counts of a job's events, as metrics: by kind, and how long changes of the ring took.
-
-    Give each event to :meth:`add`, in their order.
-    """
+    """Counts of a job's events, as metrics: by kind, and how long changes of the ring took."""
 
     def __init__(self) -> None:
         # All begin at 0, because increase() of Prometheus misses a first value that is higher.
@@ -123,7 +120,7 @@ class EventCounts:
         self._kinds: dict[int, str] = {}
 
     def add(self, event: Event) -> None:
-        """Count ``event``, an event of the job that was not given before."""
+        """Count `event`, an event of the job that was not given before."""
         self._events[event.kind] += 1
         if isinstance(event.details, GenerationDetails):
             kind = kind_of_change(event.generation, event.details)
@@ -154,16 +151,9 @@ class EventCounts:
 
 
 def job_samples(status: JobStatus, counts: EventCounts, connected: bool) -> list[Sample]:
-    """Return the values of the metrics of a job.
-
-    Values that nobody knows, such as the remaining samples of a stream, are left out; if
-    ``connected`` is false, so are those that may have changed since ``status`` was read.
-
-    Args:
-        status: the status of the job, as this process has read it last.
-        counts: counts of the job's events.
-        connected: whether this process is connected to ZooKeeper.
-    """
+    """Return the values of the metrics of a job."""
+    # Values that nobody knows, such as the remaining samples of a stream, are left out; if
+    # `connected` is false, so are those that may have changed since `status` was read.
     return [
         JOB_INFO(1, status.job),
         *_written(status),
@@ -174,10 +164,7 @@ def job_samples(status: JobStatus, counts: EventCounts, connected: bool) -> list
 
 
 def _written(status: JobStatus) -> list[Sample]:
-    """Return the values that change only when a record of the job is written to ZooKeeper.
-
-    ``status`` is the status of the job.
-    """
+    """Return the values that change only when a record of the job is written to ZooKeeper."""
     found = [
         *one_of(JOB_STATE, [*JobState], status.state),
         RING_WORKERS(status.world_size),
@@ -194,10 +181,7 @@ def _written(status: JobStatus) -> list[Sample]:
 
 
 def _present(status: JobStatus) -> list[Sample]:
-    """Return the values about the workers and agents that are in ZooKeeper.
-
-    ``status`` is the status of the job.
-    """
+    """Return the values about the workers and agents that are in ZooKeeper."""
     stages = Counter(member.stage for member in status.members)
     return [
         *(WORKERS(stages[stage], stage) for stage in Stage),
@@ -207,10 +191,7 @@ def _present(status: JobStatus) -> list[Sample]:
 
 
 def _reported(status: JobStatus) -> list[Sample]:
-    """Return the values that the leader reports, without those that it does not know.
-
-    ``status`` is the status of the job.
-    """
+    """Return the values that the leader reports, without those that it does not know."""
     found = [
         STEP(status.step),
         EPOCH(status.epoch),
@@ -233,11 +214,7 @@ def _reported(status: JobStatus) -> list[Sample]:
 
 
 def scrape_targets(snapshot: Snapshot) -> list[Mapping[str, Any]]:
-    """Return where the metrics of a job are, as Prometheus' HTTP service discovery reads it.
-
-    These are all workers that are in ZooKeeper, and the agents that serve metrics. Each has the
-    labels ``edl_job``, ``host`` and, for a worker, ``worker``. ``snapshot`` has the job's records.
-    """
+    """Return where the metrics of a job are, as Prometheus' HTTP service discovery reads it."""
     job = snapshot.job.name
     agents = [
         _target(host.address, host.metrics_port, edl_job=job, host=host.name)
@@ -252,5 +229,4 @@ def scrape_targets(snapshot: Snapshot) -> list[Mapping[str, Any]]:
 
 
 def _target(address: str, port: int, **labels: str) -> Mapping[str, Any]:
-    """Return one target with its labels, as :func:`scrape_targets` lists it."""
     return {"targets": [f"{address}:{port}"], "labels": labels}

@@ -37,37 +37,22 @@ _STYLES = {Severity.NORMAL: "", Severity.WARNING: "yellow", Severity.ERROR: "red
 
 @dataclass(frozen=True)
 class TextLine:
-    """One line of a screen.
+    """One line of a screen."""
 
-    Attributes:
-        text: the text, which may be longer than the screen is wide.
-        style: the name of its style for rich, such as "bold"; empty for plain text.
-    """
-
-    text: str
-    style: str = ""
+    text: str  # the text, which may be longer than the screen is wide
+    style: str = ""  # the name of its style for rich, such as "bold"; empty for plain text
 
 
 def pause_s(reads: int) -> float:
-    """Return how many seconds to wait before ``reads`` nodes are read again from ZooKeeper.
-
-    It is one second, or longer if more than 200 nodes (``READS_PER_S``) a second would be read.
-    """
+    """Return how many seconds to wait before `reads` nodes are read again from ZooKeeper."""
+    # It is one second, or longer if more than 200 nodes (`READS_PER_S`) a second would be read.
     return max(LEAST_PAUSE_S, reads / READS_PER_S)
 
 
 def job_screen(
     status: JobStatus, events: Sequence[tuple[str, Event]], age_s: float, width: int, height: int
 ) -> list[TextLine]:
-    """Return the lines that show one job: its progress, its workers and its newest events.
-
-    Args:
-        status: the status of the job.
-        events: the newest events, oldest first, each with its time as text.
-        age_s: how many seconds ago the job was started.
-        width: the width of the screen in columns.
-        height: the height of the screen in lines; the result has at most about as many.
-    """
+    """Return the lines that show one job: its progress, its workers and its newest events."""
     lines = _head(status, age_s, width)
     room = max(3, height - len(lines) - min(len(events), MOST_EVENTS) - 4)
     lines += [TextLine(""), *_worker_lines(status, room)]
@@ -93,18 +78,8 @@ def jobs_screen(
     height: int,
     unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> list[TextLine]:
-    """Return the lines that show all jobs: a row and the reason of each, or a row if they fit so.
-
-    If not all rows fit either, a line says how many jobs are not shown.
-
-    Args:
-        jobs: the jobs, in the order to show.
-        locked: the number of further jobs, whose secrets are not known here.
-        now_s: the time, in seconds since 1970.
-        width: the width of the screen in columns.
-        height: the height of the screen in lines.
-        unreadable: job -> why its records cannot be read; what is shown of it is old.
-    """
+    """Return the lines that show all jobs: a row and the reason of each, or a row if they fit so"""
+    # `now_s`: the time, in seconds since 1970.
     shown, ended = newest_jobs(jobs)
     notes = [hidden_jobs_note(ended, "edl list --json")] if ended else []
     if locked:
@@ -127,13 +102,7 @@ def jobs_screen(
 
 
 def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:
-    """Return the lines about the job as a whole; only the reason is broken to ``width`` columns.
-
-    Args:
-        status: the status of the job.
-        age_s: how many seconds ago the job was started.
-        width: the width of the screen in columns.
-    """
+    """Return the lines about the job as a whole; only the reason is broken to `width` columns."""
     wanted = sum((status.desired or status.assigned).values())
     size = status.world_size if status.members else 0  # the ring of workers that all died stays
     lines = [TextLine(f"{status.job}  {status.state}  {rounded(age_s)}", "bold")]
@@ -158,21 +127,14 @@ def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:
 
 
 def _reason_style(status: JobStatus, wanted: int) -> str:
-    """Return the style of a job's reason: plain if it trains with all of the ``wanted`` workers.
-
-    ``status`` is the status of the job.
-    """
+    """Return the style of a job's reason: plain if it trains with all of the `wanted` workers."""
     if status.state.over:
         return "red" if status.exit_code else ""
     return "" if status.world_size == wanted and status.samples_per_s > 0 else "yellow"
 
 
 def _worker_lines(status: JobStatus, room: int) -> list[TextLine]:
-    """Return a table of the workers in at most ``room`` lines: by worker if they fit, else by host.
-
-    ``status`` is the status of the job. If not all hosts fit either, those with workers that are
-    not active come first, and a last line says how many hosts are left out.
-    """
+    """Return a table of the workers in at most `room` lines: by worker if they fit, else by host"""
     members = sorted(status.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
     if not members:
         return [TextLine("no workers", "dim")]
@@ -190,7 +152,7 @@ def _worker_lines(status: JobStatus, room: int) -> list[TextLine]:
 
 
 def _host_lines(members: Sequence[MemberStatus], room: int) -> list[TextLine]:
-    """Return a table of the number of workers in each stage by host, in at most ``room`` lines."""
+    """Return a table of the number of workers in each stage by host, in at most `room` lines."""
     by_host: dict[str, Counter[Stage]] = {}
     for member in members:
         by_host.setdefault(member.host, Counter())[member.stage] += 1
@@ -208,7 +170,7 @@ def _host_lines(members: Sequence[MemberStatus], room: int) -> list[TextLine]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[TextLine]:
-    """Return ``rows`` as lines with aligned columns; the first row, the titles, is dim."""
+    """Return `rows` as lines with aligned columns; the first row, the titles, is dim."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     texts = [
         "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()

@@ -21,22 +21,14 @@ RESUME_AUTO = "auto"
 
 
 def resume_directory(resume: str) -> str | None:
-    """Return the directory that a value of the setting ``resume`` names; None if it names none."""
+    """Return the directory that a value of the setting `resume` names; None if it names none."""
     named = resume.strip()
     return None if named.lower() in (*RESUME_NO, *RESUME_YES, RESUME_AUTO) else named
 
 
 @dataclass(frozen=True)
 class JobSettings(Record):
-    """The settings of one job: its time limits (in seconds) and how it trains.
-
-    All processes of the job have the same settings. Each field is one setting, with its meaning as
-    an argument of ``setting()``; docs/reference/settings.md lists them all. The user sets them by
-    options of `edl run`, by ``EDL_...`` variables and in the file `edl.toml`.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """The settings of one job: its time limits (in seconds) and how it trains."""
 
     resume: str = setting(
         "",
@@ -192,11 +184,6 @@ class JobSettings(Record):
     )
 
     def __post_init__(self) -> None:
-        """Replace values that older versions of edl wrote by today's, and check all values.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
         if self.on_divergence == "heal":  # its name in older versions
             object.__setattr__(self, "on_divergence", "resync")
         check_settings(self)
@@ -215,52 +202,29 @@ class JobSettings(Record):
             )
 
     def of_size(self, np: int) -> JobSettings:
-        """Return the settings of a job that starts with ``np`` workers.
-
-        With ``exact`` "same-size" the number of logical workers is ``np``, unless it is given.
-        """
+        """Return the settings of a job that starts with `np` workers."""
         if self.exact == "same-size" and not self.logical:
             return replace(self, logical=np)
         return self
 
     @property
     def repair_timeout_s(self) -> float:
-        """For how many seconds a broken ring waits for the report of a worker that may be alive.
-
-        It is the longer one of ``switch_timeout_s`` and ``elastic_timeout_s``. If the worker has
-        not reported by then, it is evicted and the ring is repaired without it.
-        """
+        """For how many seconds a broken ring waits for the report of a worker that may be alive."""
         return max(self.switch_timeout_s, self.elastic_timeout_s)
 
 
 @dataclass(frozen=True)
 class JobSpec(Record):
-    """The specification of a job: its command, its numbers of workers and its settings.
+    """The specification of a job: its command, its numbers of workers and its settings."""
 
-    The process that starts the job makes it and writes it to ZooKeeper: `edl run`, a program, or
-    the first `edl-worker` of horovodrun.
-
-    Attributes:
-        command: the words of the command line of each worker, the program first.
-        np: the number of workers to start with.
-        sizes: the numbers of workers that the job may have.
-        settings: the settings of the job.
-        cwd: the working directory of the workers; empty: that of their launcher.
-    """
-
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # the words of the command line of each worker, the program first
     np: int = 1  # workers to start with
-    sizes: Sizes = field(default_factory=Sizes)
+    sizes: Sizes = field(default_factory=Sizes)  # the numbers of workers that the job may have
     settings: JobSettings = field(default_factory=JobSettings)
-    cwd: str = ""
+    cwd: str = ""  # the working directory of the workers; empty: that of their launcher
 
     def check(self) -> None:
-        """Raise an error if no job can start with these numbers of workers.
-
-        Raises:
-            UsageError: the numbers contradict each other (:meth:`edl.core.sizes.Sizes.check`), or
-                allow more workers than there are logical workers.
-        """
+        """Raise an error if no job can start with these numbers of workers."""
         self.sizes.check(self.np)
         logical, most = self.settings.logical, self.sizes.max_np or self.np
         if logical and most > logical:
@@ -271,15 +235,7 @@ class JobSpec(Record):
             )
 
     def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:
-        """Return the values in which this specification differs from ``other``; empty if in none.
-
-        Both specify the same job, and were made by two processes that take part in it. ``np`` and
-        ``resume`` are not compared: only the process that starts the job first uses them.
-
-        Returns:
-            the pair (value here, value in ``other``) of each value that differs, by its name:
-            "command", "cwd", or that of a field of the sizes or settings.
-        """
+        """Return the values in which this specification differs from `other`; empty if in none."""
         mine, theirs = (
             {
                 "command": one.command,

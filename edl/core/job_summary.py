@@ -55,7 +55,7 @@ class JobSummary(Record):
 
 
 def job_summary(snapshot: Snapshot) -> JobSummary:
-    """Return the summary of the job whose records in ZooKeeper are ``snapshot``."""
+    """Return the summary of the job whose records in ZooKeeper are `snapshot`."""
     now = job_status(snapshot, "")
     over = now.state.over
     return JobSummary(
@@ -76,33 +76,24 @@ def job_summary(snapshot: Snapshot) -> JobSummary:
 
 
 def sorted_jobs(jobs: Sequence[JobSummary]) -> list[JobSummary]:
-    """Return ``jobs`` in the order to show: those that run first, then the newest first."""
+    """Return `jobs` in the order to show: those that run first, then the newest first."""
     return sorted(jobs, key=lambda job: (job.state.over, -job.created_s, job.name))
 
 
 def newest_jobs(jobs: Sequence[JobSummary]) -> tuple[list[JobSummary], int]:
-    """Return the jobs that run and the 10 newest that have ended, and the number of the others.
-
-    ``jobs`` are in the order of :func:`sorted_jobs`.
-    """
+    """Return the jobs that run and the 10 newest that have ended, and the number of the others."""
     running = [job for job in jobs if not job.state.over]
     ended = [job for job in jobs if job.state.over]
     return running + ended[:_ENDED_SHOWN], len(ended[_ENDED_SHOWN:])
 
 
 def hidden_jobs_note(count: int, command: str) -> str:
-    """Return the sentence that says that ``count`` jobs that have ended are not shown.
-
-    ``command`` is the command that shows all of them.
-    """
+    """Return the sentence that says that `count` jobs that have ended are not shown."""
     return f"{counted(count, 'more job')} {verb(count, 'has', 'have')} ended: `{command}`"
 
 
 def unreadable_jobs_notes(unreadable: Mapping[str, str]) -> list[str]:
-    """Return sentences for people about jobs whose records cannot be read: the first, and a count.
-
-    ``unreadable`` says why, as a sentence, by the name of the job.
-    """
+    """Return sentences for people about jobs whose records cannot be read."""
     notes = [f"job {name} cannot be read: {why}" for name, why in sorted(unreadable.items())]
     more = len(notes) - UNREADABLE_SHOWN
     if more > 0:
@@ -113,17 +104,8 @@ def unreadable_jobs_notes(unreadable: Mapping[str, str]) -> list[str]:
 def summary_lines(
     jobs: Sequence[JobSummary], now_s: float, width: int | None, reasons: bool = True
 ) -> list[str]:
-    """Return lines of text with a row for each of ``jobs``, under a row of titles.
-
-    A terminal of fewer than 110 columns gets the columns that fit, the most important ones first,
-    and each reason in lines of its own below its row.
-
-    Args:
-        jobs: the jobs, in the order to show.
-        now_s: the time, in seconds since 1970.
-        width: the width of the terminal in columns; None for one line a job, with all columns.
-        reasons: whether reasons are shown.
-    """
+    """Return lines of text with a row for each of `jobs`, under a row of titles."""
+    # `now_s`: the time, in seconds since 1970.
     titles = list(_ORDER)
     rows = [_cells(job, now_s) for job in jobs]
     if width is not None:
@@ -142,14 +124,7 @@ def summary_lines(
 
 
 def _with_reason(head: str, reason: str, width: int | None, is_title: bool) -> list[str]:
-    """Return the lines of one row: its cells as text, and its reason behind or below them.
-
-    Args:
-        head: the cells but the reason.
-        reason: the reason; empty if there is none.
-        width: the width of the terminal in columns; None for one line.
-        is_title: whether the row is that of the titles.
-    """
+    """Return the lines of one row: its cells as text, and its reason behind or below them."""
     if width is None or not reason:
         return [f"{head}{_GAP}{reason}".rstrip()]
     if width >= WIDE:
@@ -170,10 +145,8 @@ def _with_reason(head: str, reason: str, width: int | None, is_title: bool) -> l
 
 
 def _cells(job: JobSummary, now_s: float) -> list[str]:
-    """Return the texts of the row of ``job``, in the order of the columns, without its reason.
-
-    ``now_s`` is the time, in seconds since 1970.
-    """
+    """Return the texts of the row of `job`, in the order of the columns, without its reason."""
+    # `now_s` is the time, in seconds since 1970.
     size = f"{job.np}" if job.np == job.wanted_np else f"{job.np}/{job.wanted_np}"
     return [
         job.name,
@@ -188,10 +161,7 @@ def _cells(job: JobSummary, now_s: float) -> list[str]:
 
 
 def _fitting(widths: Sequence[int], width: int) -> int:
-    """Return how many of the columns with these ``widths`` fit side by side into ``width``.
-
-    It is at least 1.
-    """
+    """Return how many of the columns with these `widths` fit side by side into `width`."""
     used = 0
     for number, size in enumerate(widths):
         used += size + (len(_GAP) if number else 0)

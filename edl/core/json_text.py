@@ -11,12 +11,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def json_text(value: Any) -> bytes:
-    """Return the JSON text of ``value``, in UTF-8.
-
-    ``value`` is a record (a dataclass), or lists and dictionaries of records, texts and numbers. A
-    byte of a command or of a path that is not UTF-8 is, in Python's text, half a surrogate pair,
-    which has no encoding. Each of them is replaced by U+FFFD.
-    """
+    """Return the JSON text of `value`, in UTF-8."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -24,7 +19,7 @@ def json_text(value: Any) -> bytes:
 
 
 def _encodable(value: Any) -> Any:
-    """Return a copy of ``value``, of lists and dictionaries, with U+FFFD for each surrogate."""
+    """Return a copy of `value`, of lists and dictionaries, with U+FFFD for each surrogate."""
     if isinstance(value, str):
         return _SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):

@@ -31,26 +31,17 @@ RISE = 1.05  # of the learning rate: less is no rise
 
 
 class LearningPoint(NamedTuple):
-    """The means of the samples of one period.
+    """The means of the samples of one period."""
 
-    Attributes:
-        step: the step of its last sample.
-        at_s: when that was read, in seconds since 1970.
-        loss: the mean of its finite losses; None: there are none.
-        learning_rate: the last learning rate; None: not known.
-        finite: the number of finite losses.
-        not_finite: the number of losses that are infinite or nan.
-    """
-
-    step: int
-    at_s: float
-    loss: float | None
-    learning_rate: float | None
-    finite: int
-    not_finite: int
+    step: int  # the step of its last sample
+    at_s: float  # when that was read, in seconds since 1970
+    loss: float | None  # the mean of its finite losses; None: there are none
+    learning_rate: float | None  # the last learning rate; None: not known
+    finite: int  # the number of finite losses
+    not_finite: int  # the number of losses that are infinite or nan
 
     def and_then(self, later: LearningPoint) -> LearningPoint:
-        """Return the point of both periods; ``later`` follows this one."""
+        """Return the point of both periods; `later` follows this one."""
         finite = self.finite + later.finite
         sums = (one.loss * one.finite for one in (self, later) if one.loss is not None)
         return later._replace(
@@ -65,33 +56,23 @@ class LearningPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class LossSpike(Record):
-    """The finding that the loss of a job goes wrong.
+    """The finding that the loss of a job goes wrong."""
 
-    Attributes:
-        loss: the mean of the last losses; None: they are not finite.
-        lowest: the lowest such mean before; None: no loss was finite.
-        lowest_step: the step of that.
-        first: the first loss; None: none was finite.
-        learning_rate: the present learning rate; None: not known.
-        rate_before: the learning rate before its last rise; None: it has not risen.
-        rate_step: the step of the first sample with the higher rate; None: it has not risen.
-        np_before: the number of workers before that rise; 0: it has not risen.
-        np_after: the number of workers in the first sample after it.
-        is_mean: whether the losses are means over all workers, and not of one worker's batches.
-        rate_after: the highest learning rate since that rise; None: it has not risen, or an older
-            edl has made this record.
-    """
-
-    loss: float | None
-    lowest: float | None = None
+    loss: float | None  # the mean of the last losses; None: they are not finite
+    lowest: float | None = None  # the lowest such mean before; None: no loss was finite
     lowest_step: int = 0
-    first: float | None = None
-    learning_rate: float | None = None
+    first: float | None = None  # the first loss; None: none was finite
+    learning_rate: float | None = None  # the present learning rate; None: not known
+    # the learning rate before its last rise; None: it has not risen
     rate_before: float | None = None
+    # the step of the first sample with the higher rate; None: it has not risen
     rate_step: int | None = None
-    np_before: int = 0
-    np_after: int = 0
+    np_before: int = 0  # the number of workers before that rise; 0: it has not risen
+    np_after: int = 0  # the number of workers in the first sample after it
+    # whether the losses are means over all workers, and not of one worker's batches
     is_mean: bool = False
+    # the highest learning rate since that rise; None: it has not risen, or an older edl has made
+    # this record
     rate_after: float | None = None
 
     @property
@@ -102,44 +83,31 @@ class LossSpike(Record):
 
 @dataclass(frozen=True)
 class LossTrend(Record):
-    """A summary of the losses and learning rates of a job until now, to judge the next loss by.
+    """A summary of the losses and learning rates of a job until now, to judge the next loss by."""
 
-    Attributes:
-        first: the first finite loss; None: there was none.
-        lowest: the lowest mean of :data:`MEAN_OF` losses, or the first loss; None likewise.
-        lowest_step: the step of the lowest.
-        recent: the last finite losses, at most :data:`COMPARED`.
-        highest: the highest of the losses in ``recent`` when the lowest mean was found.
-        learning_rate: the newest learning rate; None: not known.
-        rate_before: the learning rate before its last rise above all that came before; None: none.
-        rate_step: the step of the first sample after that rise; None: there was none.
-        np: the number of workers in the last sample.
-        np_before: the number of workers before the rise.
-        np_after: the number of workers in the first sample after the rise.
-        told: the loss of the last finding, which the loss has not left yet; None: there is none.
-        is_not_finite: whether the last loss was not finite, which was told.
-        is_mean: whether the last loss was the mean over all workers.
-        rate_after: the highest learning rate since the rise; None: there was none.
-    """
-
-    first: float | None = None
+    first: float | None = None  # the first finite loss; None: there was none
+    # the lowest mean of `MEAN_OF` losses, or the first loss; None likewise
     lowest: float | None = None
     lowest_step: int = 0
-    recent: tuple[float, ...] = ()
-    learning_rate: float | None = None
+    recent: tuple[float, ...] = ()  # the last finite losses, at most `COMPARED`
+    learning_rate: float | None = None  # the newest learning rate; None: not known
+    # the learning rate before its last rise above all that came before; None: none
     rate_before: float | None = None
+    # the step of the first sample after that rise; None: there was none
     rate_step: int | None = None
-    np: int = 0
-    np_before: int = 0
-    np_after: int = 0
+    np: int = 0  # the number of workers in the last sample
+    np_before: int = 0  # the number of workers before the rise
+    np_after: int = 0  # the number of workers in the first sample after the rise
+    # the loss of the last finding, which the loss has not left yet; None: there is none
     told: float | None = None
-    is_not_finite: bool = False
-    is_mean: bool = False
+    is_not_finite: bool = False  # whether the last loss was not finite, which was told
+    is_mean: bool = False  # whether the last loss was the mean over all workers
+    # the highest learning rate since the rise; None: there was none
     rate_after: float | None = None
-    highest: float = 0.0
+    highest: float = 0.0  # the highest of the losses in `recent` when the lowest mean was found
 
     def with_sample(self, sample: LearningSample) -> tuple[LossTrend, LossSpike | None]:
-        """Return what is known with ``sample``, and what it shows to be wrong; None: nothing."""
+        """Return what is known with `sample`, and what it shows to be wrong; None: nothing."""
         new = self._with_rate(sample)
         if sample.loss is None:
             return new, None
@@ -151,7 +119,7 @@ class LossTrend(Record):
         return replace(new, is_not_finite=False)._with_loss(sample.step, sample.loss)
 
     def _with_rate(self, sample: LearningSample) -> LossTrend:
-        """Return what is known with the learning rate of ``sample``."""
+        """Return what is known with the learning rate of `sample`."""
         rate, before = sample.learning_rate, self.learning_rate
         if rate is None:
             return replace(self, np=sample.np)
@@ -200,7 +168,7 @@ class LossTrend(Record):
         return replace(new, told=mean), new._spike(mean)
 
     def _spike(self, loss: float | None) -> LossSpike:
-        """Return the finding with this ``loss``; None: it is not finite."""
+        """Return the finding with this `loss`; None: it is not finite."""
         return LossSpike(
             loss=loss,
             lowest=self.lowest,
@@ -218,32 +186,18 @@ class LossTrend(Record):
 
 @dataclass(frozen=True)
 class LearningCurve(Record):
-    """The loss and the learning rate of a job over its steps, in bounded memory.
+    """The loss and the learning rate of a job over its steps, in bounded memory."""
 
-    Attributes:
-        period_s: the length of a period, in seconds.
-        points: the means of each period in which there was a sample, the oldest first.
-        trend: what was seen of all samples.
-    """
-
-    period_s: float = FIRST_PERIOD_S
+    period_s: float = FIRST_PERIOD_S  # the length of a period, in seconds
+    # the means of each period in which there was a sample, the oldest first
     points: tuple[LearningPoint, ...] = ()
-    trend: LossTrend = field(default_factory=LossTrend)
+    trend: LossTrend = field(default_factory=LossTrend)  # what was seen of all samples
 
     def with_samples(
         self, samples: Sequence[LearningSample], at_s: float
     ) -> tuple[LearningCurve, tuple[tuple[int, LossSpike], ...]]:
-        """Return the curve with ``samples``, and what they show to be wrong.
-
-        A job that goes back to a checkpoint trains steps again: their former points are dropped.
-
-        Args:
-            samples: the new samples, the oldest first.
-            at_s: when they were read, in seconds since 1970.
-
-        Returns:
-            The curve, and each finding with the step of its sample.
-        """
+        """Return the curve with `samples`, and what they show to be wrong."""
+        # `at_s`: when they were read, in seconds since 1970.
         curve, found = self, list[tuple[int, LossSpike]]()
         for sample in samples:
             curve = curve._back_to(sample.step)
@@ -254,7 +208,7 @@ class LearningCurve(Record):
         return curve, tuple(found)
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Return the points as columns for charts: ``step``, ``loss``, ``learning_rate``."""
+        """Return the points as columns for charts: `step`, `loss`, `learning_rate`."""
         return {
             "step": [one.step for one in self.points],
             "loss": [one.loss for one in self.points],
@@ -262,7 +216,7 @@ class LearningCurve(Record):
         }
 
     def _back_to(self, step: int) -> LearningCurve:
-        """Return the curve without what it has of ``step`` and later, which is trained again."""
+        """Return the curve without what it has of `step` and later, which is trained again."""
         if not self.points or self.points[-1].step < step:
             return self
         points = tuple(one for one in self.points if one.step < step)
@@ -282,7 +236,7 @@ class LearningCurve(Record):
 
 
 def _point(sample: LearningSample, at_s: float) -> LearningPoint:
-    """Return the point of one sample that was read at ``at_s``, in seconds since 1970."""
+    """Return the point of one sample that was read at `at_s`, in seconds since 1970."""
     loss = sample.loss
     is_finite = loss is not None and math.isfinite(loss)
     is_bad = loss is not None and not is_finite
@@ -295,7 +249,7 @@ def _point(sample: LearningSample, at_s: float) -> LearningPoint:
 def _added(
     points: tuple[LearningPoint, ...], point: LearningPoint, period_s: float
 ) -> tuple[LearningPoint, ...]:
-    """Return ``points`` with one more, combined with the last one if it is in the same period."""
+    """Return `points` with one more, combined with the last one if it is in the same period."""
     last = points[-1] if points else None
     if last is not None and last.at_s // period_s == point.at_s // period_s:
         return (*points[:-1], last.and_then(point))

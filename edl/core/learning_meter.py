@@ -20,35 +20,23 @@ _SCORES = ("val", "valid", "validation", "eval", "test")  # losses of data that 
 
 @dataclass(frozen=True)
 class LearningSample:
-    """The loss and the learning rate of one step.
+    """The loss and the learning rate of one step."""
 
-    Attributes:
-        step: the number of the step, from 1.
-        loss: the loss; it may be infinite or nan. None: not known.
-        learning_rate: the learning rate of the step's update; None: not known.
-        np: the number of workers in the ring.
-        is_mean: whether the loss is the mean over all workers, and not that of one worker's batch.
-    """
-
-    step: int
-    loss: float | None
-    learning_rate: float | None
-    np: int
+    step: int  # the number of the step, from 1
+    loss: float | None  # the loss; it may be infinite or nan. None: not known.
+    learning_rate: float | None  # the learning rate of the step's update; None: not known
+    np: int  # the number of workers in the ring
+    # whether the loss is the mean over all workers, and not that of one worker's batch
     is_mean: bool = False
 
 
 class LearningMeter:
-    """The samples of one worker, which the leader reads if it runs in this worker.
-
-    The training thread calls all methods but :meth:`taken`, which the daemon's thread calls.
-
-    Attributes:
-        wants_loss: whether the next loss is to be given to :meth:`see_loss`; others are not needed.
-        learning_rate: returns the present learning rate; None: not known. The framework sets it.
-    """
+    """The samples of one worker, which the leader reads if it runs in this worker."""
 
     def __init__(self) -> None:
+        # whether the next loss is to be given to `see_loss`; others are not needed
         self.wants_loss = True
+        # returns the present learning rate; None: not known. The framework sets it.
         self.learning_rate: Callable[[], float | None] = lambda: None
         self._due_s = 0.0
         self._step = 0
@@ -59,25 +47,13 @@ class LearningMeter:
         self._samples: deque[LearningSample] = deque(maxlen=KEPT)
 
     def see_loss(self, step: int, read: Callable[[], float | None]) -> None:
-        """Keep the loss of ``step``, and the present learning rate.
-
-        Args:
-            step: the number of the step that is being trained, from 1.
-            read: returns the loss of this worker's batch; None: it cannot be known. It is called
-                at the end of a later step.
-        """
+        """Keep the loss of `step`, and the present learning rate."""
         self.wants_loss = False
         if not self._has_means:
             self._step, self._read, self._rate = step, read, self.learning_rate()
 
     def see_means(self, step: int, means: Mapping[str, float]) -> None:
-        """Keep the loss among the means over all workers that the script has asked for.
-
-        It is the value with the name ``loss`` or ``train_loss``, or another name with "loss" that
-        is no loss of validation data. From then on the losses of single workers are ignored. A
-        value with the name ``learning_rate`` or ``lr`` counts where the framework tells none.
-        ``means`` are the values by name, ``step`` is the number of the last complete step.
-        """
+        """Keep the loss among the means over all workers that the script has asked for."""
         if (name := training_loss(means)) is None:
             return
         self._has_means, self._read = True, None
@@ -87,13 +63,7 @@ class LearningMeter:
         self._step, self._mean, self._rate = step, means[name], rate
 
     def completed(self, step: int, np: int, now_s: float) -> None:
-        """Note that ``step`` is complete; twice a second, make a sample.
-
-        Args:
-            step: the number of the step, from 1.
-            np: the number of workers in the ring.
-            now_s: the present time, in seconds on any steady clock.
-        """
+        """Note that `step` is complete; twice a second, make a sample."""
         if now_s < self._due_s:
             return
         self._due_s, self.wants_loss = now_s + PERIOD_S, True
@@ -109,7 +79,7 @@ class LearningMeter:
             self._samples.append(LearningSample(self._step, loss, rate, np, is_mean))
 
     def taken(self) -> tuple[LearningSample, ...]:
-        """Return the samples since the last call, the oldest first, at most :data:`KEPT`."""
+        """Return the samples since the last call, the oldest first, at most `KEPT`."""
         found: list[LearningSample] = []
         with suppress(IndexError):
             while True:
@@ -118,17 +88,15 @@ class LearningMeter:
 
 
 def training_loss(means: Mapping[str, float]) -> str | None:
-    """Return the name of the training loss among ``means`` by name; None: there is none."""
+    """Return the name of the training loss among `means` by name; None: there is none."""
     names = [name for name in means if "loss" in name.lower() and not _is_score(name)]
     return min(names, key=lambda name: (len(name), name), default=None)
 
 
 def _last_word(name: str) -> str:
-    """Return what stands behind the last slash of a value's name."""
     return name.rpartition("/")[2].lower()
 
 
 def _is_score(name: str) -> bool:
-    """Return whether a value of this name is about data that is not trained."""
     words = name.lower().replace("/", "_").replace("-", "_").replace(".", "_").split("_")
     return any(word in _SCORES for word in words)

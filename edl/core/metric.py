@@ -16,11 +16,7 @@ from enum import StrEnum
 
 
 class MetricType(StrEnum):
-    """The type of a metric, as Prometheus knows it.
-
-    ``COUNTER`` only rises, or begins again at 0. ``GAUGE`` rises and falls. ``HISTOGRAM`` counts
-    observations by size. ``INFO`` is always 1 and carries labels.
-    """
+    """The type of a metric, as Prometheus knows it."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -29,75 +25,46 @@ class MetricType(StrEnum):
 
 
 class Histogram:
-    """A count of observed values by size, which only grows.
-
-    One thread adds values; other threads may read meanwhile, and may then miss the newest one in
-    :attr:`sum` or in :attr:`counts`.
-
-    Attributes:
-        bounds: the upper limits of all buckets but the last, which has none; ascending.
-        counts: how many values each bucket has; a value equal to a limit is below it.
-        sum: the sum of all values.
-
-    Args:
-        bounds: the attribute of that name.
-    """
+    """A count of observed values by size, which only grows."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
+        # the upper limits of all buckets but the last, which has none; ascending
         self.bounds = bounds
+        # how many values each bucket has; a value equal to a limit is below it
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Add ``value`` to the histogram."""
+        """Add `value` to the histogram."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The value of one metric for one combination of its labels, at one moment.
-
-    Attributes:
-        metric: the metric.
-        value: its value; a histogram for a metric of that type.
-        labels: the values of the metric's labels, in their order.
-    """
+    """The value of one metric for one combination of its labels, at one moment."""
 
     metric: Metric
-    value: float | Histogram
-    labels: tuple[str, ...] = ()
+    value: float | Histogram  # its value; a histogram for a metric of that type
+    labels: tuple[str, ...] = ()  # the values of the metric's labels, in their order
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The declaration of a metric; a call of it returns a sample.
+    """The declaration of a metric; a call of it returns a sample."""
 
-    Attributes:
-        name: the name under which Prometheus stores it, with the suffix of its type.
-        type: the type.
-        help: what it counts or measures, in a sentence without a full stop.
-        labels: the names of its labels; each has a bounded number of values.
-    """
-
-    name: str
+    name: str  # the name under which Prometheus stores it, with the suffix of its type
     type: MetricType
-    help: str
-    labels: tuple[str, ...] = ()
+    help: str  # what it counts or measures, in a sentence without a full stop
+    labels: tuple[str, ...] = ()  # the names of its labels; each has a bounded number of values
 
     def __call__(self, value: float | Histogram, *labels: str) -> Sample:
-        """Return a sample of this metric.
-
-        Args:
-            value: the value.
-            *labels: the values of all its labels, in their order.
-        """
         assert len(labels) == len(self.labels)
         return Sample(self, value, labels)
 
 
 def counter(name: str, help: str, *labels: str) -> Metric:
-    """Return the declaration of a counter, whose ``name`` ends in ``_total``."""
+    """Return the declaration of a counter, whose `name` ends in `_total`."""
     return Metric(name, MetricType.COUNTER, help, labels)
 
 
@@ -112,18 +79,12 @@ def histogram(name: str, help: str, *labels: str) -> Metric:
 
 
 def info(name: str, help: str, *labels: str) -> Metric:
-    """Return the declaration of a metric that is always 1; its ``name`` ends in ``_info``."""
+    """Return the declaration of a metric that is always 1; its `name` ends in `_info`."""
     return Metric(name, MetricType.INFO, help, labels)
 
 
 def one_of(metric: Metric, values: Sequence[str], present: str) -> list[Sample]:
-    """Return a sample for each of ``values``: 1 for the one that is ``present``, else 0.
-
-    Args:
-        metric: a gauge with one label.
-        values: all values of that label.
-        present: the value that holds now.
-    """
+    """Return a sample for each of `values`: 1 for the one that is `present`, else 0."""
     return [metric(int(value == present), value) for value in values]
 
 

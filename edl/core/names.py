@@ -17,25 +17,15 @@ _MADE_UP = re.compile(r".+-(?=[0-9]*[a-f])[0-9a-f]{4}")
 
 
 def is_name(name: str) -> bool:
-    """Return whether ``name`` can be the name of a job, a host, a queue or a cluster.
-
-    A name has 1 to 64 letters, digits, dots, dashes and underscores, and begins with a letter or a
-    digit.
-    """
+    """Return whether `name` can be the name of a job, a host, a queue or a cluster."""
     return _NAME.match(name) is not None
 
 
 def ends_made_up(job: str) -> bool:
-    """Return whether a job's name ends as those that edl makes up, like "train-3f9a".
-
-    The end is four hexadecimal digits with a letter among them: "run-2024" is a user's.
-    """
+    """Return whether a job's name ends as those that edl makes up, like "train-3f9a"."""
     return _MADE_UP.fullmatch(job) is not None
 
 
 def is_given_name(job: str) -> bool:
-    """Return whether a user has certainly given a job its name ``job``, and edl has not made it up.
-
-    A user's name that ends as a made-up one does (:func:`ends_made_up`) counts as made up.
-    """
+    """Whether a user has certainly given a job its name `job`, and edl has not made it up"""
     return job != ALONE and not ends_made_up(job)

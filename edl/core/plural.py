@@ -9,24 +9,18 @@ from collections.abc import Mapping, Sequence
 
 
 def verb(count: int, one: str = "is", several: str = "are") -> str:
-    """Return the verb that fits ``count``: ``one`` if the count is 1, else ``several``."""
+    """Return the verb that fits `count`: `one` if the count is 1, else `several`."""
     return one if count == 1 else several
 
 
 def counted(count: int, what: str, groups: bool = False) -> str:
-    """Return ``count`` and the noun ``what``, with an "s" unless ``count`` is 1: "2 slots".
-
-    Args:
-        count: the number.
-        what: the noun in the singular: "slot".
-        groups: whether the number has groups of thousands, as on the dashboard: "1,400 bytes".
-    """
+    """Return `count` and the noun `what`, with an "s" unless `count` is 1: "2 slots"."""
     number = f"{count:,}" if groups else str(count)
     return f"{number} {verb(count, what, f'{what}s')}"
 
 
 def workers(count: int) -> str:
-    """Return ``count`` and the word "worker" or "workers": "1 worker", "2 workers"."""
+    """Return `count` and the word "worker" or "workers": "1 worker", "2 workers"."""
     return counted(count, "worker")
 
 
@@ -36,15 +30,15 @@ def workers_train(count: int) -> str:
 
 
 def names(numbers: Sequence[int]) -> str:
-    """Return the names of the workers with these ``numbers``, in their order, such as "w3, w1"."""
+    """Return the names of the workers with these `numbers`, in their order, such as "w3, w1"."""
     return ", ".join(f"w{number}" for number in numbers)
 
 
 def by_host(counts: Mapping[str, int]) -> str:
-    """Return ``counts`` (host -> count) as a text in the order of ``counts``: "a: 2, b: 1"."""
+    """Return `counts` (host -> count) as a text in the order of `counts`: "a: 2, b: 1"."""
     return ", ".join(f"{host}: {count}" for host, count in counts.items())
 
 
 def in_brackets(numbers: Sequence[int]) -> str:
-    """Return ``numbers`` in brackets after a space, such as " (0, 1)"; empty if there are none."""
+    """Return `numbers` in brackets after a space, such as " (0, 1)"; empty if there are none."""
     return f" ({', '.join(map(str, numbers))})" if numbers else ""

@@ -55,47 +55,32 @@ class JobProgress(Record):
 
 @dataclass(frozen=True)
 class ProgressSample(Record):
-    """The counters of one worker at the end of a step; the difference of two gives a throughput.
+    """The counters of one worker at the end of a step; the difference of two gives a throughput."""
 
-    Attributes:
-        worker: the number of the worker.
-        generation: the generation of the worker's ring.
-        size: the number of workers in that ring.
-        epoch: the number of the epoch, from 0.
-        step: the number of complete steps of the job.
-        samples: the number of samples that all workers have trained since this worker joined.
-        at_s: when the step ended, in seconds of a monotonic clock that only this worker uses; only
-            differences of samples of the same worker have a meaning.
-    """
-
-    worker: int
-    generation: int
-    size: int
-    epoch: int
-    step: int
-    samples: int
+    worker: int  # the number of the worker
+    generation: int  # the generation of the worker's ring
+    size: int  # the number of workers in that ring
+    epoch: int  # the number of the epoch, from 0
+    step: int  # the number of complete steps of the job
+    samples: int  # the number of samples that all workers have trained since this worker joined
+    # when the step ended, in seconds of a monotonic clock that only this worker uses; only
+    # differences of samples of the same worker have a meaning
     at_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerProgress(JobProgress):
-    """The progress that one worker reports at the end of each step.
+    """The progress that one worker reports at the end of each step."""
 
-    Attributes:
-        generation: the generation of the worker's ring; 0: the worker has not been in a ring.
-        size: the number of workers in that ring.
-        samples_total: the number of samples that all workers have trained since this worker joined.
-        counted_at: when the step ended, in seconds of the worker's monotonic clock; other processes
-            get this time unchanged, and may only subtract it from that of another step of this
-            worker.
-        updated_at: when the step ended, in seconds of the monotonic clock of the process that holds
-            this object. :meth:`for_others` replaces it for other processes.
-    """
-
-    generation: int = 0
-    size: int = 0
+    generation: int = 0  # the generation of the worker's ring; 0: the worker has not been in a ring
+    size: int = 0  # the number of workers in that ring
+    # the number of samples that all workers have trained since this worker joined
     samples_total: int = 0
+    # when the step ended, in seconds of the worker's monotonic clock; other processes get this time
+    # unchanged, and may only subtract it from that of another step of this worker
     counted_at: float = 0.0
+    # when the step ended, in seconds of the monotonic clock of the process that holds this object.
+    # `for_others` replaces it for other processes.
     updated_at: float = 0.0
 
     @property
@@ -104,16 +89,12 @@ class WorkerProgress(JobProgress):
         return self.generation > 0 and (self.median_step_s > 0 or self.samples_total > 0)
 
     def for_others(self, now_s: float) -> dict[str, Any]:
-        """Return the progress as JSON values for other processes, whose clocks differ.
-
-        ``quiet_s``, the seconds from the end of the step to ``now_s``, takes the place of
-        ``updated_at``. ``now_s`` is the present time on the monotonic clock of this process.
-        """
+        """Return the progress as JSON values for other processes, whose clocks differ."""
         values = self.to_json()
         return values | {"quiet_s": round(now_s - values.pop("updated_at"), 3)}
 
     def sample(self, worker: int) -> ProgressSample:
-        """Return the counters of this progress as a sample of the worker numbered ``worker``."""
+        """Return the counters of this progress as a sample of the worker numbered `worker`."""
         return ProgressSample(
             worker=worker,
             generation=self.generation,
@@ -128,17 +109,8 @@ class WorkerProgress(JobProgress):
 def is_status_due(
     progress: WorkerProgress, told_generation: int, passed_s: float, period_s: float
 ) -> bool:
-    """Return whether the leader of a job writes the status now.
-
-    It does so once in each period, and at once when a new ring has trained a step: by that a
-    cluster knows that the job has started, and in a large cluster the period is long.
-
-    Args:
-        progress: the newest progress that the leader knows of.
-        told_generation: the generation of the ring of which the last status told that it trains.
-        passed_s: the time since the last status, in seconds.
-        period_s: the period, in seconds.
-    """
+    """Return whether the leader of a job writes the status now."""
+    # `passed_s`: the time since the last status, in seconds.
     begins = progress.trains and progress.generation != told_generation
     return begins or passed_s >= period_s
 

@@ -12,27 +12,14 @@ FILLED, EMPTY = "━", "─"  # two characters, so that a bar can be read withou
 
 
 def estimated_remaining_s(status: TrainingStatus) -> float | None:
-    """Return the seconds until the end of the job at its present speed; None if nobody knows.
-
-    The result is None if the number of samples to train is not known, or if no sample was trained
-    in the last seconds. ``status`` is the progress of the job as its leader reports it.
-    """
+    """Return the seconds until the end of the job at its present speed; None if nobody knows."""
     if status.left is None or status.samples_per_s <= 0:
         return None
     return status.left / status.samples_per_s
 
 
 def trained_fraction(progress: JobProgress, finished: bool = False) -> float | None:
-    """Return the part of the job that is trained, from 0 to 1; None if nobody knows.
-
-    It is the part of the whole training if the number of samples to train is known, else that of
-    the present epoch.
-
-    Args:
-        progress: the progress of the job, as its leader reported it last.
-        finished: whether the job has finished. The result is 1 then; the last report may be from
-            some steps before the end, or the script may have stopped early.
-    """
+    """Return the part of the job that is trained, from 0 to 1; None if nobody knows."""
     if finished:
         return 1.0
     total, done = progress.epoch_total, progress.epoch_done
@@ -46,11 +33,6 @@ def trained_fraction(progress: JobProgress, finished: bool = False) -> float | N
 
 
 def bar(fraction: float, width: int) -> tuple[str, str]:
-    """Return the two parts of a progress bar as text: what is trained, and what is not.
-
-    Args:
-        fraction: the part that is trained, from 0 to 1.
-        width: the number of characters of both parts together.
-    """
+    """Return the two parts of a progress bar as text: what is trained, and what is not."""
     filled = min(width, int(width * max(0.0, fraction)))
     return FILLED * filled, EMPTY * (width - filled)

@@ -26,20 +26,7 @@ def setting(
     most: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """Return a dataclass field that declares a setting; use it as the default of a field.
-
-    :func:`check_settings` checks the limits. The keyword arguments are kept in the field's
-    metadata.
-
-    Args:
-        default: the value if none is given.
-        help: the meaning of the setting, as a text for the option's help and the docs.
-        option: the option of `edl run`, such as "--stall-limit"; empty: there is none.
-        metavar: the placeholder of the option's value in the help; empty: the name of its type.
-        least: the smallest number that is accepted; None: there is no limit.
-        most: the largest number that is accepted; None: there is no limit.
-        choices: the only texts that are accepted; empty: any text is.
-    """
+    """Return a dataclass field that declares a setting; use it as the default of a field."""
     about = {
         "help": help,
         "option": option,
@@ -52,24 +39,14 @@ def setting(
 
 
 def variable(name: str) -> str:
-    """Return the environment variable's name for the setting ``name``, such as "EDL_STALL_S"."""
+    """Return the environment variable's name for the setting `name`, such as "EDL_STALL_S"."""
     return f"EDL_{name.upper()}"
 
 
 def check_settings(values: Any) -> None:
-    """Raise an error if a setting has a value that is out of range or an unknown choice.
-
-    A setting whose name ends in ``_s`` is a time, which must be positive if no ``least`` is
-    declared. A value of None is never out of range. The first wrong setting, in the order of the
-    fields, is reported.
-
-    Args:
-        values: an object of a dataclass whose fields are declared by :func:`setting`.
-
-    Raises:
-        ConfigError: the value of a time is not positive, or a value is below ``least``, above
-            ``most`` or not in ``choices``.
-    """
+    """Raise an error if a setting has a value that is out of range or an unknown choice."""
+    # A setting whose name ends in `_s` is a time, which must be positive if no `least` is declared.
+    # A value of None is never out of range.
     for one in fields(values):
         value, least = getattr(values, one.name), one.metadata.get("least")
         if value == one.default:
@@ -91,14 +68,8 @@ def check_settings(values: Any) -> None:
 
 
 def row(one: Field[Any]) -> tuple[str, str, str, str]:
-    """Return the row of a setting in the table of docs/reference/settings.md.
-
-    ``one`` is the dataclass field that declares the setting; it must have a default.
-
-    Returns:
-        the cells (name, environment variable, default, meaning), as Markdown. The meaning ends with
-        the setting's option of `edl run`, if it has one.
-    """
+    """Return the row of a setting in the table of docs/reference/settings.md."""
+    # `one` is the dataclass field that declares the setting; it must have a default.
     about: Mapping[str, Any] = one.metadata
     option = f" (`edl run {about['option']}`)" if about["option"] else ""
     assert one.default is not MISSING
@@ -107,10 +78,7 @@ def row(one: Field[Any]) -> tuple[str, str, str, str]:
 
 
 def _shown(default: object) -> str:
-    """Return a setting's ``default`` value as Markdown for the table of settings.
-
-    None is "none", an empty text or tuple "empty", a boolean 0 or 1.
-    """
+    """Return a setting's `default` value as Markdown for the table of settings."""
     if default is None:
         return "none"
     if default in ("", ()):

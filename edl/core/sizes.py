@@ -19,57 +19,44 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True)
 class Sizes(Record):
-    """The world sizes (numbers of workers) that one job may have.
-
-    A size is *allowed* if it meets all four attributes. The values are checked by :meth:`check`
-    only.
-
-    Attributes:
-        min_np: the smallest size.
-        max_np: the largest size; None: no limit.
-        sizes: the only allowed sizes; empty: all from ``min_np`` to ``max_np``.
-        size_step: only multiples of this number are allowed.
-    """
+    """The world sizes (numbers of workers) that one job may have."""
 
     min_np: int = setting(
         1,
         "the job never trains with fewer workers. Under horovodrun its `--min-np` is the default, "
         "unless edl [cannot see it](../guides/horovodrun.md#settings)",
         option="--min-np",
-    )
+    )  # the smallest size
     max_np: int | None = setting(
         None,
         "the job never has more workers. Default: `-np`, or `--slots` if that is given and "
         "greater. Under horovodrun its `--max-np` is the default, unless edl cannot see it",
         option="--max-np",
-    )
+    )  # the largest size; None: no limit
     sizes: tuple[int, ...] = setting(
         (),
         "only these numbers of workers, like `1,2,4` "
         "([sizes](../guides/scaling.md#only-some-sizes)); empty: all from `min_np` to `max_np`",
         option="--sizes",
         metavar="N,N,...",
-    )
+    )  # the only allowed sizes; empty: all from `min_np` to `max_np`
     size_step: int = setting(
         1, "only multiples of this many workers", option="--size-step", metavar="N"
-    )
+    )  # only multiples of this number are allowed
 
     # --- what is allowed
 
     def allows(self, np: int) -> bool:
-        """Return whether ``np`` is an allowed size: one to which a switch may be planned."""
+        """Return whether `np` is an allowed size: one to which a switch may be planned."""
         within = self.min_np <= np and (self.max_np is None or np <= self.max_np)
         return within and (not self.sizes or np in self.sizes) and np % self.size_step == 0
 
     def enough(self, np: int) -> bool:
-        """Return whether a ring of ``np`` workers may train, allowed or not: at least ``min_np``.
-
-        Fewer workers wait for others.
-        """
+        """Return whether a ring of `np` workers may train, allowed or not: at least `min_np`."""
         return np >= self.min_np
 
     def below(self, np: int) -> int | None:
-        """Return the largest allowed size that is at most ``np``, or None if there is none."""
+        """Return the largest allowed size that is at most `np`, or None if there is none."""
         if self.sizes:
             return max((n for n in self.sizes if n <= np and self.allows(n)), default=None)
         top = np if self.max_np is None else min(np, self.max_np)
@@ -77,7 +64,7 @@ class Sizes(Record):
         return top if self.allows(top) else None
 
     def above(self, np: int) -> int | None:
-        """Return the smallest allowed size that is at least ``np``, or None if there is none."""
+        """Return the smallest allowed size that is at least `np`, or None if there is none."""
         if self.sizes:
             return min((n for n in self.sizes if n >= np and self.allows(n)), default=None)
         bottom = max(np, self.min_np)
@@ -85,10 +72,7 @@ class Sizes(Record):
         return bottom if self.allows(bottom) else None
 
     def fit(self, np: int) -> int:
-        """Return the largest allowed size of at most ``np``, or else the smallest allowed size.
-
-        If no size is allowed at all, return ``np``, or ``min_np`` if that is more.
-        """
+        """Return the largest allowed size of at most `np`, or else the smallest allowed size."""
         below = self.below(np)
         if below is not None:
             return below
@@ -98,37 +82,18 @@ class Sizes(Record):
     # --- more and fewer
 
     def room(self, others: int, np: int, has: int = 0) -> int:
-        """Return the largest number of workers on one host with which the job's size is allowed.
-
-        The job's size is the sum of the result and ``others``. The result is above ``has`` and at
-        most ``np``; if no such number makes an allowed size, it is ``has``.
-
-        Args:
-            others: the number of the job's workers on other hosts.
-            np: the largest number to return.
-            has: the number of workers that the host has at present.
-        """
+        """Return the largest number of workers on one host with which the job's size is allowed."""
         fitting = (n for n in range(np, has, -1) if self.allows(others + n))
         return next(fitting, has)
 
     def keeps(self, size: int, now: int) -> bool:
-        """Return whether a ring may be changed, by a plan, from ``now`` to ``size`` workers.
-
-        It may if ``size`` is allowed or equals ``now``. A ring with fewer than ``min_np`` workers
-        may also grow to any number up to ``min_np``.
-        """
+        """Return whether a ring may be changed, by a plan, from `now` to `size` workers."""
         return size == now or self.allows(size) or now < size <= self.min_np
 
     # --- what is refused
 
     def check(self, np: int) -> None:
-        """Raise an error if these sizes are impossible, or no job can start with ``np`` workers.
-
-        Raises:
-            UsageError: ``np``, ``min_np``, ``max_np`` or ``size_step`` is below 1, ``min_np`` is
-                above ``max_np``, a size in ``sizes`` is not allowed by the other limits, or ``np``
-                is not allowed.
-        """
+        """Raise an error if these sizes are impossible, or no job can start with `np` workers."""
         given = (("np", np), ("min-np", self.min_np), ("max-np", self.max_np))
         for name, value in (*given, ("size-step", self.size_step)):
             if value is not None and value < 1:
@@ -153,14 +118,7 @@ class Sizes(Record):
             raise UsageError(f"-np is {np}; {self.refusal(np)}")
 
     def check_scale(self, job: str, np: int) -> None:
-        """Raise an error if ``np``, the number of workers to scale the job to, is not allowed.
-
-        ``job`` is the name of the job, for the message.
-
-        Raises:
-            UsageError: ``np`` is not allowed; the message says why, and for ``np`` below ``min_np``
-                or above ``max_np`` also what to do.
-        """
+        """Raise an error if `np`, the number of workers to scale the job to, is not allowed."""
         if self.allows(np):
             return
         hint = ""
@@ -176,10 +134,7 @@ class Sizes(Record):
         raise UsageError(f"cannot scale job {job} to {workers(np)}: {self.refusal(np)}{hint}")
 
     def refusal(self, np: int) -> str:
-        """Return a clause that says why a job may not have ``np`` workers, which is not allowed.
-
-        The text names ``min_np`` or ``max_np`` if it is exceeded, else the nearest allowed sizes.
-        """
+        """Return a clause that says why a job may not have `np` workers, which is not allowed."""
         if not self.enough(np):
             return f"min_np is {self.min_np}"
         if self.max_np is not None and np > self.max_np:
@@ -190,10 +145,6 @@ class Sizes(Record):
         return f"the job may have {self}; nearest to {np} {be} {nearest}"
 
     def __str__(self) -> str:
-        """Return the allowed sizes in words.
-
-        Examples: "1 to 4 workers", "1, 2 or 4 workers", "2 to 8 workers in steps of 2".
-        """
         if self.sizes:
             return f"{_one_of(n for n in self.sizes if self.allows(n))} workers"
         most = "any number" if self.max_np is None else str(self.max_np)
@@ -202,9 +153,5 @@ class Sizes(Record):
 
 
 def _one_of(numbers: Iterable[int]) -> str:
-    """Return the distinct ``numbers``, in ascending order, as a choice: "1, 2 or 4".
-
-    It is "no" without numbers.
-    """
     *most, last = [str(n) for n in sorted(set(numbers))] or ["no"]
     return f"{', '.join(most)} or {last}" if most else last

@@ -33,47 +33,33 @@ GONE = "its process is gone"  # the beginning of each proof that a process has e
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All records of a job in ZooKeeper, read at about one time.
+    """All records of a job in ZooKeeper, read at about one time."""
 
-    Attributes:
-        job: the record of the job.
-        hosts: the records of the agents, sorted by the names of their hosts.
-        members: the records of the workers that are in ZooKeeper (with a session), sorted by
-            number.
-        desired: the desired number of workers on each host.
-        assigned: the number of workers that each launcher keeps on its host.
-        discovered: host -> slots, as `edl-discover` has reported them; empty without it.
-        generation: the newest generation, whether its ring is built or not; None: there is none
-            yet.
-        leader: the record of the leader; None: no worker leads.
-        requests: the requests that the leader has not answered, sorted by number.
-        evicted: the number of each evicted worker -> why.
-        status: the progress of the training, as the leader has reported it.
-        slots: the records of the `edl-worker` processes, sorted by host and slot; empty without
-            horovodrun.
-        policy: the job's policy; an empty one if the job has none.
-    """
-
-    job: Job
-    hosts: tuple[Host, ...] = ()
+    job: Job  # the record of the job
+    hosts: tuple[Host, ...] = ()  # the records of the agents, sorted by the names of their hosts
+    # the records of the workers that are in ZooKeeper (with a session), sorted by number
     members: tuple[Member, ...] = ()
-    desired: Desired = field(default_factory=Desired)
+    desired: Desired = field(default_factory=Desired)  # the desired number of workers on each host
+    # the number of workers that each launcher keeps on its host
     assigned: Assigned = field(default_factory=Assigned)
+    # host -> slots, as `edl-discover` has reported them; empty without it
     discovered: Mapping[str, int] = field(default_factory=dict)
+    # the newest generation, whether its ring is built or not; None: there is none yet
     generation: Generation | None = None
-    leader: Leader | None = None
+    leader: Leader | None = None  # the record of the leader; None: no worker leads
+    # the requests that the leader has not answered, sorted by number
     requests: tuple[Request, ...] = ()
+    # the number of each evicted worker -> why
     evicted: Mapping[int, str] = field(default_factory=dict)
+    # the progress of the training, as the leader has reported it
     status: TrainingStatus = field(default_factory=TrainingStatus)
+    # the records of the `edl-worker` processes, sorted by host and slot; empty without horovodrun
     slots: tuple[SlotRecord, ...] = ()
-    policy: JobPolicy = NO_POLICY
+    policy: JobPolicy = NO_POLICY  # the job's policy; an empty one if the job has none
 
     @property
     def paused(self) -> str:
-        """A clause that says that a running job waits for workers, or an empty text if it does not.
-
-        A running job waits if its newest generation has members, but fewer than ``min_np``.
-        """
+        """A clause that says that a running job waits for workers."""
         job, generation = self.job, self.generation
         left = len(generation.members) if generation is not None else 0
         if job.state is not JobState.RUNNING or not left or job.sizes.enough(left):
@@ -91,10 +77,7 @@ class Snapshot:
 
     @cached_property
     def switched(self) -> bool:
-        """Whether at least one member of the newest generation has entered it; False without one.
-
-        If so, the ring of that generation was built, with all of its members.
-        """
+        """Whether at least one member of the newest generation has entered it; False without one"""
         new = self.generation
         if new is None:
             return False
@@ -103,12 +86,7 @@ class Snapshot:
 
     @cached_property
     def ring(self) -> tuple[RingMember, ...]:
-        """The members of the ring that holds the job's state, in rank order.
-
-        These are the members of the newest generation if one of them has entered it, or if it
-        replaces a broken ring or is the first. Until then they are those of the ring before
-        (``previous``). The result is empty before the first generation.
-        """
+        """The members of the ring that holds the job's state, in rank order."""
         new = self.generation
         if new is None:
             return ()
@@ -116,10 +94,7 @@ class Snapshot:
 
     @property
     def state_owners(self) -> frozenset[int]:
-        """The numbers of the workers that may hold the job's state.
-
-        These are the members of :attr:`ring` and of the newest generation.
-        """
+        """The numbers of the workers that may hold the job's state."""
         members = (*self.ring, *(self.generation.members if self.generation is not None else ()))
         return frozenset(member.id for member in members)
 
@@ -130,42 +105,25 @@ class Snapshot:
 
     @property
     def available(self) -> tuple[Host, ...]:
-        """The records of the hosts that have slots for the job.
-
-        These are the hosts in :attr:`agents`, in the order of their names, and then, under
-        horovodrun, the hosts that `edl-discover` has reported.
-        """
+        """The records of the hosts that have slots for the job."""
         return (*self.agents, *as_hosts(self.discovered))
 
     @property
     def agents(self) -> tuple[Host, ...]:
-        """Copies of the records in ``hosts``, with at most as many slots as the job may use.
-
-        If the job is limited to devices, it may use one slot for each of its devices of a host.
-        """
+        """Copies of the records in `hosts`, with at most as many slots as the job may use."""
         assigned = self.assigned
         return tuple(replace(h, slots=assigned.most_on(h.name, h.slots)) for h in self.hosts)
 
     def present_in(self, desired: Mapping[str, int]) -> frozenset[str]:
-        """Return the names of the hosts that are not gone, given a newer ``desired``.
-
-        These are the hosts in :attr:`present`, and hosts that have joined after this snapshot:
-        those for which ``desired`` has more workers than the snapshot's own ``desired``.
-
-        Args:
-            desired: host -> its desired number of workers.
-        """
+        """Return the names of the hosts that are not gone, given a newer `desired`."""
         before = self.desired.hosts
         return self.present | {name for name, n in desired.items() if n > before.get(name, 0)}
 
     @property
     def present(self) -> frozenset[str]:
-        """The names of the hosts that are not gone.
-
-        A host is gone when it has no agent, no worker in ZooKeeper and no member in the newest
-        generation. A host without a session in ZooKeeper is not gone while it has such a member,
-        because all sessions of a host may end at once while its workers train on.
-        """
+        """The names of the hosts that are not gone."""
+        # A host without a session in ZooKeeper is not gone while it has such a member, because all
+        # sessions of a host may end at once while its workers train on.
         members = self.generation.members if self.generation else ()
         return frozenset(
             (
@@ -176,12 +134,7 @@ class Snapshot:
         )
 
     def forgettable(self, keep: int) -> tuple[int, ...]:
-        """Return the numbers of evicted workers whose eviction records may be deleted, ascending.
-
-        Such a worker is not in ZooKeeper, and is a member neither of the newest generation nor of
-        the ring before it. Of these workers, the ``keep`` ones with the largest numbers are left
-        out.
-        """
+        """Return the numbers of evicted workers whose eviction records may be deleted, ascending"""
         here = {member.id for member in self.members}
         gone = sorted(
             worker
@@ -192,8 +145,6 @@ class Snapshot:
 
 
 def as_hosts(discovered: Mapping[str, int]) -> tuple[Host, ...]:
-    """Return host records, sorted by name, for ``discovered`` (host -> slots).
-
-    The records have an empty address and no process id, because these hosts have no agent.
-    """
+    """Return host records, sorted by name, for `discovered` (host -> slots)."""
+    # The records have an empty address and no process id, because these hosts have no agent.
     return tuple(Host(name, slots, "") for name, slots in sorted(discovered.items()))

@@ -18,26 +18,19 @@ from edl.core.snapshot import GONE, Snapshot
 
 @dataclass(frozen=True)
 class MemberStatus(Record):
-    """The status of one worker process of a job, as `edl status` shows it.
+    """The status of one worker process of a job, as `edl status` shows it."""
 
-    Attributes:
-        id: the name of the worker, such as "w3".
-        host: the name of the worker's host.
-        slot: the number of the worker's slot on that host.
-        device: the number of the device that the worker was given there; None: it was given none.
-        pid: the process id of the worker on that host.
-        port: the port on that host where the worker answers ``/health``.
-        rank: the rank of the worker in the newest generation; None: it is no member of that.
-        stage: the stage of the worker.
-    """
-
-    id: Annotated[str, "as `w3`"]
-    host: Annotated[str, "its host"]
-    slot: Annotated[int, "its slot there"]
+    id: Annotated[str, "as `w3`"]  # the name of the worker, such as "w3"
+    host: Annotated[str, "its host"]  # the name of the worker's host
+    slot: Annotated[int, "its slot there"]  # the number of the worker's slot on that host
+    # the number of the device that the worker was given there; None: it was given none
     device: Annotated[int | None, "its device there, as a number from 0; null: it was given none"]
-    pid: Annotated[int, "its process there"]
+    pid: Annotated[int, "its process there"]  # the process id of the worker on that host
+    # the port on that host where the worker answers `/health`
     port: Annotated[int, "where it answers `/health`"]
+    # the rank of the worker in the newest generation; None: it is no member of that
     rank: Annotated[int | None, "null: it is no member of the generation"]
+    # the stage of the worker
     stage: Annotated[Stage, "`preparing`, `ready`, `active`, `leaving` or `finished`"]
 
 
@@ -106,14 +99,7 @@ class JobStatus(TrainingStatus):
 
 
 def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
-    """Return the status of the job in ``snapshot``; nothing is read.
-
-    Its ``state`` is ``paused`` if the snapshot's job runs with too few workers to train.
-
-    Args:
-        snapshot: the job's records in ZooKeeper.
-        zookeeper: the address of the ZooKeeper from which the snapshot was read, for the status.
-    """
+    """Return the status of the job in `snapshot`; nothing is read."""
     job, generation, leader = snapshot.job, snapshot.generation, snapshot.leader
     alive = {member.id for member in snapshot.members}
     leads = leader is not None and leader.worker in alive
@@ -164,28 +150,17 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
 
 
 def _devices(snapshot: Snapshot) -> dict[str, tuple[int, ...]]:
-    """Return the devices that the job may use, by host, without hosts on which it may use none."""
     devices = snapshot.assigned.devices
     return {host: tuple(own) for host, own in sorted(devices.items()) if own}
 
 
 def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
-    """Return the disabled slots of all hosts in ``snapshot``: "host:slot" -> why.
-
-    They are those of the agents and, under horovodrun, of the `edl-worker` processes.
-    """
     agents = {f"{h.name}:{slot}": why for h in snapshot.hosts for slot, why in h.disabled.items()}
     return agents | {f"{s.host}:{s.slot}": s.disabled for s in snapshot.slots if s.disabled}
 
 
 def _reason(snapshot: Snapshot) -> str:
-    """Return the reason of the job's state, as the status shows it.
-
-    It is the reason in the job's record if that is not empty or the job is over. Else, if no
-    process of the job is in ZooKeeper, it is a sentence that says so. (Of a job of horovodrun, only
-    the workers count.) Else it is the leader's reason, in ``snapshot.status``. ``snapshot`` has the
-    job's records in ZooKeeper.
-    """
+    """Return the reason of the job's state, as the status shows it."""
     job = snapshot.job
     if job.state.over or job.reason:
         return job.reason

@@ -11,23 +11,16 @@ STEP_BOUNDS_S = (
 
 
 class StepTotals:
-    """The number of steps that one worker has completed, their durations, and those of their parts.
-
-    The training thread adds a step at its end, which takes about a microsecond; the thread of the
-    HTTP port reads when it is asked for metrics.
-
-    Attributes:
-        steps: how many steps of the job this worker has completed since it joined.
-        durations: the durations of the steps in seconds, without the first one in each ring, which
-            also has the building of that ring in it.
-        compute_us: the worker's own time in all steps, in microseconds.
-        data_us: the time for which it waited for data, in microseconds.
-        reduce_us: the time from its gradients to the mean of all, in microseconds.
-    """
+    """The number of steps that one worker completed, their durations, and those of their parts"""
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.steps = 0  # how many steps of the job this worker has completed since it joined
+        # the durations of the steps in seconds, without the first one in each ring, which also has
+        # the building of that ring in it
         self.durations = Histogram(STEP_BOUNDS_S)
+        # `compute_us`: the worker's own time in all steps, in microseconds; `data_us`: the time for
+        # which it waited for data, in microseconds; `reduce_us`: the time from its gradients to the
+        # mean of all, in microseconds
         self.compute_us = self.data_us = self.reduce_us = 0
 
     def add(self, compute_us: int, data_us: int, reduce_us: int) -> None:

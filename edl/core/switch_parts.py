@@ -10,13 +10,7 @@ from edl.core.record import Record
 
 @dataclass(frozen=True)
 class SwitchParts(Record):
-    """The seconds that each part of a worker's switch to another ring took; 0: it did not occur.
-
-    ``role`` is `new` for a worker that received the state, else `old`. The parts are ``detect_s``,
-    ``election_s``, ``survivor_report_s``, ``wait_s``, ``shutdown_s``, ``init_s``, ``broadcast_s``
-    and, after the switch, ``first_step_s``. ``stall_s`` is for how long the switch held the worker
-    up in all, and ``median_step_s`` the usual time of its steps before.
-    """
+    """The seconds that each part of a worker's switch to another ring took; 0: it did not occur."""
 
     role: Annotated[str, "`new` for a worker that received the state, else `old`"] = "old"
     detect_s: Annotated[
@@ -49,5 +43,5 @@ class SwitchParts(Record):
     median_step_s: Annotated[float, "of an old worker's last 50 steps before it"] = 0.0
 
     def seconds(self) -> dict[str, float]:
-        """Return the duration of each part in seconds, by name; ``role`` is not in it."""
+        """Return the duration of each part in seconds, by name; `role` is not in it."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_s")}

@@ -78,33 +78,21 @@ WORKER_METRICS = (
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """The state of a worker at one moment, from which :func:`worker_samples` makes its metrics.
+    """The state of a worker at one moment, from which `worker_samples` makes its metrics."""
 
-    Attributes:
-        version: the version of edl.
-        job: the name of the job.
-        host: the name of the worker's host.
-        worker: the name of the worker, such as "w3"; empty before it is registered.
-        leads: whether it leads the job.
-        connected: whether it is connected to ZooKeeper.
-        progress: its progress.
-        totals: the number of its steps, and their times.
-        now_s: the present time on the clock of ``progress.updated_at``, in seconds.
-    """
-
-    version: str
-    job: str
-    host: str
-    worker: str
-    leads: bool
-    connected: bool
+    version: str  # the version of edl
+    job: str  # the name of the job
+    host: str  # the name of the worker's host
+    worker: str  # the name of the worker, such as "w3"; empty before it is registered
+    leads: bool  # whether it leads the job
+    connected: bool  # whether it is connected to ZooKeeper
     progress: WorkerProgress
-    totals: StepTotals
-    now_s: float
+    totals: StepTotals  # the number of its steps, and their times
+    now_s: float  # the present time on the clock of `progress.updated_at`, in seconds
 
 
 def worker_samples(facts: WorkerSnapshot) -> list[Sample]:
-    """Return the values of all metrics of a worker; ``facts`` is what they are made of."""
+    """Return the values of all metrics of a worker; `facts` is what they are made of."""
     progress, totals = facts.progress, facts.totals
     return [
         BUILD_INFO(1, facts.version),
