@@ -15,11 +15,7 @@ from typing import Protocol
 
 
 class Condition(Protocol):
-    """A condition variable whose time-outs are measured by a :class:`Clock`, which makes it.
-
-    It has a lock, which ``with condition:`` holds. All methods need the caller to hold the lock, as
-    those of :class:`threading.Condition` do; waiting releases it meanwhile.
-    """
+    """A condition variable whose time-outs are measured by a `Clock`, which makes it."""
 
     def __enter__(self) -> bool: ...
 
@@ -31,18 +27,10 @@ class Condition(Protocol):
     ) -> None: ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for a notification for at most ``timeout`` seconds (None: for ever).
-
-        Returns:
-            True if a notification came in time, False after a time-out.
-        """
+        """Wait for a notification for at most `timeout` seconds (None: for ever)."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until ``predicate()`` is true, for at most ``timeout`` seconds (None: for ever).
-
-        Returns:
-            The last value of the predicate: False after a time-out.
-        """
+        """Wait until `predicate()` is true, for at most `timeout` seconds (None: for ever)."""
 
     def notify_all(self) -> None:
         """Wake all threads that wait for this condition."""
@@ -55,7 +43,7 @@ class Clock(Protocol):
         """Return the time in seconds since a fixed moment; only differences have a meaning."""
 
     def sleep(self, seconds: float) -> None:
-        """Block the calling thread until this clock, real or virtual, is ``seconds`` later."""
+        """Block the calling thread until this clock, real or virtual, is `seconds` later."""
 
     def condition(self) -> Condition:
         """Return a new condition variable whose time-outs are measured by this clock."""
@@ -65,15 +53,14 @@ class SystemClock:
     """The clock of this machine, for threads that the operating system schedules."""
 
     def now_s(self) -> float:
-        """Return the seconds of ``time.monotonic()``."""
+        """Return the seconds of `time.monotonic()`."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Block the calling thread for ``seconds`` of real time."""
+        """Block the calling thread for `seconds` of real time."""
         time.sleep(seconds)
 
     def condition(self) -> Condition:
-        """Return a new :class:`threading.Condition`."""
         return threading.Condition()
 
 

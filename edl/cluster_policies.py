@@ -23,52 +23,28 @@ from edl.errors import UsageError
 
 
 def load_policy(name: str, parameters: Mapping[str, Any] = MappingProxyType({})) -> ClusterPolicy:
-    """Return the policy called ``name``, with other values of some parameters.
-
-    Args:
-        name: the name of a registered policy, or ``module:Class`` for a user's.
-        parameters: the values by the name of the parameter.
-
-    Raises:
-        UsageError: there is no such policy, it cannot be imported or is none, it has no such
-            parameter, or a value is not allowed.
-    """
+    """Return the policy called `name`, with other values of some parameters."""
     return load_own_policy(name, parameters) if is_own(name) else with_parameters(name, parameters)
 
 
 def load_own_policy(name: str, parameters: Mapping[str, Any] = MappingProxyType({})) -> OwnPolicy:
-    """Return the policy ``name``, "module:Class", that a user has written; see `load_policy`."""
+    """Return the policy `name`, "module:Class", that a user has written; see `load_policy`."""
     module, _, attribute = name.partition(":")
     return own_policy(name, _imported(name, module, attribute), parameters)
 
 
 def policy_of(settings: ClusterRecord) -> ClusterPolicy:
-    """Return the policy of a live cluster, with the parameters that its ``settings`` give.
-
-    The errors are those of :func:`load_policy`.
-    """
+    """Return the policy of a live cluster, with the parameters that its `settings` give."""
     return load_policy(settings.policy, settings.parameters)
 
 
 def is_own(name: str) -> bool:
-    """Return whether ``name`` has the form ``module:Class``, the name of a user's policy.
-
-    Nothing is imported. A policy that is part of edl has a plain name.
-    """
+    """Return whether `name` has the form `module:Class`, the name of a user's policy."""
     return module_and_function(name) is not None
 
 
 def _imported(name: str, module: str, attribute: str) -> object:
-    """Import ``module``, and return what it has under the name ``attribute``.
-
-    Args:
-        name: the policy as the user names it.
-        module: the name of the module.
-        attribute: the name of the class.
-
-    Raises:
-        UsageError: the module cannot be imported, or has no such name.
-    """
+    """Import `module`, and return what it has under the name `attribute`."""
     with suppress(OSError):  # the working directory was removed
         here = os.getcwd()
         if here not in sys.path:

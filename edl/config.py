@@ -36,20 +36,7 @@ _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 
 @dataclass(frozen=True)
 class Config:
-    """The resolved settings of one process, from :func:`load`; docs/reference/settings.md has all.
-
-    Times are in seconds. A field is set by the environment variable ``EDL_`` + the field's name in
-    capitals.
-
-    The fields from ``job`` to ``secret`` say which job this process belongs to; the agent (``edl
-    run``, ``edl join``) sets them for the workers that it starts. The secret of other processes may
-    come from ``secret_file`` instead. Without ``job`` a script is a job of one worker and needs no
-    ZooKeeper. ``sizes`` (the allowed numbers of workers) and ``job_settings`` count only in a
-    process that starts a job; they are stored in the job's record.
-
-    Raises:
-        ConfigError: a value is out of range; or the address or the secret cannot be used.
-    """
+    """The resolved settings of one process, from `load`; docs/reference/settings.md has all."""
 
     job: str | None = None
     cluster: str | None = None  # that commands are about; None: the only one that the user knows
@@ -131,10 +118,7 @@ class Config:
 
     @property
     def own_address(self) -> str:
-        """The IPv4 address or name at which this worker listens and other workers reach it.
-
-        The launcher of the worker sets it; without a launcher it is 127.0.0.1.
-        """
+        """The IPv4 address or name at which this worker listens and other workers reach it."""
         return self.address or LOOPBACK
 
 
@@ -143,23 +127,7 @@ def load(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     **arguments: Any,
 ) -> Config:
-    """Resolve the settings of this process and return them; each call reads everything anew.
-
-    Each setting is taken from ``arguments``, else from the environment, the settings file,
-    ``defaults``, or its declared default, in this order. The secret and the file with the secret
-    count as one setting: the first of these places that has one of them decides.
-
-    Args:
-        environ: environment variables by name; None: those of this process.
-        defaults: values by setting that replace the declared defaults; None counts as absent.
-        **arguments: values by setting, such as the options of a command; None counts as absent. A
-            text is parsed as one of the environment is.
-
-    Raises:
-        ConfigError: ``arguments`` or the file has an unknown setting, a value has the wrong type or
-            range, the file is not readable TOML, the file with the secret cannot be used, or it
-            holds another secret than the one that is given beside it.
-    """
+    """Resolve the settings of this process and return them; each call reads everything anew."""
     environ = os.environ if environ is None else environ
     if unknown := sorted(arguments.keys() - {*SETTINGS}):
         raise ConfigError(unknown[0], f"edl has no setting named {', '.join(unknown)}")
@@ -184,28 +152,13 @@ def load(
 
 
 def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings ``secret`` and ``secret_file``, as far as ``environ`` has them, by name.
-
-    An empty value counts as absent.
-    """
     given = {name: environ.get(variable_of(name)) for name in ("secret", "secret_file")}
     return {name: value for name, value in given.items() if value}
 
 
 def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
-    """Let the first place that gives the secret, or a file with it, decide the secret in ``found``.
-
-    If that place gives a file, its path and the secret in it are put into ``found``. Otherwise the
-    path in ``found`` becomes empty, and the secret in ``found`` stays as it is.
-
-    Args:
-        found: the values of the settings of this process, by name; they may be changed.
-        *places: where settings may be given, the one that counts most first; each has its values by
-            setting.
-
-    Raises:
-        ConfigError: the file cannot be used, or holds another secret than the one beside it.
-    """
+    """Let the first place that gives the secret, or a file with it, decide the secret in `found`"""
+    # Otherwise the path in `found` becomes empty, and the secret in `found` stays as it is.
     for place in places:
         secret, path = place.get("secret"), place.get("secret_file")
         if secret is not None or path:
@@ -222,17 +175,7 @@ def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
 
 
 def misspelled(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables that look like misspelled settings of edl.
-
-    Such a variable begins with ``EDL_``, belongs to no setting, and differs from the variable of
-    one by a letter or two. It may be a variable of the user's script.
-
-    Args:
-        environ: environment variables by name; None: those of this process.
-
-    Returns:
-        By name of each such variable, the setting's variable that it is most like.
-    """
+    """Return the environment variables that look like misspelled settings of edl."""
     environ = os.environ if environ is None else environ
     known = {variable_of(name).removeprefix("EDL_"): variable_of(name) for name in SETTINGS}
     found = {}
@@ -258,23 +201,14 @@ OF_THE_JOB = frozenset(name for name, (kind, _) in SETTINGS.items() if kind is n
 
 @dataclass(frozen=True)
 class HorovodSlot:
-    """The slot that elastic ``horovodrun`` gives to a process; :func:`horovod_slot` returns it.
-
-    The values are as of the start of the process: later the driver may give it another rank.
-
-    Attributes:
-        address, port: the address and port of the key-value store of horovodrun's driver.
-        host: the name of the host, as the host discovery script prints it.
-        slot: Horovod's local rank when the process was started, from 0.
-        rank, size, local_size: the process's rank among all processes, the number of all processes,
-            and the number of processes on this host.
-        interface: the network interface that the driver has chosen.
-    """
+    """The slot that elastic `horovodrun` gives to a process; `horovod_slot` returns it."""
 
     address: str  # of the driver's key-value store
     port: int
     host: str  # as the host discovery script names it
     slot: int  # Horovod's local rank when it was started
+    # the process's rank among all processes, the number of all processes, and the number of
+    # processes on this host
     rank: int
     size: int
     local_size: int
@@ -282,7 +216,7 @@ class HorovodSlot:
 
     @property
     def driver(self) -> str:
-        """The ``address:port`` of horovodrun's driver, unique among all drivers that live."""
+        """The `address:port` of horovodrun's driver, unique among all drivers that live."""
         return f"{self.address}:{self.port}"
 
 
@@ -299,17 +233,7 @@ _OF_A_SLOT = {
 
 
 def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None:
-    """Return the slot of elastic ``horovodrun`` that this process was started for.
-
-    Args:
-        environ: environment variables by name; None: those of this process.
-
-    Returns:
-        The slot, or None if elastic ``horovodrun`` has not started this process.
-
-    Raises:
-        ConfigError: a variable is missing or is no number.
-    """
+    """Return the slot of elastic `horovodrun` that this process was started for."""
     environ = os.environ if environ is None else environ
     if environ.get("HOROVOD_ELASTIC") != "1" or not environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"):
         return None
@@ -327,32 +251,17 @@ def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None
 
 
 def horovod_size() -> int:
-    """Return HOROVOD_SIZE, the number of workers as a launcher that is not elastic has set it.
-
-    If the variable is unset or empty, the number is 1.
-
-    Raises:
-        ConfigError: the variable is no integer.
-    """
+    """Return HOROVOD_SIZE, the number of workers as a launcher that is not elastic has set it."""
     return int(_parse("HOROVOD_SIZE", os.environ.get("HOROVOD_SIZE") or "1", int))
 
 
 def log_of_worker() -> str:
-    """Return the path of this worker's log file, as the agent that started the worker has set it.
-
-    It is empty if no agent has set it.
-    """
+    """Return the path of this worker's log file, as the agent that started the worker has set it"""
     return os.environ.get("EDL_LOG_FILE", "")
 
 
 def environment_for_worker() -> dict[str, str]:
-    """Return a copy of this process's environment, to start a worker with.
-
-    The copy lacks the variables in which horovodrun describes this process's slot, the device that
-    this process was given, the settings of the job, which a worker reads from the job's record, the
-    template process of this launcher, its state directory, and the path of the file with the
-    secret. The caller adds EDL_SECRET and the other settings of the worker.
-    """
+    """Return a copy of this process's environment, to start a worker with."""
     dropped = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
     dropped |= {variable_of(name) for name in OF_THE_JOB}
     dropped |= {_INHERITED_TEMPLATE, STATE_VARIABLE, "EDL_DEVICE", variable_of("secret_file")}
@@ -365,39 +274,21 @@ def environment() -> dict[str, str]:
 
 
 def take_inherited_template() -> tuple[int, int] | None:
-    """Return the template process that this launcher has inherited; further calls return None.
-
-    A template is a process that has imported the framework and forks into workers. A launcher that
-    edl's own tests fork from a template inherits a second one. The environment variable that names
-    it is removed.
-
-    Returns:
-        The file descriptor of the template's socket and the template's process id; None if this
-        launcher has inherited no template or the function was called before.
-    """
+    """Return the template process that this launcher has inherited; further calls return None."""
     said = os.environ.pop(_INHERITED_TEMPLATE, "")
     descriptor, _, pid = said.partition(":")
     return (int(descriptor), int(pid)) if said else None
 
 
 def environment_at_start() -> dict[str, str]:
-    """Return the environment that this process was started with, as ``/proc/self/environ`` has it.
-
-    Variables that the process itself has set or unset do not show there.
-    """
+    """Return the environment that this process was started with, as `/proc/self/environ` has it."""
     text = Path("/proc/self/environ").read_bytes()
     pairs = (os.fsdecode(pair).partition("=") for pair in text.split(b"\0") if pair)
     return {name: value for name, _, value in pairs}
 
 
 def trace_exporters() -> tuple[tuple[str, ...], ...]:
-    """Return the OpenTelemetry exporters that spans go to; empty: the environment asks for none.
-
-    The variables are OpenTelemetry's own: ``OTEL_TRACES_EXPORTER`` (names; ``none``) or else an
-    endpoint, and ``OTEL_SDK_DISABLED``. For each exporter the result has the names that its package
-    may have registered, the preferred one first: OTLP over HTTP before OTLP over gRPC, unless
-    ``OTEL_EXPORTER_OTLP_PROTOCOL`` says another.
-    """
+    """Return the OpenTelemetry exporters that spans go to; empty: the environment asks for none."""
 
     def of(name: str) -> str:
         return os.environ.get(f"OTEL_{name}", "").strip().lower()
@@ -415,11 +306,7 @@ def trace_exporters() -> tuple[tuple[str, ...], ...]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set environment variables of this process, for edl, child processes and C++ libraries.
-
-    Horovod's library reads them by ``getenv``. ``values`` maps names to values; a value of None
-    removes the variable, if it is set.
-    """
+    """Set environment variables of this process, for edl, child processes and C++ libraries."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -428,29 +315,12 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def cache_dir() -> Path:
-    """Return the user's cache directory of edl, and create it if it does not exist.
-
-    It is ``$XDG_CACHE_HOME/edl``, or ``~/.cache/edl`` if that variable is not set.
-
-    Raises:
-        ConfigError: the user has no home directory, and XDG_CACHE_HOME is not set.
-        OSError: the directory cannot be created.
-    """
+    """Return the user's cache directory of edl, and create it if it does not exist."""
     return _user_dir("XDG_CACHE_HOME", ".cache")
 
 
 def state_dir() -> Path:
-    """Return the user's state directory of edl, and create it if it does not exist.
-
-    It is ``$EDL_STATE_DIR``, which `edl host` sets for its agents, else ``$XDG_STATE_HOME/edl``, or
-    ``~/.local/state/edl`` if neither is set. It holds secrets and the output of scripts, so access
-    by other users is removed, whatever the umask; if the file system refuses that, no error is
-    raised.
-
-    Raises:
-        ConfigError: the user has no home directory, and XDG_STATE_HOME is not set.
-        OSError: the directory cannot be created.
-    """
+    """Return the user's state directory of edl, and create it if it does not exist."""
     if given := os.environ.get(STATE_VARIABLE):
         path = Path(given)
         path.mkdir(parents=True, exist_ok=True)
@@ -463,11 +333,7 @@ def state_dir() -> Path:
 
 
 def home_dir() -> str:
-    """Return the path of the user's home directory: HOME, or else that in the user database.
-
-    Raises:
-        ConfigError: the user has no home directory.
-    """
+    """Return the path of the user's home directory: HOME, or else that in the user database."""
     try:
         return str(Path.home())
     except RuntimeError as error:
@@ -511,21 +377,11 @@ def _read_file(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> str:
-    """Return ``value``, from the settings file, as text in the format of an environment variable.
-
-    A list becomes its items with commas between them, like "1,2,4"; any other value its ``str()``.
-    """
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """Return the value that a program gives for the setting ``name``, as a value of type ``hint``.
-
-    NumPy's numbers, lists and paths are taken, too.
-
-    Raises:
-        ConfigError: the value has another type.
-    """
+    """Return the value that a program gives for the setting `name`, as a value of type `hint`."""
     try:
         if hint in (int, int | None):
             return operator.index(value)
@@ -541,10 +397,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def _kind(hint: Any) -> str:
-    """Return the words that an error message uses for the values of a setting.
-
-    ``hint`` is the type of the setting: ``int`` gives "an integer".
-    """
+    """Return the words that an error message uses for the values of a setting."""
     if hint == tuple[int, ...]:
         return "whole numbers with commas between, like 1,2,4"
     kinds = {int: "an integer", float: "a number", bool: "1 or 0", str: "text"}
@@ -552,11 +405,7 @@ def _kind(hint: Any) -> str:
 
 
 def _parse(name: str, text: str, hint: Any) -> Any:
-    """Return the value of type ``hint`` that ``text`` stands for.
-
-    Raises:
-        ConfigError: it stands for none; ``name`` is that of the setting, or says where it was read.
-    """
+    """Return the value of type `hint` that `text` stands for."""
     try:
         if hint in (int, int | None):
             return int(text)

@@ -154,12 +154,7 @@ class LayerBalance:
         self._rows.append(LayerRow(float(samples), tuple(norms), tuple(residuals), tuple(moves)))
 
     def _measure(self) -> tuple[list[float], dict[int, tuple[Array, Array]]]:
-        """Read all layers' weights now; return (their squared norms, two matrices of each pair).
-
-        A pair is two neighbouring layers with weights W_i and W_{i+1}. The dictionary has, by i
-        (from 0), the matrices (W_{i+1}^T W_{i+1}, W_i W_i^T). It lacks a pair if the second layer
-        cannot take the outputs of the first, and is empty unless matrices are recorded.
-        """
+        """Read all layers' weights now; return (their squared norms, two matrices of each pair)."""
         norms, grams = list[float](), dict[int, tuple[Array, Array]]()
         before: Array | None = None
         for number, read in enumerate(self._layers.values()):
@@ -171,16 +166,7 @@ class LayerBalance:
         return norms, grams
 
     def _moved(self, pair: int, grams: Mapping[int, tuple[Array, Array]]) -> tuple[float, float]:
-        """Return how far the matrices of two neighbouring layers have moved since the first record.
-
-        Args:
-            pair: the index, from 0, of the pair's first layer.
-            grams: the present matrices by pair, as :meth:`_measure` returns them.
-
-        Returns:
-            The pair's values of (``LayerRow.residuals``, ``LayerRow.moves``); both are nan if the
-            sizes of the two matrices do not fit.
-        """
+        """How far the matrices of two neighbouring layers have moved since the first record"""
         if pair not in grams or pair not in self._first:
             return math.nan, math.nan
         after, before = (
@@ -281,10 +267,7 @@ class LayerBalance:
         _draw(self, Path(path))
 
     def _need_two(self, what: str) -> None:
-        """Raise a UsageError if there are fewer than two rows.
-
-        ``what`` is the name of the method that needs them, for the message.
-        """
+        """Raise a UsageError if there are fewer than two rows."""
         if len(self._rows) < 2:
             there = f"one, at {self._rows[0].samples:g} samples" if self._rows else "none"
             raise UsageError(
@@ -331,25 +314,12 @@ class LayerBalance:
 
     @property
     def _width(self) -> int:
-        """The number of columns of the array ``state_dict()["rows"]``: of numbers in a row."""
         layers = len(self.names)
         return 1 + layers + (2 * (layers - 1) if self.matrices else 0)
 
 
 def phases_of(samples: Array, norms: Array) -> Phases:
-    """Return the numbers of samples at which a layer's squared norm begins and ends its rise.
-
-    The rise lies between 10 % and 90 % of the change from the first record to the last, as the rise
-    time of a signal is defined. The part before it is a plateau if the norm changes there at less
-    than half of the speed of the rise; else the layer has risen from the first record on. The part
-    after it is a saturation by the same rule; else the layer still rises. A norm that falls has
-    phases by the same rules, with its fall as the rise. If the norm has not changed, both numbers
-    are None.
-
-    Args:
-        samples: the number of trained samples of each record, ascending; at least two.
-        norms: the squared norm of the layer in each record.
-    """
+    """Return the numbers of samples at which a layer's squared norm begins and ends its rise."""
     total = norms[-1] - norms[0]
     if not abs(total) > UNCHANGED * np.abs(norms).max():
         return Phases()
@@ -363,44 +333,23 @@ def phases_of(samples: Array, norms: Array) -> Phases:
 
 
 def _crossing(samples: Array, done: Array, level: float, after: int) -> float:
-    """Return the number of samples at which a layer's change passes the fraction ``level``.
-
-    Between the two neighbouring records the change is interpolated linearly.
-
-    Args:
-        samples: the number of trained samples of each record.
-        done: the fraction of the whole change that is done in each record.
-        level: the value of ``done`` to find.
-        after: the index of the first record after the crossing; 1 or more.
-    """
+    """Return the number of samples at which a layer's change passes the fraction `level`."""
     low, high = done[after - 1], done[after]
     part = (level - low) / (high - low)
     return float(samples[after - 1] + part * (samples[after] - samples[after - 1]))
 
 
 def _follows(before: Array, after: Array) -> bool:
-    """Return whether both are matrices, and ``after`` has a column for each row of ``before``.
-
-    Then the layer of ``after`` can take the outputs of the layer of ``before``.
-    """
     return before.ndim == after.ndim == 2 and after.shape[1] == before.shape[0]
 
 
 def _parts(values: Array, whole: Any) -> Array:
-    """Return ``values / whole``, but divided by 1 where ``whole`` is 0 (nothing changed).
-
-    ``whole`` is a number, or an array that NumPy can broadcast to ``values``.
-    """
     found: Array = values / np.where(np.asarray(whole) == 0.0, 1.0, whole)
     return found
 
 
 def _draw(balance: LayerBalance, path: Path) -> None:
-    """Draw the norms, growth and drift of ``balance`` as three charts into the file ``path``.
-
-    Dots mark where the rise of a layer begins and ends. ``balance`` needs two rows; the file is
-    replaced if it exists.
-    """
+    """Draw the norms, growth and drift of `balance` as three charts into the file `path`."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

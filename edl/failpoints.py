@@ -44,25 +44,17 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def subscribe(listener: Callable[[str], None]) -> None:
-    """Have ``listener(name)`` called at each failpoint passed, in the thread that passes it.
-
-    Listeners of this process are called in the order of subscription; one that is subscribed twice
-    is called twice. An error of a listener reaches the code that passes the failpoint.
-    """
+    """Have `listener(name)` called at each failpoint passed, in the thread that passes it."""
     _listeners.append(listener)
 
 
 def unsubscribe(listener: Callable[[str], None]) -> None:
-    """Take back one :func:`subscribe` of ``listener``; do nothing if it is not subscribed."""
+    """Take back one `subscribe` of `listener`; do nothing if it is not subscribed."""
     if listener in _listeners:
         _listeners.remove(listener)
 
 
 def reached(name: str) -> None:
-    """Call all listeners, in this thread, with the failpoint ``name`` that the worker has reached.
-
-    The table of the module has all names; ``name`` is not checked. An error of a listener reaches
-    the caller, and the listeners after it are not called.
-    """
+    """Call all listeners, in this thread, with the failpoint `name` that the worker has reached."""
     for listener in _listeners:
         listener(name)

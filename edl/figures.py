@@ -14,18 +14,7 @@ FORMATS = (".png", ".svg")
 
 
 def check_figure(path: Path, what: str = "--plot") -> None:
-    """Check that a figure can be drawn, before anything is measured or computed for it.
-
-    Nothing is written, and matplotlib is not imported.
-
-    Args:
-        path: the file that the figure is to be written to.
-        what: the option or call that asks for the figure, for messages.
-
-    Raises:
-        UsageError: the name ends neither with .png nor with .svg, the folder of ``path`` does not
-            exist, or matplotlib is not installed.
-    """
+    """Check that a figure can be drawn, before anything is measured or computed for it."""
     if path.suffix not in FORMATS:
         raise UsageError(f"{what} {path}: the name must end with {' or '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():

@@ -12,15 +12,7 @@ import hmac
 
 
 def derived(secret: str, purpose: str, job: str) -> str:
-    """Return a key of ``job`` for one purpose, as 64 hexadecimal digits.
-
-    The same arguments always give the same key. The key does not reveal the secret.
-
-    Args:
-        secret: the secret of the job, a random text that all its processes know.
-        purpose: the use of the key, such as "http" or "zookeeper"; each has a key of its own.
-        job: the name of the job.
-    """
+    """Return a key of `job` for one purpose, as 64 hexadecimal digits."""
     message = f"edl {purpose} {job}".encode()
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
 
@@ -30,30 +22,13 @@ _TAG_BYTES = 32
 
 
 def seal(key: str, about: str, content: bytes, nonce: bytes) -> bytes:
-    """Return ``content`` encrypted and authenticated, so that only those who have ``key`` read it.
-
-    The stream that encrypts it is HMAC-SHA256 of the nonce and a counter, a pseudo-random function
-    in counter mode (NIST SP 800-38A, 6.5); HMAC-SHA256 of all that a reader sees is added
-    (encrypt-then-MAC). Its length is not hidden.
-
-    Args:
-        key: the key, as :func:`derived` returns it.
-        about: what the content is, such as its name; :func:`unseal` needs the same.
-        content: the content.
-        nonce: ``NONCE_BYTES`` (16) random bytes, which no other content has.
-    """
+    """Return `content` encrypted and authenticated, so that only those who have `key` read it."""
     encrypted = _xored(key, nonce, content)
     return nonce + encrypted + _tag(key, about, nonce + encrypted)
 
 
 def unseal(key: str, about: str, sealed: bytes) -> bytes | None:
-    """Return the content that :func:`seal` has sealed; None if it has another key, or was changed.
-
-    Args:
-        key: the key.
-        about: what the content is; it must be what was given to :func:`seal`.
-        sealed: the sealed content.
-    """
+    """Return the content that `seal` has sealed; None if it has another key, or was changed."""
     body, tag = sealed[:-_TAG_BYTES], sealed[-_TAG_BYTES:]
     if len(body) < NONCE_BYTES or not hmac.compare_digest(tag, _tag(key, about, body)):
         return None
@@ -61,7 +36,7 @@ def unseal(key: str, about: str, sealed: bytes) -> bytes | None:
 
 
 def _xored(key: str, nonce: bytes, content: bytes) -> bytes:
-    """Return ``content`` encrypted, or decrypted, by the stream that ``key`` and ``nonce`` make."""
+    """Return `content` encrypted, or decrypted, by the stream that `key` and `nonce` make."""
     own = _digest(key.encode(), b"encrypt")
     blocks = range(-(-len(content) // _TAG_BYTES))
     stream = b"".join(_digest(own, nonce + block.to_bytes(8, "big")) for block in blocks)
@@ -70,7 +45,6 @@ def _xored(key: str, nonce: bytes, content: bytes) -> bytes:
 
 
 def _tag(key: str, about: str, body: bytes) -> bytes:
-    """Return what proves that ``body``, of the content called ``about``, was not changed."""
     own, name = _digest(key.encode(), b"authenticate"), about.encode()
     return _digest(own, len(name).to_bytes(8, "big") + name + body)
 

@@ -7,14 +7,7 @@ from pathlib import Path
 
 
 def mount_point(path: str | Path) -> str:
-    """Return the directory at which the disk of ``path`` is mounted, such as "/data".
-
-    Events name it, so that several failures on one full disk are known to be one. Nothing is
-    written. A path that does not exist, or cannot be read, is on the disk of the nearest parent
-    that does.
-
-    Args:
-        path: a local file or directory, absolute or relative.
-    """
+    """Return the directory at which the disk of `path` is mounted, such as "/data"."""
+    # Events name it, so that several failures on one full disk are known to be one.
     found = Path(os.path.realpath(path))
     return str(next(one for one in (found, *found.parents) if os.path.ismount(one)))

@@ -12,19 +12,7 @@ from edl.errors import UsageError
 
 
 def read_policy(policy: str | os.PathLike[str], reader: str) -> tuple[str, str]:
-    """Return the text of a policy, and the name of its source for messages.
-
-    Args:
-        policy: the text of the policy, a string with a newline; or the path of a file with it.
-        reader: the name of the function that was given the policy, for messages.
-
-    Returns:
-        (the text, the path of the file). The second is ``reader`` if ``policy`` is the text itself.
-
-    Raises:
-        UsageError: ``policy`` is neither a text with a newline nor the path of a readable text
-            file.
-    """
+    """Return the text of a policy, and the name of its source for messages."""
     if isinstance(policy, str) and "\n" in policy:
         return policy, reader
     try:

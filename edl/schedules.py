@@ -62,22 +62,13 @@ class Schedule(ABC):
 
     @abstractmethod
     def _after_warmup(self, samples: float) -> float:
-        """Return the learning rate of an update after the warm-up.
-
-        ``samples`` is the number of samples that the job has trained, this update's included; it is
-        above ``warmup``.
-        """
+        """Return the learning rate of an update after the warm-up."""
 
     def _check_rate(self, name: str, rate: float) -> None:
-        """Raise a UsageError unless the argument ``name``, a ``rate`` or a part of one, can be."""
         if not (math.isfinite(rate) and rate >= 0):
             self._refuse(f"{name} is {rate:g}; it must be 0 or more")
 
     def _refuse(self, why: str) -> None:
-        """Raise a UsageError with the name of the schedule's class and the sentence ``why``.
-
-        ``why`` says which value is not allowed, and what is.
-        """
         raise UsageError(f"edl.schedules.{type(self).__name__}: {why}")
 
 
@@ -146,11 +137,9 @@ class Budgeted(Schedule):
             )
 
     def _part(self, samples: float, since: float) -> float:
-        """Return the fraction of the way from ``since`` to ``total`` that the training has gone.
-
-        ``since`` and ``samples``, the present point, are numbers of trained samples, ``samples``
-        not below ``since``. The result is 0 to 1; 1 after ``total``.
-        """
+        """Return the fraction of the way from `since` to `total` that the training has gone."""
+        # `since` and `samples`, the present point, are numbers of trained samples, `samples` not
+        # below `since`.
         return min(1.0, (samples - since) / (self.total - since)) if self.total > since else 1.0
 
 
@@ -179,7 +168,6 @@ class Knee(Budgeted):
 
     @property
     def _knee(self) -> float:
-        """The number of samples, counted from the begin of the job, at which the decay begins."""
         return self.warmup + (EXPLORE * self.total if self.explore is None else self.explore)
 
     def _after_warmup(self, samples: float) -> float:
@@ -363,15 +351,9 @@ class Scaling:
         return self._during(update, since, before, after)
 
     def _during(self, update: int, since: int, before: float, after: float) -> float:
-        """Return the factor of the learning rate at an update during a ramp, or after it.
-
-        Args:
-            update: the number of the update.
-            since: the number of the update at which the ramp began; this update still has the
-                factor ``before``.
-            before: the factor before the ramp.
-            after: the factor from ``ramp`` updates after ``since`` on.
-        """
+        # `since`: the number of the update at which the ramp began; this update still has the
+        # factor `before`.
+        # `after`: the factor from `ramp` updates after `since` on.
         part = min(1.0, max(0, update - since) / self.ramp) if self.ramp else 1.0
         return before + part * (after - before)
 
@@ -381,8 +363,4 @@ RULES = {"linear": 1.0, "sqrt": 0.5, ADASCALE: 1.0}  # the power of k; AdaScale'
 
 
 def _half_cosine(begin: float, end: float, part: float) -> float:
-    """Return the value at the fraction ``part``, 0 to 1, of the way along half a cosine.
-
-    The curve goes from ``begin`` (at 0) to ``end`` (at 1), flat at both.
-    """
     return end + (begin - end) * (1.0 + math.cos(math.pi * part)) / 2.0

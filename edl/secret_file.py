@@ -27,51 +27,19 @@ _from_pipes: dict[tuple[int, int], str] = {}
 
 
 def read_secret(path: str | Path, timeout_s: float = PIPE_S) -> str:
-    """Return the secret that the file or pipe at ``path`` holds, without the newline at its end.
-
-    A pipe, such as a FIFO or ``/dev/fd/3``, is read until all its writers have closed it, and once
-    in a process: later calls return the same secret.
-
-    Args:
-        path: the path of the file or pipe.
-        timeout_s: how long to wait for the writers of a pipe to close it, in seconds.
-
-    Raises:
-        ConfigError: the file cannot be read, is neither a regular file nor a pipe, is open to other
-            users, does not hold exactly one word of at least ``LEAST_SECRET`` (32) characters, or
-            the pipe was not closed in time.
-    """
+    """Return the secret that the file or pipe at `path` holds, without the newline at its end."""
     with _reading:
         return _read(os.path.abspath(path), timeout_s)
 
 
 def open_to_others(mode: int, owner: int) -> bool:
-    """Return whether users other than the owner and root may read or write a file.
-
-    A file of root's that only its group may read does not count as open: Kubernetes mounts a Secret
-    so for a pod with ``fsGroup``, and systemd a credential for a service with ``User=``.
-
-    Args:
-        mode: the mode of the file, as ``os.stat`` returns it.
-        owner: the number of the user that owns the file.
-    """
+    """Return whether users other than the owner and root may read or write a file."""
     allowed = stat.S_IRGRP if owner == 0 else 0
     return bool(mode & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed)
 
 
 def _read(path: str, timeout_s: float) -> str:
-    """Return the secret in the file or pipe at the absolute ``path``.
-
-    A pipe is read once; a later call returns what was read.
-
-    Args:
-        path: the path of the file or pipe.
-        timeout_s: how long to wait, in seconds, until a pipe is written.
-
-    Raises:
-        ConfigError: the file cannot be read, may be read by others, or does not hold one word that
-            is long enough.
-    """
+    """Return the secret in the file or pipe at the absolute `path`."""
     try:
         # A FIFO without a writer would make an ordinary open wait without end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -100,10 +68,7 @@ def _read(path: str, timeout_s: float) -> str:
 
 
 def _check(path: str, found: os.stat_result) -> None:
-    """Raise a ConfigError unless ``found`` describes a file or pipe that others cannot read.
-
-    ``path`` is its path, for the message.
-    """
+    """Raise a ConfigError unless `found` describes a file or pipe that others cannot read."""
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISFIFO(found.st_mode):
         raise ConfigError(
             "secret_file", f"the secret file {path} is neither a regular file nor a pipe"
@@ -118,17 +83,7 @@ def _check(path: str, found: os.stat_result) -> None:
 
 
 def _content(path: str, descriptor: int, timeout_s: float) -> bytes:
-    """Return what an open file or pipe holds up to its end, or a little more than ``MOST_BYTES``.
-
-    Args:
-        path: the path of the file or pipe, for the message of the error.
-        descriptor: its file descriptor, which is open for reading and does not block.
-        timeout_s: the longest time to wait for the end, in seconds.
-
-    Raises:
-        ConfigError: the end did not come in time.
-        OSError: it cannot be read.
-    """
+    """Return what an open file or pipe holds up to its end, or a little more than `MOST_BYTES`."""
     content = b""
     ready = select.poll()
     ready.register(descriptor, select.POLLIN)
