@@ -49,28 +49,48 @@ TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is fa
 
 
 class CountingModel:
-    """A model with one parameter for each sample, which counts how often each sample was trained"""
+    """A model with one parameter for each sample, which counts how often each sample was trained.
+
+    It is a :class:`edl.worker.replica.Replica`, the copy of the job's state that one worker holds.
+
+    Args:
+        samples: the number of samples, and so of parameters.
+
+    Attributes:
+        w: the parameters, at first 0.
+        before: the parameters at the last count.
+        count: how often each sample was trained so far.
+        wrong: messages about counts that cannot be right; empty as long as all are.
+        sum: the weighted sum of the gradients accumulated for the open step; None: there are none.
+        reducer: reduces the gradients of the model; None before the first step.
+    """
 
     framework = "loopback"
-    # reduces the gradients of the model; None before the first step
     reducer: LoopbackReducer | None = None
 
     def __init__(self, samples: int) -> None:
-        self.w: Vector = np.zeros(samples)  # the parameters, at first 0
-        self.before: Vector = np.zeros(samples)  # the parameters at the last count
-        self.count: Vector = np.zeros(samples)  # how often each sample was trained so far
-        # messages about counts that cannot be right; empty as long as all are
+        self.w: Vector = np.zeros(samples)
+        self.before: Vector = np.zeros(samples)
+        self.count: Vector = np.zeros(samples)
         self.wrong: list[str] = []
         self.sum: Vector | None = None  # of the gradients that are accumulated
 
     def gradient(self, batch: Batch) -> Vector:
-        """Return the gradient of the mean loss over `batch`, with one number for each sample."""
+        """Return the gradient of the mean loss over ``batch``, with one number for each sample.
+
+        It is 1/n for each of the n samples of the batch, and 0 for all others.
+        """
         gradient: Vector = np.zeros(len(self.w))
         np.add.at(gradient, batch.items, 1.0 / batch.samples)
         return gradient
 
     def update(self, gradient: Vector) -> None:
-        """Make a step of plain SGD with lr 1, and add its samples to `count`."""
+        """Make a step of plain SGD with lr 1, and add its samples to ``count``.
+
+        ``gradient`` is the mean gradient of the step. If a count that follows from it is no
+        integer, or does not fit the change of the weights, a message is added to ``wrong``; nothing
+        is raised.
+        """
         self.w = self.w - gradient
         change = self.before - self.w
         self.before = self.w
@@ -87,21 +107,36 @@ class CountingModel:
     # --- what edl asks of a framework's copy of the state
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """Do nothing: the model has no objects that change at a batch's end, as schedules do."""
+        """Do nothing: the model has no objects that change at the end of a batch, as schedules do.
+
+        ``step`` and ``epoch`` are ignored.
+        """
 
     def average_buffers(self, step: int, exchange: Callable[[bytes], list[bytes]]) -> None:
         """Do nothing: the model has no buffers."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Take part in the broadcast of the job's state from one worker to all others."""
+        """Take part in the broadcast of the job's state from one worker to all others.
+
+        Args:
+            ring: the ring on which the state is sent; all its workers call this.
+            root: the rank of the worker that sends its state.
+            receive: ``NOTHING``: keep this model's state; any other value: take the state that is
+                sent.
+
+        Raises:
+            RingBroken: a worker is gone; this model is then unchanged.
+        """
         sent = self.exchange(ring, root)
         if receive is not Receive.NOTHING:
             self.restore(sent)
 
     def exchange(self, ring: Ring, root: int) -> dict[str, Vector]:
-        """Broadcast the state of the worker with rank `root` on `ring`, and return it."""
-        # The model itself is not changed, since the ring may break halfway; RingBroken is then
-        # raised.
+        """Broadcast the state of the worker with rank ``root`` on ``ring``, and return it.
+
+        All workers get the arrays by name, also the root. The model itself is not changed, since
+        the ring may break halfway; RingBroken is then raised.
+        """
         sent: dict[str, Vector] = {}
         for name, mine in self.capture().items():
             found = ring.broadcast(mine.tobytes(), root, f"edl.state.{name}")
@@ -113,7 +148,11 @@ class CountingModel:
         return {}
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
-        """Return digests of the arrays `w` and `count`, to compare the states of workers."""
+        """Return digests of the arrays ``w`` and ``count``, to compare the states of workers.
+
+        The result has the digest of each piece of an array that lies in ``group``, by the piece's
+        name. ``group`` is a range of the arrays' bytes, by default all of them.
+        """
         parts = StateArrays(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
         return {
             part.name: of_array(part.value, part.start, part.stop) or 0
@@ -121,28 +160,44 @@ class CountingModel:
         }
 
     def capture(self, _share: StateShare = WHOLE_STATE) -> dict[str, Vector]:
-        """Return copies of the arrays `w`, `before` and `count`, for `restore`."""
+        """Return copies of the arrays ``w``, ``before`` and ``count``, for :meth:`restore`."""
         return {name: getattr(self, name).copy() for name in ("w", "before", "count")}
 
     def restore(self, state: object) -> None:
-        """Set `w`, `before` and `count` to the arrays in `state`, from `capture`."""
+        """Set ``w``, ``before`` and ``count`` to the arrays in ``state``, from :meth:`capture`."""
         assert isinstance(state, dict)
         vars(self).update(state)
 
 
 class Shards:
-    """A reader of shards with given lengths, whose samples are numbered through from 0."""
+    """A reader of shards with given lengths, whose samples are numbered through from 0.
+
+    With the lengths 3 and 2, shard 1 has the samples 3 and 4.
+
+    Args:
+        lengths: the number of samples in each shard.
+    """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._starts = [0, *accumulate(lengths)]
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[int]:
+        """Return up to ``count`` samples of a shard, the same in every epoch.
+
+        It is the method of :class:`edl.worker.stream_sampler.StreamReader`.
+
+        Args:
+            epoch: the epoch, which is ignored.
+            shard: the index of the shard, from 0.
+            offset: the index in the shard of the first sample to return.
+            count: the most samples to return; fewer are returned at the end of the shard.
+        """
         start, stop = self._starts[shard : shard + 2]
         return [*range(start + offset, min(stop, start + offset + count))]
 
 
 class TrainingData(Protocol):
-    """The data that a counting script trains on; `Counting` has these attributes."""
+    """The data that a counting script trains on; :class:`Counting` has these attributes."""
 
     @property
     def samples(self) -> int:
@@ -150,7 +205,11 @@ class TrainingData(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """The samples of one worker's batch, or of workers' together if the source is aligned"""
+        """The samples of one worker's batch, or of all workers' together if the source is aligned.
+
+        In an aligned source the global batches have the same samples whatever the number of
+        workers.
+        """
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -164,7 +223,16 @@ class TrainingData(Protocol):
 def source_of(
     data: TrainingData, prefetch_batches: int, batching: Batching | None = None
 ) -> tuple[Source, StreamReader | None]:
-    """Return the data source of a counting script, and its reader if the source is a stream."""
+    """Return the data source of a counting script, and its reader if the source is a stream.
+
+    The reader is None for numbered samples. Samples (of a stream: its shards) are shuffled in each
+    epoch with the seed 7; a shared stream is not.
+
+    Args:
+        data: the samples, their shards, and the batch size.
+        prefetch_batches: how many batches a worker forms ahead.
+        batching: how batches are formed; None: each worker's batch has ``data.batch_size`` samples.
+    """
     batching, shards, shared = batching or Batching(data.batch_size), data.shards, data.shared
     if not shards:
         kind = AlignedSource if batching.global_batch else Source
@@ -174,7 +242,15 @@ def source_of(
 
 
 class CountingBatchSource:
-    """The batches that a worker forms from its leases, as `BatchSource`."""
+    """The batches that a worker forms from its leases, as :class:`edl.framework.steps.BatchSource`.
+
+    To imitate slow loading, the first LATE (2) calls of :meth:`next` that do not wait return
+    padding batches; then the data count as loaded. The attribute ``batch`` is the last result.
+
+    Args:
+        worker: the worker that trains the batches.
+        prefetch_batches: how many batches to form ahead.
+    """
 
     LATE = 2
 
@@ -193,7 +269,15 @@ class CountingBatchSource:
         """Do nothing: this source loses no samples that need to be formed into batches again."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the next batch, and whether it counts for nothing."""
+        """Return the next batch, and whether it counts for nothing.
+
+        A batch of the warm-up counts for nothing; so does a padding batch (of weight zero), which
+        is returned when the worker has no more leases.
+
+        Args:
+            waits: whether to wait until data are loaded; if not, the result is a padding batch in
+                the first LATE calls.
+        """
         worker = self._worker
         if not worker.warming_up:
             while len(self._ahead) <= self._prefetch_batches:
@@ -208,12 +292,21 @@ class CountingBatchSource:
         return self.batch, padding
 
     def pad(self) -> Batch:
-        """Return a padding batch for the open step; `batch` stays the one before."""
+        """Return a padding batch for the open step; :attr:`batch` stays the one before."""
         return self._worker.loader.sampler.warm_up()
 
 
 def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vector:
-    """Return the sum of the step's gradients so far, each weighted by the samples of its batch."""
+    """Return the sum of the step's gradients so far, each weighted by the samples of its batch.
+
+    The weight is the number of samples over the nominal batch size, 0 for padding. The caller
+    stores the sum in ``model.sum``.
+
+    Args:
+        worker: the worker, with the newest batch open.
+        model: the model, whose ``sum`` is that of the earlier gradients; None: there are none.
+        gradient: the gradient of the newest batch.
+    """
     loader = worker.loader
     batch_size = loader.progress.source.batch_size
     part: Vector = Share(loader.batch_weight).send_weight(batch_size) * gradient
@@ -221,9 +314,14 @@ def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vecto
 
 
 class CountingNoise(NoiseMeter):
-    """A noise meter for the counting model, whose gradients consist of noise alone."""
+    """A noise meter for the counting model, whose gradients consist of noise alone.
 
-    # `worker`: the worker whose gradients are measured.
+    Each sample has a parameter of its own, so the mean gradient of n samples has the squared norm
+    1 / n.
+
+    Args:
+        worker: the worker whose gradients are measured.
+    """
 
     def _square(self, gradients: Looked) -> float:
         return float(sum(times * (each @ each) for each, times in gradients))
@@ -236,8 +334,21 @@ def train_step(
     gradient: Vector,
     noise: CountingNoise | None = None,
 ) -> bool:
-    """Train one step as edl's frameworks do: reduce the gradient, and update the model with it."""
-    # `noise`: measures the gradient noise scale; None: it is not measured.
+    """Train one step as edl's frameworks do: reduce the gradient, and update the model with it.
+
+    In a warm-up nothing is sent or updated.
+
+    Args:
+        worker: the worker, with an open batch; the call completes its step.
+        member: its place in the loopback ring.
+        model: the model to update; its ``sum``, the earlier gradients of the step, becomes None.
+        gradient: the gradient of the step's last batch.
+        noise: measures the gradient noise scale; None: it is not measured.
+
+    Returns:
+        Whether this worker completed the step; False if the other workers had completed it, and
+        this worker received their state, or if the step goes on with more pieces.
+    """
     if model.reducer is None:
         model.reducer = LoopbackReducer(worker, member, len(gradient))
     reducer = model.reducer
@@ -262,30 +373,44 @@ def train_step(
 
 @dataclass(frozen=True)
 class Counting:
-    """A training script of the counting model; call it with a worker of a loopback job."""
+    """A training script of the counting model; call it with a worker of a loopback job.
 
-    samples: int = 48  # the number of samples in the data
-    epochs: int = 2  # how often each sample is trained
-    batch_size: int = 2  # the samples of a worker's batch
-    prefetch_batches: int = 0  # how many batches a worker forms ahead
-    exchange_every: int = 0  # workers exchange messages each time after this many steps; 0: never
-    # the gradients of this many batches make one step, after `single` steps of one batch each
+    Attributes:
+        samples: the number of samples in the data.
+        epochs: how often each sample is trained.
+        batch_size: the samples of a worker's batch.
+        prefetch_batches: how many batches a worker forms ahead.
+        exchange_every: workers exchange messages each time after this many steps; 0: never.
+        accumulated: the gradients of this many batches make one step, after ``single`` steps of one
+            batch each.
+        single: the number of steps at the start that have one batch each.
+        step_s: how long a batch takes, in virtual seconds.
+        shards: the lengths of the shards, if the samples are a stream; empty: they are no stream.
+        shared: all workers read the stream together, and it has one shard.
+        max_global_batch: the most samples in a batch of all workers together; 0: any.
+        aligned: ``batch_size`` is of all workers together, and the global batches have the same
+            samples however many workers there are.
+        batch_range: the least and largest global batch, in samples; the leader asks for another
+            batch between them every 3 steps. (0, 0): it asks for none.
+        micro_batch: the samples that a worker trains at once; 0: its whole batch.
+        logical: how many logical workers there are, each of which trains ``batch_size`` samples of
+            a step; 0: none.
+    """
+
+    samples: int = 48
+    epochs: int = 2
+    batch_size: int = 2
+    prefetch_batches: int = 0
+    exchange_every: int = 0
     accumulated: int = 1
-    single: int = 0  # the number of steps at the start that have one batch each
-    step_s: float = 0.1  # how long a batch takes, in virtual seconds
-    # the lengths of the shards, if the samples are a stream; empty: they are no stream
+    single: int = 0
+    step_s: float = 0.1
     shards: tuple[int, ...] = ()
-    shared: bool = False  # all workers read the stream together, and it has one shard
-    max_global_batch: int = 0  # the most samples in a batch of all workers together; 0: any
-    # `batch_size` is of all workers together, and the global batches have the same samples however
-    # many workers there are
+    shared: bool = False
+    max_global_batch: int = 0
     aligned: bool = False
-    # the least and largest global batch, in samples; the leader asks for another batch between them
-    # every 3 steps. (0, 0): it asks for none.
     batch_range: tuple[int, int] = (0, 0)
-    micro_batch: int = 0  # the samples that a worker trains at once; 0: its whole batch
-    # how many logical workers there are, each of which trains `batch_size` samples of a step; 0:
-    # none
+    micro_batch: int = 0
     logical: int = 0
 
     @property
@@ -370,11 +495,20 @@ class Counting:
             one.shared.request_batch(least + one.worker.step // 3 * 5 % (most - least + 1))
 
     def cost_s(self, one: LoopbackWorker) -> float:
-        """Return how long the next batch of the worker `one` takes, in virtual seconds."""
+        """Return how long the next batch of the worker ``one`` takes, in virtual seconds.
+
+        Here it is ``step_s`` for all workers. Tests override this method.
+        """
         return self.step_s
 
     def prove(self, results: Mapping[int, Counted]) -> None:
-        """Assert that workers counted each sample once an epoch and ended with the same state"""
+        """Assert that all workers counted each sample once an epoch and ended with the same state.
+
+        ``results`` are the results of the workers that trained to the end, by worker id.
+
+        Raises:
+            AssertionError: a result is wrong, or there is none; the message says which one.
+        """
         assert results, "nobody trained to the end"
         first = next(iter(results.values()))
         for worker, result in results.items():
@@ -400,22 +534,33 @@ class Counting:
 
 @dataclass(frozen=True)
 class Counted:
-    """The result of one worker that has trained the counting model to the end."""
+    """The result of one worker that has trained the counting model to the end.
 
-    model: CountingModel  # the model as it was trained, with how often each sample was counted
-    steps: int  # the number of steps of the job, also of those before the worker joined
-    # by step, the messages or numbers that the workers gave to the exchange after it, in rank order
+    A step is given by the number of steps that the job has completed with it, from 1.
+
+    Attributes:
+        model: the model as it was trained, with how often each sample was counted.
+        steps: the number of steps of the job, also of those before the worker joined.
+        exchanged: by step, the messages or numbers that the workers gave to the exchange after it,
+            in rank order.
+        sizes: by step, the size of the ring that completed it; 0 if this worker missed the step.
+        noise: the measured gradient noise scale.
+        largest: the most samples of all workers in a step that this worker trained.
+        ring: the largest size of a ring in which the worker began a step, whether it was completed
+            or not.
+        split: the number of steps whose samples come from more than one aligned global batch, or,
+            with logical workers, are not all of one.
+        batches: the changes of the global batch: (number of the first update with it, samples).
+        rounds: by step, how many batches and microbatches this worker had in it.
+    """
+
+    model: CountingModel
+    steps: int
     exchanged: Mapping[int, Sequence[bytes] | Sequence[Sequence[float]]]
-    # by step, the size of the ring that completed it; 0 if this worker missed the step
     sizes: Mapping[int, int]
-    noise: NoiseScale = UNKNOWN  # the measured gradient noise scale
-    largest: int = 0  # the most samples of all workers in a step that this worker trained
-    # the largest size of a ring in which the worker began a step, whether it was completed or not
+    noise: NoiseScale = UNKNOWN
+    largest: int = 0
     ring: int = 1
-    # the number of steps whose samples come from more than one aligned global batch, or, with
-    # logical workers, are not all of one
     split: int = 0
-    # the changes of the global batch: (number of the first update with it, samples)
     batches: tuple[tuple[int, int], ...] = ()
-    # by step, how many batches and microbatches this worker had in it
     rounds: Mapping[int, int] = field(default_factory=dict)

@@ -34,41 +34,62 @@ LOOK_S = 0.05  # between two looks whether it is still there
 
 @dataclass(frozen=True)
 class Throttle:
-    """A rule for how long each step of a job sleeps."""
+    """A rule for how long each step of a job sleeps.
 
-    # The sleep is short in the first `steps` steps, so that a test on an idle machine waits for
-    # nothing, and longer in the steps after them, which only a slow machine reaches.
+    The sleep is short in the first ``steps`` steps, so that a test on an idle machine waits for
+    nothing, and longer in the steps after them, which only a slow machine reaches. So a job of a
+    few hundred steps can last for minutes, and is trained to its end in a second once it is no
+    longer slowed down.
 
-    step_s: float = 0.2  # the sleep in each of the first `steps` steps of the job, in seconds
-    steps: int = 200  # how many steps sleep `step_s`
-    # the sleep in the steps after them, in seconds; if it is less than `step_s`, that holds for
-    # them, too
+    Attributes:
+        step_s: the sleep in each of the first ``steps`` steps of the job, in seconds.
+        steps: how many steps sleep ``step_s``.
+        later_s: the sleep in the steps after them, in seconds; if it is less than ``step_s``, that
+            holds for them, too.
+        each_s: the additional sleep, in seconds, for each worker of the ring beyond the first; it
+            lets a test give a job no gain from more workers.
+        warm_up_s: the sleep in the warm-up of a newcomer, in seconds; it lets a test find the
+            newcomer there.
+    """
+
+    step_s: float = 0.2
+    steps: int = 200
     later_s: float = 1.5
-    # the additional sleep, in seconds, for each worker of the ring beyond the first; it lets a test
-    # give a job no gain from more workers
     each_s: float = 0.0
-    # the sleep in the warm-up of a newcomer, in seconds; it lets a test find the newcomer there
     warm_up_s: float = 0.0
 
     def sleep_s(self, step: int, size: int = 1) -> float:
-        """Return how many seconds a step sleeps."""
+        """Return how many seconds a step sleeps.
+
+        Args:
+            step: the number of steps that the job has completed before it.
+            size: the number of workers in the ring.
+        """
         alone_s = self.step_s if step < self.steps else max(self.step_s, self.later_s)
         return alone_s + self.each_s * (size - 1)
 
     def put(self, file: Path) -> None:
-        """Write this throttle to `file`, in place of an earlier one."""
+        """Write this throttle to ``file``, in place of an earlier one.
+
+        A job obeys it from its next step on, if its environment variable ``EDL_TEST_THROTTLE``
+        names the file.
+        """
         values = self.step_s, self.steps, self.later_s, self.each_s, self.warm_up_s
         file.write_text(" ".join(map(str, values)))
 
     @classmethod
     def read(cls, text: str) -> Throttle:
-        """Return the throttle in `text`, the contents of a file that `put` has written."""
+        """Return the throttle in ``text``, the contents of a file that :meth:`put` has written."""
         step_s, steps, *others = text.split()
         return cls(float(step_s), int(steps), *map(float, others))
 
 
 def throttle_step() -> None:
-    """Sleep for as long as the test wants this step, or the warm-up of a newcomer, to take."""
+    """Sleep for as long as the test wants this step, or the warm-up of a newcomer, to take.
+
+    Call it once in each step. The test's throttle is in the file that ``EDL_TEST_THROTTLE`` names;
+    without the file, no step sleeps, and a sleep ends when the file is removed.
+    """
     name = config.environment().get(FILE)
     if name is None:
         return
