@@ -27,11 +27,9 @@ from edl.core.step.spans import Span, common, joined, length, subtract_spans, ta
 
 @dataclass(frozen=True)
 class AlignedSource(Source):
-    """The data of a job whose global batch is fixed: each step is leased in slices to workers"""
+    """The data of a job with a fixed global batch: each step is leased in slices to all workers."""
 
-    # in how many steps after each start and join the logical workers are trained twice
-    # (`exact_audit`)
-    audit_steps: int = 0
+    audit_steps: int = 0  # steps after each start and join that are trained twice (`exact_audit`)
 
     lets_newcomers_pad: ClassVar[bool] = False  # each worker trains its slice of a step
 
@@ -46,26 +44,23 @@ class AlignedSource(Source):
         unit = self.batching.micro_batch if self.batching.logical else 1
         if self.sampler is None:
             return SliceSizes(unit)
+        # A distributed sampler's replicas are the logical workers: all train equally many of the
+        # last global batch.
         rest = self.total % self.batch_size
         each = -(-rest // self.batching.logical) if self.batching.logical else 1
         return SliceSizes(unit, self.total - rest, each)
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
         """Return how many more global batches `worker` needs to be leased."""
-        # The result is 0 if more than `step_batches` global batches are leased and `worker` has no
-        # slice in the last of them: with a lease for a later one, it would train that while the
-        # other workers train the last.
         there = sorted(dealt(ledger, self.batch_size))
         if there[step_batches:]:
             last = [span_of(there[-1], self.batch_size)]
             if not common(ledger.held_by(worker), last):
-                return 0
+                return 0  # with a later lease it would train that while the others train the last
         return max(0, self.prefetch_batches + 2 * step_batches - len(there))
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
         """Return the ledger for a new ring: leases become free, except those in training."""
-        # The caller must not lease them before the step is complete: otherwise a worker that has
-        # not begun the step would train such a slice and its own as one batch.
         now = sorted(dealt(ledger, self.batch_size))[:in_hand]
         trained = [span_of(number, self.batch_size) for number in now]
         kept = ((worker, common(spans, trained)) for worker, spans in ledger.leases)
@@ -73,6 +68,8 @@ class AlignedSource(Source):
         leases = tuple((worker, spans) for worker, spans in kept if spans)
         free = joined(tuple(sorted((*ledger.free, *later))))
         left = free_leases(replace(ledger, leases=leases, free=free), members)
+        # The caller leases the free slices after the step: before, a worker that has not begun the
+        # step would train one and its own as one batch. With logical workers that is right.
         if not self.batching.logical or not now:
             return left
         # Only what is in training: the needs are of one global batch, which comes first.
@@ -99,14 +96,14 @@ class SlicePolicy(LeasePolicy):
 
     # a slice has a multiple of this many samples, except at the end of an epoch
     units: SliceSizes = field(default_factory=SliceSizes)
-    # how many samples a slice of an incomplete global batch has at least, if there are so many:
-    # fewer workers get one rather than a single sample, for which BatchNorm has no variance
+    # samples of a slice of an incomplete global batch, at least: BatchNorm has no variance of one
     fewest: int = 1
 
     def deal(
         self, free: list[Span], needs: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[int, tuple[Span, ...]]]:
         """Remove global batches from `free`, and yield each worker's slice of each of them."""
+        # A need is a number of global batches; all workers get as many.
         for _ in range(min((need for _, need in needs), default=0)):
             if not free:
                 return
@@ -120,6 +117,7 @@ class SlicePolicy(LeasePolicy):
             for rank, (worker, _) in enumerate(needs[:slices]):
                 if taken := take(now, (each + (rank < more)) * unit):
                     yield worker, taken
+            # Incomplete: the last one, or the rest of a dead worker's.
             if not each or slices < len(needs):
                 return
 

@@ -14,19 +14,15 @@ class Batch:
     """The samples that one worker trains at once: a whole batch, or a microbatch of it."""
 
     position: int  # the epoch position of the first sample
-    # the indices of the samples in the data set, of shape (samples,)
-    indices: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]  # of the samples in the data set, of shape (samples,)
     # the optimizers (bit i for the one with number i) that have already made an update with these
     # samples on another worker; their next update leaves the samples out
     counted: int = 0
     follow: int = 0  # how many microbatches of the same batch follow this one
-    # whether the samples are those of another worker's microbatch, which this worker computes once
-    # more to compare the results; they count for nothing
-    repeats: bool = False
+    repeats: bool = False  # another worker's samples, computed again to compare; count for nothing
 
     @property
     def samples(self) -> int:
-        """The number of samples in this batch."""
         return len(self.indices)
 
     @property

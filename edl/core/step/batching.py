@@ -18,22 +18,17 @@ class Batching(Record):
     """The sizes of a job's batches, in samples, equal on all workers."""
 
     batch_size: int = 1  # the batch of one worker
-    # the most samples that all workers together train in a step. If `batch_size` for each worker is
-    # more than that, the workers share this maximum.
+    # the most samples of all workers in a step; they share it if `batch_size` for each is more
     max_global_batch: int = 0
-    # the batch of all workers together; it is the same for any number of workers, and so are the
-    # samples of each step
+    # the batch of all workers together, whatever their number: each step has the same samples
     global_batch: int = 0
-    # the smallest and the largest global batch, if the job itself chooses its global batch; (0, 0):
-    # it does not
+    # the smallest and the largest global batch, if the job itself chooses; (0, 0): it does not
     batch_range: tuple[int, int] = (0, 0)
     # the global batch that the job chose last; 0: none yet, so the smallest is used
     chosen: int = 0
-    # the most samples that one worker trains in one forward and backward pass; a larger batch is
-    # trained in pieces. 0: a batch is one piece.
+    # the most samples of a forward and backward pass (a larger batch has several); 0: no limit
     micro_batch: int = 0
-    # how many logical workers share the global batch (`logical_batching`), each `micro_batch`
-    # samples of it; 0: the job has none
+    # how many logical workers share the global batch, each `micro_batch` of it; 0: there are none
     logical: int = 0
 
     @property
@@ -49,7 +44,7 @@ class Batching(Record):
     def of_all(self, size: int) -> int:
         """Return the size of the global batch for a ring of `size` workers, in samples."""
         if self.is_chosen:
-            return max(size, self.chosen or self.batch_range[0])
+            return max(size, self.chosen or self.batch_range[0])  # a sample for each worker
         if self.global_batch:
             return self.global_batch
         whole = self.batch_size * size
@@ -57,24 +52,26 @@ class Batching(Record):
 
     def of_one(self, rank: int, size: int) -> int:
         """Return the batch size, in samples, of one worker in a ring of `size` workers."""
+        # As AutoScaling (MLSys 2020) shares a batch.
         each, more = divmod(self.of_all(size), size)
         return each + (rank < more)
 
     def microbatches(self, size: int) -> int:
         """Return in how many pieces each of `size` workers trains its batch."""
+        # Rank 0 has the largest batch; all have as many pieces, so their scripts iterate alike.
         return -(-self.of_one(0, size) // self.micro_batch) if self.micro_batch else 1
 
     def iterations(self, total: int, size: int) -> int:
         """Return how many iterations a script's loop over one epoch of the loader makes."""
         steps = -(-total // self.of_all(size))
+        # With logical workers the pieces depend on the number of workers, so updates are counted.
         return steps if self.logical else steps * self.microbatches(size)
 
     def split(self, samples: int, pieces: int) -> list[int]:
-        """Return the lengths of the pieces in which a worker trains a batch of `samples` samples"""
-        # Else there are `pieces` pieces, but fewer rather than pieces of a single sample (of which
-        # BatchNorm computes no variance), and more if a piece would exceed `micro_batch`.
+        """Return the lengths of the pieces of a batch of `samples` samples, longer ones first."""
         if not self.micro_batch:
             return [samples]
+        # Rather fewer pieces than one of a single sample: BatchNorm computes no variance of it.
         count = max(-(-samples // self.micro_batch), min(pieces, samples // 2))
         each, more = divmod(samples, count)
         return [each + (piece < more) for piece in range(count)]
@@ -109,7 +106,7 @@ def batching(
 
 
 def logical_batching(what: str, asked: Batching, logical: int) -> Batching:
-    """Return the sizes of the batches of a job that has logical workers."""
+    """Return the sizes for logical workers, each of which trains a microbatch of every step."""
     if asked.is_chosen or asked.max_global_batch or asked.micro_batch:
         raise UsageError(
             f"the job has {logical} logical workers, so each step is to be the same for any number "
@@ -141,7 +138,7 @@ def size_changes(given: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: Any) -> Batching:
-    """Check a user's batch sizes except `micro_batch`, and return them as a `Batching`."""
+    """Check a user's batch sizes except `micro_batch`."""
     if global_batch is not None and (batch_size != 1 or max_global_batch is not None):
         raise UsageError(
             f"{what} was given global_batch, by which each worker has its part of that, and "
@@ -164,7 +161,7 @@ def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: A
 
 
 def _whole(what: str, name: str, given: Any) -> int:
-    """Return `given` unchanged if it is an integer of at least 1; otherwise raise an error."""
+    """Return `given` if it is an integer of at least 1; else raise UsageError."""
     if not isinstance(given, int) or isinstance(given, bool):
         raise UsageError(
             f"{name} is {given!r}; {what} needs a whole number of samples. Where "

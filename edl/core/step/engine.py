@@ -117,22 +117,19 @@ class StepEngine:
         self.number = 0  # how many steps this worker has begun, warm-ups included
         # each optimizer's part of the open step, by the optimizer's number
         self.parts: list[OptimizerPart] = []
-        # `is_open`: whether a batch is handed out whose step is not complete; `in_hand`: whether a
-        # batch is in hand: from when it is handed out until BatchEnd
+        # `is_open`: a batch is handed out whose step is not complete; `in_hand`: until BatchEnd
         self.is_open = self.in_hand = False
         self.batches = StepBatches()  # the batches of the step on this worker
         self.updates = 0  # the optimizers, as bits, that have made their updates in the step
-        # whether other workers have completed the step without this one
-        self.completed_by_peers = False
+        self.completed_by_peers = False  # other workers have completed the step without this one
         self._theirs = 0  # the updates of the workers that have completed the step
-        # `late`: whether records are sent at the end of a step, because gradients are accumulated;
-        # False: with the first batch; `leaves`: whether the script has left its loop during the
-        # batch; `logical`: whether each microbatch is that of a logical worker. Then a repair
-        # completes no step without the samples of workers that are gone: they are trained in the
-        # open step
+        # `late`: records are sent at the end of a step, because gradients are accumulated.
+        # `leaves`: the script has left its loop during the batch. `logical`: each microbatch is
+        # that of a logical worker; then a repair completes no step without the samples of workers
+        # that are gone: they are trained in the open step. Others set `late` and `logical`; all
+        # else `handle`.
         self.late = self.leaves = self.logical = False
-        # the step records of all workers; None: they have not come
-        self.records: StepRecords | None = None
+        self.records: StepRecords | None = None  # of all workers; None: they have not come
         self._sent = False  # this worker's record is on its way in the present ring
         self._place = RingPlace(alone=True, warming_up=False, batch_size=1)
         self._request = _Request.NOTHING
@@ -143,7 +140,7 @@ class StepEngine:
         self._is_begun = False  # the first of _todo has been instructed
 
     def add_optimizer(self) -> OptimizerPart:
-        """Add one more optimizer of the script; return its part of the steps."""
+        """Add one more optimizer of the script, also to an open step; return its part."""
         part = OptimizerPart(len(self.parts))
         self.parts.append(part)
         if self.is_open:
@@ -155,7 +152,7 @@ class StepEngine:
 
     @property
     def is_between_parts(self) -> bool:
-        """Whether an optimizer has made an update with the batch in hand, or its step has ended."""
+        """Whether gradients computed again on the batch in hand belong to a new step."""
         return self.in_hand and (self.updates > 0 or not self.is_open)
 
     @property
@@ -357,6 +354,7 @@ class StepEngine:
 
     def _go_on(self, event: RepairDone) -> None:
         """Go on with more microbatches of the open step, which workers that are gone have left."""
+        # What was asked for has no result yet: it is asked for again after the last microbatch.
         self.batches.add_pieces(event.pieces, event.follow)
         self._request = _Request.NOTHING
         self._rounds.clear()

@@ -1,8 +1,4 @@
-"""Write clauses of messages that say how much of an epoch was trained when the workers left it.
-
-:class:`EpochLeft` describes the epoch. :func:`ended_by_script`, :func:`ended_by_count` and
-:func:`left_out` each return one clause as text, to be appended to a sentence.
-"""
+"""Write clauses of messages that say how much of an epoch was trained when the workers left it."""
 
 from __future__ import annotations
 
@@ -13,10 +9,10 @@ from dataclasses import dataclass
 class EpochLeft:
     """An epoch at the moment when all workers left it, by finishing it or before its end."""
 
-    epoch: int  # the number of the epoch, from 0
-    trained: int  # how many of its samples the job has trained
-    total: int  # how many samples it has; 0 for a stream, whose length is not known
-    is_over: bool  # whether all samples were trained
+    epoch: int  # from 0
+    trained: int  # samples that the job has trained
+    total: int  # its samples; 0 for a stream, whose length is not known
+    is_over: bool  # all samples were trained
 
     @property
     def untrained(self) -> int:
@@ -36,19 +32,19 @@ class EpochLeft:
 
 
 def ended_by_script(left: EpochLeft) -> str:
-    """A clause that says in or after which epoch a script ended, for the end of a sentence"""
+    """Return a clause: "; the script ended after epoch 3", or in it, with how much trained."""
     if left.is_over:
         return f"; the script ended after epoch {left.epoch}"
     return f"; the script ended in epoch {left.epoch}, with {left.share} of it trained"
 
 
 def ended_by_count(left: EpochLeft) -> str:
-    """Return a clause that says how much of its last epoch a job that has ended has trained."""
+    """Return a clause: "; 752 of 960 samples of epoch 3 are trained"; empty if all are."""
     return "" if left.is_over else f"; {left.share} of epoch {left.epoch} are trained"
 
 
 def left_out(samples: int) -> str:
-    """Return a clause that says how many samples of all epochs of a job were not trained."""
+    """Return a clause that says how many samples of all epochs were not trained; empty if none."""
     if not samples:
         return ""
     return f"; {samples:,} samples of epochs that all workers left early are not trained"

@@ -18,21 +18,20 @@ from edl.core.step.spans import Span, common
 class Pass(NamedTuple):
     """One pass of a logical worker in the open step."""
 
-    logical: int  # the number of the logical worker in the step, from 0
-    repeats: bool  # False: the pass counts; True: it repeats one that another worker has computed
+    logical: int  # the logical worker's number in the step, from 0
+    repeats: bool  # it computes again what another worker has computed, and does not count
 
 
 class AuditMismatch(NamedTuple):
     """The first value that two passes of the same logical worker have computed differently."""
 
-    logical: int  # the number of the logical worker in the step, from 0
-    worker: int  # the id of the worker whose result counts
-    repeated_by: int  # the id of the worker that has computed it once more
+    logical: int  # the logical worker's number in the step, from 0
+    worker: int  # whose result counts
+    repeated_by: int  # the worker that has computed it once more
     name: str
 
     def differing_newcomer(self, newcomers: Collection[int]) -> int | None:
-        """Return the id of the newcomer that has to end; None: the whole job ends."""
-        # `newcomers`: the ids of the workers because of which the step is audited.
+        """Return the newcomer that must end, for it differs from an old worker; None: all end."""
         found = {self.worker, self.repeated_by} & set(newcomers)
         return found.pop() if len(found) == 1 and self.worker != self.repeated_by else None
 
@@ -42,25 +41,20 @@ class AuditResult(NamedTuple):
 
     compared: int  # how many logical workers were trained twice
     on_two_workers: int  # how many of them by two workers, and not twice by the only one
-    difference: AuditMismatch | None  # the first difference; None: there is none
+    difference: AuditMismatch | None  # the first one
 
 
 class AuditSteps:
     """The steps of a job that are audited; all workers of a ring hold the same."""
-
-    # A step that goes on in a new ring, because a worker has died in it, is not audited and does
-    # not count.
 
     def __init__(self, steps: int = 0) -> None:
         self._steps = steps
         self._begins = False  # with the next step
         self._remaining = 0  # steps, also while one is open that is not audited
         self._end = 0  # the number of the epoch's first global batch that is not audited
-        self.members: Sequence[int] = ()  # the ids of the workers in the ring, in rank order
-        # how many steps are audited, from the open or next one on; 0: that one is not
-        self.left = 0
-        # the ids of the workers because of which the window has begun; empty at the beginning of a
-        # job
+        self.members: Sequence[int] = ()  # of the ring, in rank order
+        self.left = 0  # steps that are audited, from the open or next one on; 0: that one is not
+        # the workers because of which steps are audited; empty at the beginning of a job
         self.newcomers: frozenset[int] = frozenset()
 
     def enter_ring(self, members: Sequence[int]) -> None:
@@ -69,14 +63,13 @@ class AuditSteps:
             self._begins = True
             self.newcomers = frozenset(new if self.members else ())
         self.members = members
-        self._end = self.left = 0
+        self._end = self.left = 0  # a step that goes on in a new ring is not audited
 
     def resume(self) -> None:
         """Begin a window with the next step, because the job goes on from a checkpoint."""
         self._begins = True
 
     def end_step(self) -> None:
-        """Note that the open step is complete."""
         self._remaining -= self.left > 0
         self.left = 0
 
@@ -96,14 +89,14 @@ class AuditSteps:
         return {**own, "newcomers": sorted(self.newcomers)}
 
     def take_over(self, header: Mapping[str, Any]) -> None:
-        """Audit the same steps as the state source, whose `header` is `header`."""
+        """Audit the same steps as the state source, which has sent its `header()`."""
         self._begins, self.newcomers = False, frozenset(header["newcomers"])
         self.left, self._remaining = int(header["left"]), int(header["remaining"])
         self._end = int(header["end"])
 
 
 def repeated(ledger: Ledger, worker: int, members: Sequence[int], batch: Span) -> tuple[Span, ...]:
-    """Return the positions of a global batch that `worker` trains a second time."""
+    """Return what `worker` trains again of a global batch: the slice of the next that has one."""
     slices = [(each, common(ledger.held_by(each), [batch])) for each in members]
     trained = [(each, spans) for each, spans in slices if spans]
     own = next((place for place, (each, _) in enumerate(trained) if each == worker), None)
@@ -112,6 +105,9 @@ def repeated(ledger: Ledger, worker: int, members: Sequence[int], batch: Span) -
 
 class AuditTable:
     """The results of all passes of a step, as a list of numbers that all workers add up."""
+
+    # Each pass has a row: the id of its worker plus 1, then a digest of each value. A worker fills
+    # the rows of its own passes, and the others are 0: the sum of the lists has all rows.
 
     def __init__(self, logical: int, names: Sequence[str]) -> None:
         self._logical, self._names = logical, names
@@ -123,7 +119,7 @@ class AuditTable:
             begin = self._row(one)
             numbers[begin] = float(worker + 1)
             for place, name in enumerate(self._names, begin + 1):
-                if name in digests:
+                if name in digests:  # at most 2**52, exact in a float64
                     numbers[place] = float(digests[name] + 1)
         return numbers
 

@@ -25,9 +25,9 @@ from typing import NamedTuple
 class Counts(NamedTuple):
     """The numbers of samples and of labels that one worker trains in a step."""
 
-    worker: int  # the number of the worker
-    samples: int  # its samples, over all accumulated batches; padding batches count for nothing
-    labels: int  # the labels of these samples that enter the loss
+    worker: int
+    samples: int  # over all accumulated batches, without padding
+    labels: int  # of these samples, that enter the loss
 
 
 def batch_factor(samples: int, labels: int, batches: int) -> float:
@@ -39,4 +39,4 @@ def step_factor(counts: Iterable[Counts], averaged: Collection[int]) -> float:
     counted = [one for one in counts if one.worker in averaged]
     samples = sum(one.samples for one in counted)
     labels = sum(one.labels for one in counted)
-    return samples / labels if labels else 1.0
+    return samples / labels if labels else 1.0  # all are masked: the gradient is 0 anyway

@@ -48,7 +48,7 @@ class LeasePolicy:
     lease_batches: int = 8  # the length of the longest lease, in batches
 
     def share(self, free: int, size: int) -> int:
-        """Return the length of a lease, in samples, from how many samples are free."""
+        """Return the length of a lease, in samples: half of a worker's equal share of `free`."""
         guided = self.whole_batches(-(-free // (2 * size)))
         return max(self.batch_size, min(guided, self.lease_batches * self.batch_size))
 
@@ -57,6 +57,7 @@ class LeasePolicy:
         left, longest = length(free), self.lease_batches * self.batch_size
         if need <= longest <= left // (2 * size):  # usual; the lines below agree
             return take(free, longest)
+        # An equal part among the `asking` workers, which are still to be granted samples.
         fair = self.whole_batches(-(-left // asking))
         wish = max(self.whole_batches(need), self.share(left, size))
         return take(free, min(wish, fair))
@@ -82,16 +83,14 @@ class Ledger:
     total: int  # how many positions the epoch has
     epoch: int  # the number of the epoch, from 0
     free: tuple[Span, ...]  # the free spans, in ascending order
-    # (worker id, the spans leased to it, oldest grant first), sorted by worker, without workers
-    # that have none
+    # (worker id, its spans, oldest grant first), sorted by worker, without workers that have none
     leases: tuple[tuple[int, tuple[Span, ...]], ...] = ()
-    # in the same form, the spans that each worker trains in the steps of its present batch; used
-    # with several optimizers only
+    # in the same form, what each worker trains in the steps of its present batch; used with several
+    # optimizers only
     current: tuple[tuple[int, tuple[Span, ...]], ...] = ()
-    # the optimizers, as bits, that have applied the present batch in one of its steps
+    # optimizers, as bits (bit k: number k), that have applied the present batch
     applied_by: int = 0
-    # the spans that are not done but were applied by some optimizers already, as (start, stop,
-    # optimizers as bits), in ascending order
+    # what is not done, but applied by some: (start, stop, the optimizers as bits), ascending
     partially_applied: tuple[tuple[int, int, int], ...] = ()
     # for a stream, how many samples are done; -1: it is no stream, each position is a sample
     trained: int = -1
@@ -137,7 +136,7 @@ class Ledger:
         return length(self.held_by(worker))
 
     def counted(self, spans: Iterable[Span]) -> tuple[int, int]:
-        """Return which optimizers have applied the first sample of `spans` already."""
+        """Return the optimizers (bits) that have applied the first sample, and how many like it."""
         spans = list(spans)
         if not self.partially_applied:
             return 0, length(spans)
@@ -151,7 +150,7 @@ class Ledger:
         return bits, alike
 
     def by_optimizers(self, span: Span) -> list[tuple[int, int]]:
-        """Split `span`, (start, stop), into pieces by the optimizers that have applied it."""
+        """Split `span` into (length, the optimizers, as bits, that have applied it), in order."""
         at, stop = span
         pieces = []
         for start, end, bits in self.partially_applied:
@@ -166,7 +165,7 @@ class Ledger:
         return pieces
 
     def digest(self) -> int:
-        """Return a 32-bit checksum of the ledger, from 0 to 2**32 - 1, the same on every machine"""
+        """Return a 32-bit checksum of the ledger, the same on every machine."""
         values = tuple(getattr(self, field.name) for field in fields(self))
         return zlib.crc32(msgspec.json.encode(values))
 
@@ -192,7 +191,7 @@ def start_epoch(total: int, epoch: int, is_stream: bool = False) -> Ledger:
 
 
 def restore(snapshot: Mapping[str, Any]) -> Ledger:
-    """Return the ledger from its JSON form: the inverse of `snapshot`."""
+    """Return the ledger from its JSON form, the inverse of `Ledger.snapshot`, and check it."""
     try:
         ledger = Ledger(
             int(snapshot["total"]),
@@ -213,7 +212,7 @@ def restore(snapshot: Mapping[str, Any]) -> Ledger:
 
 
 def grant(ledger: Ledger, needs: Sequence[tuple[int, int]], policy: LeasePolicy) -> Ledger:
-    """Return the ledger after free positions were leased to the workers that need them."""
+    """Lease free positions to workers; `needs` are in rank order, in the unit of the policy."""
     if not ledger.free or all(need <= 0 for _, need in needs):
         return ledger
     free, leases = list(ledger.free), dict(ledger.leases)
@@ -226,7 +225,7 @@ def complete_step(
     ledger: Ledger,
     records: StepRecords,
     policy: LeasePolicy,
-    counted_by: int | None = None,
+    counted_by: int | None = None,  # as bits; None: one optimizer, and its samples are done
 ) -> Ledger:
     """Return the ledger after a step: its samples are done, and the workers got new leases."""
     leases, in_hand = dict(ledger.leases), dict(ledger.current)
@@ -300,7 +299,7 @@ def free_leases(ledger: Ledger, members: Iterable[int]) -> Ledger:
 
 
 def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]:
-    """Split `spans` into pieces that the same optimizers of `ledger` have applied already."""
+    """Split `spans` into (start, stop, the optimizers, as bits, that have applied it), in order."""
     found = []
     for at, stop in spans:
         for size, bits in ledger.by_optimizers((at, stop)):
@@ -312,7 +311,6 @@ def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]
 def _without(
     owed: tuple[tuple[int, int, int], ...], spans: Iterable[Span]
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return the partially applied spans `owed` without the positions in `spans`, in order."""
     for start, stop in spans:
         owed = tuple(
             (a, b, bits)
@@ -328,7 +326,7 @@ def _sorted(leases: Mapping[int, tuple[Span, ...]]) -> tuple[tuple[int, tuple[Sp
 
 
 def _held(spans: Mapping[str, Any]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-    """Return the spans of each worker, read from JSON values, in the form of `leases`."""
+    """Return the spans of each worker, read from JSON values, in the form of `Ledger.leases`."""
     return _sorted(
         {int(worker): tuple((int(a), int(b)) for a, b in each) for worker, each in spans.items()}
     )

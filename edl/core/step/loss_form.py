@@ -23,15 +23,14 @@ SEE = 'see "The loss is a mean over the samples" in docs/get-started/your-script
 class LossTerm:
     """One term of a loss: a sum over the batch, divided by a number."""
 
-    name: str  # the name of the function that computes the sum, for messages
-    samples: int  # how many samples the batch has
-    # the number that the sum is divided by: by the function if `is_mean`, else by the script; 1.0
-    # if it is not divided
+    name: str  # of the function that computes the sum, for messages
+    samples: int  # of the batch
+    # what the sum is divided by, in the function if `is_mean`, else in the script; 1.0: it is not
     divisor: float
     is_mean: bool  # whether the function itself divides the sum
-    # the product of the numbers between 0 and 1 that the script multiplies the sum by, else 1.0. It
-    # is not part of `divisor`. It may be 1 / n, or a coefficient that changes during a training, so
-    # it is not compared between batches.
+    # the product of the numbers from 0 to 1 that the script multiplies the sum by. No part of
+    # `divisor`: it may be 1 / n, or a coefficient that changes during a training, so it is not
+    # compared between batches.
     factor: float = 1.0
 
     @property
@@ -42,6 +41,7 @@ class LossTerm:
 
 def why_no_mean(term: LossTerm, before: LossTerm | None) -> str | None:
     """Return why `term` is not a mean over the samples of its batch, as an error message."""
+    # A factor below 1 counts as dividing.
     if not term.is_mean and term.divisor / term.factor < term.samples:
         return (
             f"the loss ({term.name}) is a sum over the {term.samples} samples of a batch, and edl "

@@ -28,12 +28,10 @@ CURE = (
 class Mismatch:
     """Which workers go another way than those that joined first."""
 
-    # the ids of these workers, in rank order; empty: the first ones differ themselves
-    leaving: tuple[int, ...] = ()
-    # whether they join again at the start of an epoch, because they joined inside one
-    back: bool = False
-    over: bool = False  # whether the first ones have ended the training, so that it is over for all
-    ended: bool = False  # whether one of `leaving` has ended it
+    leaving: tuple[int, ...] = ()  # in rank order; empty: the first ones differ themselves
+    back: bool = False  # they join again at the start of an epoch, because they joined inside one
+    over: bool = False  # the first ones have ended the training, so it is over for all
+    ended: bool = False  # one of `leaving` has ended it
 
 
 def find_mismatch(records: StepRecords) -> Mismatch | None:

@@ -20,23 +20,20 @@ Channels = npt.NDArray[np.float64]
 class Moments(NamedTuple):
     """The mean and the squared deviations of each channel of a batch."""
 
-    elements: float  # how many elements of the batch each channel has; 0: an empty batch
-    mean: Channels  # the mean of each channel, of shape (channels,)
-    # for each channel, the sum of the squared deviations from its mean, of shape (channels,)
-    squares: Channels
+    elements: float  # of each channel; 0: an empty batch
+    mean: Channels  # of shape (channels,)
+    squares: Channels  # the sums of the squared deviations from the mean, of shape (channels,)
 
     @property
     def variance(self) -> Channels:
-        """The biased variance of each channel (divided by `elements`), of shape (channels,)."""
+        """The biased variance of each channel, divided by `elements`."""
         return self.squares / max(self.elements, 1.0)
 
     def encode(self) -> bytes:
-        """Return the moments as bytes, for other workers; `decode` reads them."""
         return np.concatenate([[self.elements], self.mean, self.squares]).tobytes()
 
     @classmethod
     def decode(cls, payload: bytes) -> Moments:
-        """Return the moments from `payload`, a result of `encode`, in new arrays."""
         values = np.frombuffer(payload).copy()  # PyTorch wants memory that it may write to
         channels = (len(values) - 1) // 2
         return cls(float(values[0]), values[1 : 1 + channels], values[1 + channels :])
@@ -56,10 +53,10 @@ def combined(parts: Sequence[Moments]) -> Moments:
 
 
 def weighted_sum(payloads: Sequence[bytes]) -> Channels:
-    """Return the sum of vectors of equal length, each multiplied by its weight, in float64."""
+    """Return the weighted sum of vectors, each sent as float64: its weight, then its elements."""
     rows = [np.frombuffer(payload) for payload in payloads]
     found: Channels = np.zeros(len(rows[0]) - 1)
     for row in rows:
-        if row[0] > 0:
+        if row[0] > 0:  # a vector of weight 0 may hold infinite numbers
             found = found + row[0] * row[1:]
     return found

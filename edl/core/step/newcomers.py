@@ -35,13 +35,9 @@ class StateReport:
 
     # the name of each tensor or value of the state that was compared -> its digest
     digests: Digests
-    rates: Rates  # the names of the worker's learning rates -> their values
-    # the number of the step after which the worker joined the job; None: it is no newcomer, because
-    # it was there from the start, or has trained more than `TRIAL_STEPS` (500) steps since it
-    # joined
-    joined_after: int | None = None
-    # whether it joined inside an epoch, and may do so again at the start of one
-    inside: bool = False
+    rates: Rates  # the worker's learning rates
+    joined_after: int | None = None  # the step; None: no newcomer, or none any more (`on_trial`)
+    inside: bool = False  # it joined inside an epoch, and may do so again at the start of one
 
 
 def on_trial(joined_after: int | None, step: int) -> int | None:
@@ -55,7 +51,7 @@ def newcomers_that_leave(found: Split, said: Mapping[int, StateReport]) -> tuple
     """Return the ids of the newcomers that leave because their states differ from the others'."""
     old = [[w for w in group if said[w].joined_after is None] for group in found.groups]
     holding = [number for number, workers in enumerate(old) if workers]
-    if len(holding) != 1:
+    if len(holding) != 1:  # the older workers disagree, or there are none
         return ()
     others = (group for number, group in enumerate(found.groups) if number != holding[0])
     return tuple(sorted(worker for group in others for worker in group))
@@ -70,13 +66,11 @@ def why_they_leave(
     back: bool = False,
 ) -> str:
     """Return a message that says which newcomers leave, what differs first, and what to do."""
-    # The newcomer with the lowest id is compared with one worker that stays; at least one must
-    # stay.
     first = leaving[0]
     staying = [worker for worker in said if worker not in leaving]
     steps = sorted({said[worker].joined_after or 0 for worker in leaving})
     when = " and ".join(map(str, steps))
-    pair = {staying[0]: said[staying[0]], first: said[first]}
+    pair = {staying[0]: said[staying[0]], first: said[first]}  # one of each; at least one stays
     what = first_difference({worker: one.digests for worker, one in pair.items()})
     rates = {worker: one.rates for worker, one in pair.items()}
     clause, cure = different_rates(rates, [[first], [staying[0]]])

@@ -52,12 +52,10 @@ CHANGES_KEPT = 16  # newest values of the scale
 
 @dataclass(frozen=True)
 class Squares(Record):
-    """The squared norms of two gradients that one worker measured in one step; 0: not measured"""
+    """The squared norms of gradients that one worker has measured in a step; 0: not measured."""
 
-    # the squared norm of the worker's own gradient, which is a mean over its samples
-    own: float = 0.0
-    # the squared norm of the job's gradient, which is a mean over the samples of all workers
-    mean: float = 0.0
+    own: float = 0.0  # of its own gradient, the mean over its samples
+    mean: float = 0.0  # of the job's gradient, the mean over the samples of all workers
 
     @property
     def known(self) -> bool:
@@ -70,9 +68,8 @@ class NoiseSample:
     """The estimates of S and |G|^2, whose ratio is the gradient noise scale, from one step."""
 
     noise: float  # S, the trace of the covariance of a single sample's gradient; 0 or more
-    # |G|^2, the squared norm of the gradient over all data; the estimate may be below 0
-    signal: float
-    is_biased: bool = False  # whether the estimates come from two steps of a single worker
+    signal: float  # |G|^2, that of the gradient over all data; the estimate may be below 0
+    is_biased: bool = False  # from two steps of a single worker
 
 
 def noise_sample(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> NoiseSample | None:
@@ -81,6 +78,8 @@ def noise_sample(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> 
     found = [squares.get(worker, Squares()) for worker in counted]
     if not found or not all(one.known for one in found):
         return None
+    # Of a single worker, `own` is the mean of two steps' squared norms, and `mean` that of the
+    # mean of their gradients.
     sizes = [*counted.values()] if len(counted) > 1 else [*counted.values()] * 2
     owns = [one.own for one in found] if len(counted) > 1 else [found[0].own] * 2
     total, mean = sum(sizes), found[0].mean  # of rank 0: the same on all but for rounding
@@ -103,6 +102,7 @@ class Average(Record):
 
     def after(self, found: NoiseSample, counts: float, window: int) -> Average:
         """Return the average with one more measurement; the weights of earlier ones decay."""
+        # The weight is proportional to the step's samples, as the noise of |G|^2 falls with them.
         kept, s, g = math.exp(-1.0 / window), found.noise, found.signal
         return Average(
             kept * self.weight + counts,
@@ -122,13 +122,11 @@ class Average(Record):
     @property
     def means(self) -> tuple[float, float]:
         """The weighted means of the measurements: (mean of S, mean of |G|^2)."""
-        # There must be at least one measurement.
-        return self.noise / self.weight, self.signal / self.weight
+        return self.noise / self.weight, self.signal / self.weight  # of one measurement at least
 
     @property
     def error(self) -> float:
         """The standard error of the noise scale that the means give, relative to that scale."""
-        # There must be at least one measurement.
         (s, g), n = self.means, self.count
         if n < FEWEST or g <= 0:
             return math.inf
@@ -142,9 +140,8 @@ class Average(Record):
     @property
     def signal_error(self) -> float:
         """The standard error of the weighted mean of |G|^2, the gradient's squared norm."""
-        # The effective number of measurements must be above 1.
         spread = self.signal_2 / self.weight - self.means[1] ** 2
-        return math.sqrt(max(0.0, spread) / (self.count - 1.0))
+        return math.sqrt(max(0.0, spread) / (self.count - 1.0))  # the count is above 1
 
     def confirms(self, longer: Average) -> bool:
         """Return whether this average, of a shorter window, agrees with a `longer` average."""
@@ -160,24 +157,20 @@ class Average(Record):
 class NoiseScale(Record):
     """The gradient noise scale, as far as it was measured; equal on all workers."""
 
-    # one average for each of `WINDOWS` (4 to 1024 measurements), the shortest first; empty before
-    # the first measurement
+    # one for each of `WINDOWS`, the shortest first; empty before the first measurement
     averages: tuple[Average, ...] = ()
-    # how many measurements the averages have; biased ones are not counted once there are others
-    steps: int = 0
-    # the global batch of the first measured step, in samples; 0 before that step
-    first_batch: int = 0
-    is_biased: bool = False  # whether the measurements come from a single worker
-    # pairs (number of an update, noise scale that a learning rate follows from that update on),
-    # oldest first, for the `CHANGES_KEPT` (16) newest values. When the noise scale is no longer
-    # known, the last one stays.
+    steps: int = 0  # measurements in the averages; biased ones do not count once there are others
+    first_batch: int = 0  # the global batch of the first measured step, in samples; 0 before that
+    is_biased: bool = False  # measured by a single worker
+    # the newest (number of an update, noise scale that a learning rate follows from it on), oldest
+    # first. When the noise scale is no longer known, the last one stays.
     changes: tuple[tuple[int, float], ...] = ()
 
     def after(self, found: NoiseSample, batch: int, update: int) -> NoiseScale:
         """Return the noise scale with one more measurement."""
-        # `batch`: the global batch of the measured step, in samples.
         if found.is_biased and self.steps and not self.is_biased:
             return self
+        # The first unbiased measurement replaces all biased ones.
         fresh = not self.averages or (self.is_biased and not found.is_biased)
         before = tuple(Average() for _ in WINDOWS) if fresh else self.averages
         counts = batch / (self.first_batch or batch)
@@ -194,8 +187,7 @@ class NoiseScale(Record):
         return replace(now, changes=now._changes_with(update))
 
     def _changes_with(self, update: int) -> tuple[tuple[int, float], ...]:
-        """Return `changes`, with the present noise scale added if it differs from the last one."""
-        # It must differ by more than the factor `CHANGED` (1.1), and be known.
+        """Return `changes`, with the present noise scale if it differs from the last one."""
         scale, last = self.samples, self.changes[-1][1] if self.changes else 0.0
         if scale is None or max(scale, last) <= CHANGED * min(scale, last):
             return self.changes
@@ -213,11 +205,10 @@ class NoiseScale(Record):
         return None
 
     def gain(self, batch: float, base: float) -> float:
-        """Return how many updates with batch `base` bring the progress of one with `batch`."""
         return gain(self.samples or 0.0, batch, base)
 
     def efficiency(self, batch: float) -> float:
-        """The progress that a sample brings in a global batch, relative to the first batch"""
+        """Return a sample's progress, relative to the first batch (Pollux, OSDI 2021, 3.1)."""
         if self.samples is None:
             return 1.0
         return self.gain(batch, self.first_batch) * self.first_batch / batch
@@ -228,4 +219,5 @@ UNKNOWN = NoiseScale()
 
 def gain(scale: float, batch: float, base: float) -> float:
     """Return how many updates with global batch `base` bring the progress of one with `batch`."""
+    # Johnson and others, AdaScale SGD (ICML 2020), equation 5, by the noise scale, which is finite.
     return (scale / base + 1.0) / (scale / batch + 1.0)

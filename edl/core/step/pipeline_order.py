@@ -32,7 +32,7 @@ Places = tuple[Indices, Indices]  # positions, and the pass of each
 class Shard:
     """A stage that keeps each `count`-th element; each rank has its own first one."""
 
-    count: int  # the number of ranks
+    count: int  # of ranks
 
     def length(self, before: Length, rank: int) -> Length:
         """Return the number of elements that `rank` gets of `before`."""
@@ -47,21 +47,18 @@ class Shard:
 class Shuffle:
     """A stage with its elements in random order, another one in each pass."""
 
-    # A pipeline that never ends is shuffled in runs of `buffer` elements, any other as a whole.
-
-    buffer: int  # the number of elements that `tf.data` would choose from
-    seed: int | None = None  # the seed that the script gives; None: it gives none
-    changes: bool = True  # whether the order differs from pass to pass
-    of_rank: bool = False  # whether each rank has an order of its own
-    number: int = 0  # how many stages of this kind are before it
+    buffer: int  # elements that `tf.data` would choose from
+    seed: int | None = None  # of the script; None: it gives none
+    changes: bool = True  # the order differs from pass to pass
+    of_rank: bool = False  # each rank has an order of its own
+    number: int = 0  # of stages of this kind before it
 
     def length(self, before: Length, rank: int) -> Length:
-        """Return `before`: the number of elements stays the same."""
         return before
 
     def inner(self, places: Places, before: Length, rank: int, seed: int) -> Places:
-        """Return the places in the stage before that the elements at `places` come from."""
         positions, passes = places
+        # A pipeline that never ends is shuffled in runs, any other as a whole.
         run = self.buffer if before is None else max(1, before)
         parts = "shuffle", self.seed or 0, self.number, rank if self.of_rank else -1
         derived = derived_seed(seed if self.seed is None else 0, *parts)
@@ -83,11 +80,9 @@ class Repeat:
     count: int | None = None  # how many times; None: without end
 
     def length(self, before: Length, rank: int) -> Length:
-        """Return the number of elements of all rounds; None: there is no end."""
         return None if before is None or self.count is None else before * self.count
 
     def inner(self, places: Places, before: Length, rank: int, seed: int) -> Places:
-        """Return the places in the stage before that the elements at `places` come from."""
         positions, passes = places
         if not before:  # one that never ends has one round
             return places
@@ -98,14 +93,12 @@ class Repeat:
 class Take:
     """A stage with the first elements of its input."""
 
-    count: int  # how many
+    count: int
 
     def length(self, before: Length, rank: int) -> Length:
-        """Return the number of elements that are taken."""
         return self.count if before is None else min(self.count, before)
 
     def inner(self, places: Places, before: Length, rank: int, seed: int) -> Places:
-        """Return `places`: the elements stay where they are."""
         return places
 
 
@@ -113,14 +106,12 @@ class Take:
 class Skip:
     """A stage without the first elements of its input."""
 
-    count: int  # how many are left out
+    count: int
 
     def length(self, before: Length, rank: int) -> Length:
-        """Return the number of elements that are left."""
         return None if before is None else max(0, before - self.count)
 
     def inner(self, places: Places, before: Length, rank: int, seed: int) -> Places:
-        """Return the places in the stage before that the elements at `places` come from."""
         return places[0] + self.count, places[1]
 
 
@@ -129,10 +120,9 @@ class Batch:
     """A stage that makes batches of its input's elements, which are samples."""
 
     size: int  # the samples of a batch
-    drop_last: bool = False  # whether a smaller last batch is left out
+    drop_last: bool = False  # a smaller last batch is left out
 
     def length(self, before: Length, rank: int) -> Length:
-        """Return the number of batches of `before` samples."""
         if before is None:
             return None
         return before // self.size if self.drop_last else -(-before // self.size)
@@ -175,8 +165,8 @@ DIFFERENT = (
 class Pipeline:
     """A source of samples and the stages after it, as a script has put them together."""
 
-    total: int  # the number of samples of the source
-    stages: tuple[Stage, ...] = ()  # the stages in order
+    total: int  # samples of the source
+    stages: tuple[Stage, ...] = ()
 
     def followed_by(self, stage: Stage) -> Pipeline:
         """Return the pipeline with `stage` at its end."""
@@ -184,6 +174,7 @@ class Pipeline:
         if isinstance(stage, Shuffle):
             number = sum(isinstance(one, Shuffle) for one in before)
             stage = replace(stage, of_rank=stage.seed is None, number=number)
+            # Shuffled in each round, which mixes better.
             if before and isinstance(before[-1], Repeat):
                 return Pipeline(self.total, (*before[:-1], stage, before[-1]))
         if isinstance(stage, Shard):  # of one order for all ranks, or samples would be missing
@@ -192,7 +183,6 @@ class Pipeline:
 
     @property
     def batch(self) -> Batch:
-        """The stage that makes batches."""
         found = [one for one in self.stages if isinstance(one, Batch)]
         if not found:
             raise UsageError(NO_BATCHES)
@@ -210,7 +200,7 @@ class Pipeline:
         return found
 
     def batches(self, first: int, count: int, number: int, rank: int, seed: int) -> list[Indices]:
-        """Return the samples of `count` batches of a rank, and how many each of them has."""
+        """Return the samples of batches of a rank in the pass `number`, and the sizes of these."""
         lengths = self._lengths(rank)
         positions = np.arange(first, first + count, dtype=np.int64)
         places = positions, np.full_like(positions, number)
@@ -233,9 +223,11 @@ def _refuse_split(pipeline: Pipeline, ranks: int) -> None:
     lengths = [pipeline._lengths(rank) for rank in range(ranks)]
     stays = False
     for index, stage in enumerate(pipeline.stages):
+        # A Take or a Skip after a Repeat is for the number of steps.
         if isinstance(stage, Repeat) and stage.count != 1:
             return
         if isinstance(stage, Shuffle):
+            # Else two parts have common samples under TensorFlow, too.
             stays = stays or not stage.changes
         elif isinstance(stage, Take | Skip) and stays and _changes(index, lengths):
             name = "take" if isinstance(stage, Take) else "skip"
@@ -243,6 +235,7 @@ def _refuse_split(pipeline: Pipeline, ranks: int) -> None:
 
 
 def _changes(index: int, lengths: list[list[Length]]) -> bool:
+    """Return whether the stage leaves elements out on a rank."""
     return any(of_rank[index] != of_rank[index + 1] for of_rank in lengths)
 
 
@@ -252,9 +245,6 @@ def _common(stage: Stage) -> Stage:
 
 class PipelineOrder:
     """The samples of each epoch of a job, in the order of steps, and of ranks within a step."""
-
-    # UsageError: the epochs cannot be divided into steps in which all ranks have a batch of the
-    # same size; or they are one part, by a Take or a Skip, of a Shuffle that never changes.
 
     def __init__(
         self,
@@ -268,13 +258,12 @@ class PipelineOrder:
         size = pipeline.batch.size
         lengths = [pipeline.length(rank) for rank in range(ranks)]
         self._goes_on = None in lengths  # epochs are cuts of one pass
-        self.steps = _steps(lengths, steps)  # the number of steps of an epoch
+        self.steps = _steps(lengths, steps)  # of an epoch
         last = {int(pipeline.batches(self.steps - 1, 1, 0, r, 0)[1][0]) for r in range(ranks)}
         if len(last) > 1:
             raise UsageError(UNEQUAL.format(one=min(last), other=max(last)))
         self._last = last.pop()
-        # how many positions an epoch has
-        self.total = ((self.steps - 1) * size + self._last) * ranks
+        self.total = ((self.steps - 1) * size + self._last) * ranks  # positions of an epoch
         if self.total > MOST:
             raise UsageError(
                 f"an epoch of the script's data set has {self.total} samples, and edl keeps the "

@@ -13,13 +13,13 @@ STEPS = 32  # enough for a period of two optimizers, of which one makes few upda
 
 
 class RecentSteps:
-    """The samples of a job's last 32 (`STEPS`) steps, as one worker knows them."""
+    """The samples of a job's last `STEPS` steps, as one worker knows them."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS)
 
     def add(self, samples: int, batch: int) -> None:
-        """Add a step that is complete."""
+        """Add a complete step; `samples` is 0 if the step before it has trained the same batch."""
         self._steps.append((samples, batch))
 
     @property

@@ -14,14 +14,12 @@ from edl.core.step.shuffle import Indices
 
 def samples_of_replica(samples: int, replicas: int, drop_last: bool) -> int:
     """Return how many samples of an epoch each replica gets."""
-    # `drop_last`: whether samples that cannot be divided evenly are left out; otherwise some
-    # samples are repeated.
-    return samples // replicas if drop_last else -(-samples // replicas)
+    return samples // replicas if drop_last else -(-samples // replicas)  # else some are repeated
 
 
 def by_steps(shuffled: Indices, replicas: int, each: int, batch_size: int) -> Indices:
-    """Return the indices of an epoch's samples in the order of steps, and replicas within a step"""
-    columns = np.resize(shuffled, replicas * each).reshape(each, replicas)
+    """Return the indices of an epoch's samples in the order of steps, then of replicas."""
+    columns = np.resize(shuffled, replicas * each).reshape(each, replicas)  # repeats the first
     whole = each - each % batch_size
     full = columns[:whole].reshape(-1, batch_size, replicas).transpose(0, 2, 1)
     return np.concatenate([full.ravel(), columns[whole:].T.ravel()])

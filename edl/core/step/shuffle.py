@@ -34,12 +34,6 @@ class SampleOrder(Protocol):
 class EpochOrder:
     """The order of an epoch: a permutation that maps each position to the index of its record."""
 
-    # A longer one is computed by a Feistel network, only around the positions asked for, so that no
-    # process holds a hundred million numbers. The keys of both are the raw stream of numpy's PCG64
-    # seeded with (seed, epoch). numpy promises that this stream stays the same in later versions,
-    # but not `Generator.permutation` (NEP 19): with another order, a job that is resumed from a
-    # checkpoint would repeat some records and miss others.
-
     def __init__(self, total: int, seed: int, epoch: int, shuffle: bool) -> None:
         self._total = total
         self._whole: Indices | None = None
@@ -48,11 +42,16 @@ class EpochOrder:
         self._block = -1, np.empty(0, dtype=np.int64)  # number and records of the newest block
         if not shuffle:
             return
+        # numpy promises that this raw stream stays the same in later versions, but not
+        # `Generator.permutation` (NEP 19): with another order, a job that is resumed from a
+        # checkpoint would repeat some records and miss others.
         bits = np.random.PCG64(np.random.SeedSequence((seed & (2**63 - 1), epoch)))
         if total <= SORTED:
             keys = bits.random_raw(total)
             self._whole = np.argsort(keys, kind="stable").astype(np.int64, copy=False)
         else:
+            # of a Feistel network, computed around the positions asked for: no process holds a
+            # hundred million numbers
             self._keys = bits.random_raw(ROUNDS)
 
     @classmethod
@@ -67,12 +66,11 @@ class EpochOrder:
 
     def at(self, start: int, stop: int) -> Indices:
         """Return the indices of the records at the positions `start` to `stop - 1`, in order."""
-        # The array must not be changed: it may be a part of the order itself.
         start, stop = min(start, self._total), min(stop, self._total)
         if self._whole is None and self._records is not None:
             self._whole = self._records()
         if self._whole is not None:
-            return self._whole[start:stop]
+            return self._whole[start:stop]  # must not be changed: it is a part of the order itself
         if self._keys is None:
             return np.arange(start, stop, dtype=np.int64)
         parts = [np.empty(0, dtype=np.int64)]
@@ -92,17 +90,18 @@ class EpochOrder:
         """Return the records at the positions `start` to `stop - 1` of a long, shuffled order."""
         total = np.uint64(self._total)
         found = self._permuted(np.arange(start, stop, dtype=np.uint64))
-        while (outside := found >= total).any():
+        while (outside := found >= total).any():  # no records: once more (cycle walking)
             found[outside] = self._permuted(found[outside])
         return found.astype(np.int64)
 
     def _permuted(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Return the images of `numbers` under the Feistel network, a permutation of range(2**w)"""
+        """Return `numbers` under the Feistel network, a permutation of range(2**width)."""
         assert self._keys is not None
         width = (self._total - 1).bit_length()
         low = width // 2
         bits = np.uint64(low), np.uint64(width - low)
         halves = [numbers & np.uint64(2**low - 1), numbers >> bits[0]]
+        # Each half is changed by a function of the other one, which can be undone: a permutation.
         for turn, key in enumerate(self._keys):
             changed = turn % 2
             halves[changed] = halves[changed] ^ _mixed(halves[1 - changed] + key, bits[changed])
@@ -112,6 +111,8 @@ class EpochOrder:
 
 def _mixed(words: npt.NDArray[np.uint64], bits: np.uint64) -> npt.NDArray[np.uint64]:
     """Return the highest `bits` bits, as a number, of a 64-bit hash of each item of `words`."""
+    # The finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+    # generators); each of its bits depends on all bits of the word.
     words = (words ^ (words >> np.uint64(30))) * _FACTORS[0]
     words = (words ^ (words >> np.uint64(27))) * _FACTORS[1]
     mixed: npt.NDArray[np.uint64] = (words ^ (words >> np.uint64(31))) >> (_WORD - bits)

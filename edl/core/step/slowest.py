@@ -1,7 +1,4 @@
-"""Find the worker that the others wait for in every step, from the times in the step records.
-
-:class:`Slowest` looks at the records of each step.
-"""
+"""Find the worker that the others wait for in every step, from the times in the step records."""
 
 from __future__ import annotations
 
@@ -23,11 +20,9 @@ EVERY = 10  # steps between two looks
 class SlowestWorker:
     """A worker that is slower than the others, with the median times of a step."""
 
-    worker: int  # the id of the worker
-    # the worker's median time in a step, in seconds, in which it waits for its batch or computes.
-    # Waiting for other workers is not included.
-    own_s: float
-    others_s: float  # the median of the other workers' median times, in seconds
+    worker: int
+    own_s: float  # its median time in a step to wait for its batch and compute, not for others
+    others_s: float  # the median of the others' medians
 
     def __str__(self) -> str:
         own, others = 1000.0 * self.own_s, 1000.0 * self.others_s
@@ -38,9 +33,7 @@ class Slowest:
     """A detector of slow workers that reads the step records of one ring."""
 
     def __init__(self) -> None:
-        # the worker that was slow over the last `OF_STEPS` (50) steps at the last comparison, also
-        # if `look` had returned it before; None: no worker was, or none has been compared
-        self.found: SlowestWorker | None = None
+        self.found: SlowestWorker | None = None  # at the last comparison, also if returned before
         self._rows: deque[npt.NDArray[np.int64]] = deque(maxlen=OF_STEPS)
         self._seen = 0
         self._named: set[int] = set()
@@ -54,7 +47,6 @@ class Slowest:
 
     def look(self, records: StepRecords) -> SlowestWorker | None:
         """Add the times of a step, and return a worker that is found slow for the first time."""
-        # A ring of one worker is never compared.
         self._rows.append(records.column("compute_us") + records.column("data_us"))
         self._seen += 1
         if len(records) == 1 or self._seen < OF_STEPS or self._seen % EVERY:

@@ -23,12 +23,11 @@ SUBSET = "a Subset"  # in the fingerprint of data of which the script chooses so
 
 @dataclass(frozen=True)
 class SliceSizes:
-    """The number of samples that one worker trains together: the batch of a logical worker, or 1"""
+    """The number of samples that one worker trains together: a logical worker's batch, or 1."""
 
-    usual: int = 1  # the number in all global batches, but for those from `shorter_from` on
-    # the epoch position from which on it is `shorter`; None: nowhere
-    shorter_from: int | None = None
-    shorter: int = 1  # the number there, at the end of an epoch
+    usual: int = 1  # in all global batches, but for those from `shorter_from` on
+    shorter_from: int | None = None  # epoch position; None: nowhere
+    shorter: int = 1  # there, at the end of an epoch
 
     def at(self, position: int) -> int:
         """Return the number in the global batch that has the epoch position `position`."""
@@ -40,14 +39,13 @@ class SliceSizes:
 class Source:
     """A description of the data that a script trains on, equal on all workers; it reads no data."""
 
-    total: int  # how many positions an epoch has; one for each sample, unless the data is a stream
-    batching: Batching  # the sizes of the batches
-    shuffle: bool  # whether the order of an epoch is random
-    seed: int  # the seed of that order
-    prefetch_batches: int  # how many batches the loader forms ahead of the one in training
+    total: int  # positions of an epoch: its samples, unless the data is a stream
+    batching: Batching
+    shuffle: bool  # the order of an epoch is random
+    seed: int  # of that order
+    prefetch_batches: int  # that the loader forms ahead of the one in training
     fingerprint: str = ""  # one line that differs where the data differ; empty: not known
-    # returns the sample at each position of the epoch whose number, from 0, it is given; None: the
-    # order follows from `shuffle` and `seed`
+    # from an epoch, the sample at each position; None: it follows from `shuffle` and `seed`
     sampler: Callable[[int], Indices] | None = field(default=None, compare=False, repr=False)
 
     lets_newcomers_pad: ClassVar[bool] = True  # until their first batch is loaded
@@ -55,9 +53,8 @@ class Source:
     @property
     def needs_same_seed(self) -> bool:
         """Whether all workers, and a checkpoint that is resumed, must have the same `seed`."""
-        # It is also True with logical workers, whose augmentation must draw the same numbers on
-        # each worker. Otherwise only augmentation follows from the seed, and scripts may put the
-        # rank into it.
+        # Augmentation of logical workers must draw the same numbers on each worker; other scripts
+        # may put the rank into the seed.
         return bool(self.batching.logical) or (self.shuffle and self.sampler is None)
 
     @property
@@ -74,6 +71,7 @@ class Source:
     @property
     def warm_up_batch(self) -> int:
         """The number of samples of a newcomer's first batch, whose result is discarded."""
+        # At least two workers share a global batch.
         is_shared = self.batching.is_chosen or self.batching.global_batch
         whole = -(-self.batch_size // 2) if is_shared else self.batch_size
         return min(whole, self.batching.micro_batch or whole)
@@ -93,7 +91,7 @@ class Source:
 
     def policy(self, size: int) -> LeasePolicy:
         """Return the policy that leases samples in a ring of `size` workers."""
-        return LeasePolicy(self.batching.of_one(0, size))
+        return LeasePolicy(self.batching.of_one(0, size))  # rank 0 has the largest batch
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
         """Return how many more samples must be leased to `worker`, at least 0."""
@@ -120,8 +118,6 @@ class Source:
 
 def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> None:
     """Refuse to take over the progress of a job that trains on other data, or in another order."""
-    # One with another order is not replaced: its script would ask for the same again or, by a seed
-    # from the clock, for yet another order.
     theirs = header["fingerprint"]
     if mine.fingerprint != theirs:
         both = f"Here: {mine.fingerprint or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
@@ -131,6 +127,7 @@ def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> Non
                 "workers, as random_split() with a generator of a fixed seed does, without the "
                 f"rank in it. {both}"
             )
+        # The worker is started again: its host may lack the data for a moment, while it is copied.
         raise DataError(
             f"the data of w{worker} are not the job's; every worker must load the same. {both}"
         )
@@ -141,6 +138,8 @@ def check_same_data(mine: Source, header: Mapping[str, Any], worker: int) -> Non
             f"the dataset of w{worker} has {mine.describe_total(total)} and the job's "
             f"{mine.describe_total(total_of_job)}; every worker must load the same data"
         )
+    # A worker with another order is not replaced: its script would ask for the same again or, by a
+    # seed from the clock, for yet another. A `sampler` is not compared: it may take long.
     if mine.needs_same_seed and mine.seed != header["order_seed"]:
         raise NewcomerDiffers(
             f"the seed of the data loader of w{worker} is {mine.seed} and the job's "

@@ -46,7 +46,7 @@ def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return `spans` with each span merged into the one before it, if that one ends at its start"""
+    """Return `spans` with each span merged into the one before it that ends at its start."""
     found: list[Span] = []
     for start, stop in spans:
         if found and found[-1][1] == start:

@@ -64,7 +64,6 @@ WHOLE = StateGroup(0, 1)
 
 def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) -> StateGroup | None:
     """Return the group of the state's bytes to compare after step `step`; None: nothing."""
-    # `joined_after`: the step after which the newest newcomers joined; `NEVER`: none has.
     if every == 0 or step == 0:  # before step 1 all workers have just received the state
         return None
     whole = begins_epoch or step == joined_after + 1
@@ -72,7 +71,7 @@ def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) ->
 
 
 def coarser(group: StateGroup, most: int | None) -> StateGroup | None:
-    """Return the group to compare in place of `group` where a state has fewer groups; or None."""
+    """Return the group in place of `group` if a state may have `most` only; None: it is no turn."""
     if most is None or group.count <= most:
         return group
     index, rest = divmod(group.index, group.count // most)
@@ -91,13 +90,14 @@ def due_at_save(step: int, every: int, is_first: bool) -> StateGroup | None:
 class Extent:
     """The bytes from `start` to `stop - 1` of one part (tensor or value) of a state."""
 
-    part: int  # the index of the part in the state, from 0 on
-    start: int  # the first byte, counted from the beginning of the part
-    stop: int  # the byte after the last one, counted in the same way
+    part: int  # its index in the state
+    start: int  # counted from the beginning of the part
+    stop: int
 
 
 def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
     """Return the bytes that belong to `group`, one extent for each part that has some, in order."""
+    # `ends`: where each part ends, in bytes, when all are laid end to end.
     total = ends[-1] if ends else 0
     begin = total * group.index // group.count
     end = total * (group.index + 1) // group.count
@@ -111,15 +111,14 @@ def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
 
 
 def _cut(at: int, size: int) -> int:
-    # `at`: where the part would be cut, in bytes from its beginning; below 0 counts as 0, and
-    # beyond the end as `size`.
+    """Return where a part of `size` bytes is cut: at byte `at`, or a little before."""
     return size if at >= size else max(0, at) // ALIGN_BYTES * ALIGN_BYTES
 
 
 def fold(digests: Digests) -> int:
     """Return one number for the digests of a state's parts, from 1 to 2**63 - 1."""
-    # It is never 0, which stands for a state that was not compared.
     encoded = json.dumps(sorted(digests.items())).encode()
+    # Never 0, which stands for a state that was not compared.
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") % (2**63 - 1) + 1
 
 
@@ -127,12 +126,11 @@ def fold(digests: Digests) -> int:
 class Split:
     """The groups of workers whose states agree, when not all do; `split_of` returns it."""
 
-    # the ids of the workers of each group, in rank order; two or more groups, the largest first
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[int, ...], ...]  # two or more, in rank order, the largest first
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The ids of workers outside the largest group, ascending, if that group is a majority"""
+        """The workers outside the largest group, ascending; empty if that is no majority."""
         most, *others = self.groups
         rest = tuple(sorted(worker for group in others for worker in group))
         return rest if len(most) > len(rest) else ()
@@ -147,7 +145,7 @@ def split_by_digest(states: Iterable[tuple[int, int]]) -> Split | None:
     """Return the groups of workers whose states agree; None if all workers agree."""
     groups: dict[int, list[int]] = {}
     for worker, state in states:
-        if state:
+        if state:  # 0: it was not compared
             groups.setdefault(state, []).append(worker)
     if len(groups) < 2:
         return None

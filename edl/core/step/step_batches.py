@@ -19,16 +19,15 @@ class StepBatches:
     def __init__(self) -> None:
         # the batch or microbatch handed out last, until it is trained; else None
         self.newest: Batch | None = None
-        # `weight`: the samples of the batch (or microbatch) handed out last, whether it is trained
-        # or not; 0 for padding, before the first batch, and if it is abandoned or lost; `count`:
-        # the batches of the step, with padding; microbatches of one count as one; `pieces_left`:
-        # how many microbatches of the batch in hand are yet to be handed out; `part`: 0 in the
-        # first step of a batch, 1 in the second, and so on; `counted`: the optimizers, as bits,
-        # that have already made an update with the samples of the batch on another worker
+        # `weight`: the samples of the batch (or microbatch) handed out last, trained or not; 0 for
+        # padding, before the first batch, and if it is abandoned or lost. `count`: the batches of
+        # the step, padding too; microbatches of one count once. `pieces_left`: the microbatches of
+        # the batch in hand yet to be handed out. `part`: 0 in the first step of a batch, 1 in the
+        # second. `counted`: the optimizers, as bits, that have updated by the batch elsewhere.
         self.weight = self.count = self.pieces_left = self.part = self.counted = 0
-        self.pieces = 1  # into how many microbatches each worker divides a batch of the step
-        # `summed`: whether the gradients of the step's batches are added up, each times its
-        # samples; `may_grow`: whether one more batch, or microbatch, may be added to the step
+        self.pieces = 1  # microbatches of each batch of the step, on each worker
+        # `summed`: gradients are added up over the batches, each times its samples. `may_grow`: one
+        # more batch, or microbatch, may be added to the step.
         self.summed = self.may_grow = False
         self._follow = 0  # how many of pieces_left have samples
         self._untrained: list[Batch] = []  # the batches of the step that are no padding
@@ -46,12 +45,12 @@ class StepBatches:
 
     @property
     def follow(self) -> int:
-        """How many microbatches of the batch in hand this worker has yet to get, without padding"""
+        """How many microbatches of the batch in hand follow on this worker, without padding."""
         return self._follow if self.pieces_left > 0 and self.newest is not None else 0
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all samples of the batch in hand are handed out, but not all its microbatches."""
+        """Whether only padding is left of the microbatches of the batch in hand."""
         return self.pieces_left > 0 and self._follow == 0
 
     def share(self, optimizer: int) -> Share:
@@ -59,7 +58,7 @@ class StepBatches:
         samples = 0 if self.counted >> optimizer & 1 else self.samples
         return Share(samples, self.count, self.summed)
 
-    # --- what changes them
+    # --- what changes them: the engine's calls only
 
     def begin(self, summed: bool) -> None:
         """Begin a step without batches; `summed` says whether its gradients are always sums."""
@@ -102,7 +101,7 @@ class StepBatches:
         self.summed = self.may_grow = True
 
     def add_pieces(self, pieces: int, follow: int) -> None:
-        """Divide the batch in hand into more microbatches, because workers gone left some"""
+        """Divide the batch in hand into more microbatches: workers that are gone left them."""
         self.pieces_left += pieces - self.pieces
         self.pieces, self._follow = pieces, follow
         self.grow()

@@ -20,11 +20,9 @@ from edl.core.step.weighting import Weights
 class RingPlace(NamedTuple):
     """The properties of a worker's ring on which its steps depend."""
 
-    alone: bool  # whether the worker is the only one of its ring
-    warming_up: bool  # whether the worker is a newcomer that trains its warm-up batch
-    # the nominal batch, in samples, equal on all workers: the job's global batch if it has one (the
-    # smallest of a range), else the batch of one worker
-    batch_size: int
+    alone: bool  # the only worker of its ring
+    warming_up: bool  # a newcomer that trains its warm-up batch
+    batch_size: int  # the nominal batch, in samples, equal on all workers (`Source.batch_size`)
 
 
 # --- what the script, the loader or a framework does
@@ -33,13 +31,13 @@ class RingPlace(NamedTuple):
 class BatchStart(NamedTuple):
     """The script gets a batch, or a microbatch of it, for a new step or the open one."""
 
-    batch: Batch  # the samples that the script gets
-    padding: bool  # whether the samples count for nothing
+    batch: Batch
+    padding: bool  # the samples count for nothing
     place: RingPlace
-    # with a padding batch, a batch that stands for the end of a stream's shard: it has no samples,
-    # and its positions are marked as done with this step; else None
+    # the end of a stream's shard, beside padding: no samples, and positions that are done with this
+    # step
     nothing: Batch | None = None
-    pieces: int = 1  # into how many microbatches each worker divides a batch
+    pieces: int = 1  # microbatches into which each worker divides a batch
 
 
 class PartStart(NamedTuple):
@@ -55,8 +53,7 @@ class GradientAccumulation(NamedTuple):
 class LoopEnd(NamedTuple):
     """The script has left its loop; the records of an open step are exchanged all the same."""
 
-    # With `asks` it would leave if all others do, too (`Stop.WANTED`), or else train the step.
-
+    # it leaves only if all others do, too (`Stop.WANTED`); else it trains the step
     asks: bool = False
 
 
@@ -68,7 +65,7 @@ class WeightsRequest(NamedTuple):
     """The factors of an optimizer's gradients are wanted, for a graph that sends them itself."""
 
     optimizer: int
-    repairs: bool
+    repairs: bool  # a broken ring first; else it stays broken, and the optimizer has no factors
 
 
 class ReductionRequest(NamedTuple):
@@ -81,7 +78,7 @@ class GraphEnd(NamedTuple):
     """A graph that sends the gradients of `optimizer` itself has ended."""
 
     optimizer: int
-    error: Exception | None = None
+    error: Exception | None = None  # the ring broke by it; repaired when factors are wanted again
 
 
 class MessagesFailed(NamedTuple):
@@ -95,7 +92,7 @@ class OptimizerEvent(NamedTuple):
     """An event of one optimizer's part of the step, which a framework tells."""
 
     optimizer: int
-    event: StepEvent
+    event: StepEvent  # SEND, REOPEN, APPLY, END, REFUSE or FAIL
 
 
 class StepEnd(NamedTuple):
@@ -115,7 +112,7 @@ class StepSkipped(NamedTuple):
 class StepSuperseded(NamedTuple):
     """Other workers have completed the open step, and their state is in the model."""
 
-    updates: int
+    updates: int  # the optimizers, as bits, that have made their updates in it
 
 
 class LeasesLost(NamedTuple):
@@ -145,13 +142,10 @@ class RepairDone(NamedTuple):
     """The ring is repaired, and `place` is the new one; what was sent in the old one is lost."""
 
     place: RingPlace
-    # into how many microbatches each worker divides its batch of the open step. With logical
-    # workers the number grows by those that the gone workers have left.
-    pieces: int = 1
-    # how many microbatches with samples this worker has yet to get in the open step; counted with
-    # logical workers only
+    pieces: int = 1  # of each worker's batch in the open step, with those that the gone have left
+    # microbatches with samples that this worker has yet to get; counted with logical workers only
     follow: int = 0
-    left: bool = False  # whether all workers have left their loops in the open step, as others know
+    left: bool = False  # all workers have left their loops in the open step, as others know
 
 
 class AllreduceDone(NamedTuple):
@@ -201,8 +195,7 @@ class WaitRecords(NamedTuple):
 class ListDepartures(NamedTuple):
     """Exchange one more record, for some workers have left their loops; it says how they ended."""
 
-    # An error of the worker follows, since the step cannot be completed; else the answer
-    # RecordDone.
+    # An error of the worker follows, since the step cannot be completed; or else RecordDone.
 
 
 class Raise(NamedTuple):
@@ -214,22 +207,25 @@ class Raise(NamedTuple):
 class Repair(NamedTuple):
     """Build a ring of the survivors of the one that broke by `error`; drop what was sent in it."""
 
+    # Answer: RepairDone; before it StepSuperseded or LeasesLost, if so.
     error: Exception
 
 
 class Allreduce(NamedTuple):
-    """Send the gradients of an optimizer that are not sent yet, and wait for the averages of all"""
+    """Send gradients that are not sent yet, and wait for all: AllreduceDone, or RingFault."""
 
-    optimizer: int  # the number of the optimizer
-    weights: Weights  # the factors of the gradients
-    again: bool  # whether they were reduced before in this step: the local gradients are sent again
+    optimizer: int
+    weights: Weights
+    again: bool  # reduced before in this step: the local gradients are sent again
 
 
 class PlaceResult(NamedTuple):
     """Put the result of the reduction in its place, by the state of the optimizer's part."""
 
-    optimizer: int  # the number of the optimizer
-    again: bool  # whether its gradients were reduced before in this step
+    # REDUCED: the averages, or the own gradients if nothing was sent. DROPPED or SUPERSEDED: there
+    # is no result. Answer: ResultPlaced.
+    optimizer: int
+    again: bool  # reduced before in this step
 
 
 Instruction = StartRecord | WaitRecords | ListDepartures | Raise | Repair | Allreduce | PlaceResult

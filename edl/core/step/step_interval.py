@@ -8,9 +8,9 @@ from typing import NamedTuple
 class StepInterval(NamedTuple):
     """After how many samples an LR scheduler makes a step that counts samples."""
 
-    batch: int  # the number of samples that count as one step
-    # the number of samples in an epoch. The samples that are left over at the end of each epoch
-    # count as one more step. None: epochs make no difference.
+    batch: int  # samples of one step
+    # samples of an epoch, of which the rest at the end counts as one more step; None: epochs make
+    # no difference
     epoch: int | None = None
 
     def steps(self, samples: int) -> int:

@@ -34,21 +34,24 @@ Column = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchTimes:
-    """The durations of a worker's last switch or repair, in microseconds of its own clock."""
+    """The durations of a worker's last switch or repair, in microseconds; 0: it did not occur."""
 
-    detect_us: int = 0
-    election_us: int = 0
-    survivor_report_us: int = 0
+    detect_us: int = 0  # in the call that failed: an upper bound, with the usual waiting for others
+    election_us: int = 0  # then until it knew of a new leader; of the last failure, as the next
+    survivor_report_us: int = 0  # then until it knew of the generation of the survivors
+    # In a switch, until the old members have met (a newcomer's is before the switch, and not in
+    # stall). In a repair, from the first failure known until the last rebuild begins: election,
+    # survivor report, closing the old ring, rebuilds that failed.
     wait_us: int = 0
-    shutdown_us: int = 0
-    init_us: int = 0
-    broadcast_us: int = 0
-    stall_us: int = 0
-    first_step_us: int = 0
-    median_step_us: int = 0
+    shutdown_us: int = 0  # leaving the old ring; 0 in a repair, which does so within wait
+    init_us: int = 0  # building the new ring
+    broadcast_us: int = 0  # exchange of the state
+    stall_us: int = 0  # all of it, without detect
+    first_step_us: int = 0  # from the end of the switch until the next step is complete
+    median_step_us: int = 0  # this worker's usual step before the switch
 
     def parts(self, role: str) -> SwitchParts:
-        """The durations in seconds, all ten of them, as the record that the event log takes"""
+        """Return them in seconds for the event log; `role`: "old", or "new" for a newcomer."""
         seconds = {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
         return SwitchParts(role, **seconds)
 
@@ -63,10 +66,8 @@ def us(seconds: float) -> int:
 
 def repair_times(waiting_since: float, known: float, led_since: float, heard: float) -> SwitchTimes:
     """Divide the time from a failure until a worker knew of the ring's repair into three parts."""
-    # The result has the parts `detect_us` (`waiting_since` to `known`), `election_us` (`known` to
-    # `led_since`) and `survivor_report_us` (from then to `heard`); the last two are never negative.
-    # `heard`: when it heard of the generation that repairs the ring; before `known` if the call
-    # failed only because that generation had come.
+    # It may have heard before, if the call failed only because the generation had come. The term
+    # may have begun long before the failure, or after the repair.
     heard = max(known, heard)
     elected = max(known, min(led_since, heard))
     return SwitchTimes(
@@ -92,75 +93,51 @@ class Stop(IntEnum):
 class StepRecord(SwitchTimes):
     """One worker's row in the table of a step. All fields are integers."""
 
-    generation: int  # the generation of the ring
-    step: int  # the number of the step: how many steps the job has completed before it
-    worker: int  # the worker's id
-    epoch: int  # the number of the epoch
-    # how many samples of this worker enter the step, from the front of its leases; 0 for a padding
-    # batch
-    samples: int
-    # the position in the epoch of the first of these samples; -1 without any: the worker had no
-    # data and trains a padding batch
-    position: int
-    # how many samples the worker needs in leases beyond those that it holds, so that its loader
-    # never waits; for a stream that is not shared, how many shards. 0: none.
+    generation: int  # of the ring
+    step: int  # the steps that the job has completed before it
+    worker: int
+    epoch: int
+    samples: int  # that enter the step, from the front of its leases; 0 for a padding batch
+    position: int  # in the epoch, of the first of them; -1: none, it trains a padding batch
+    # samples that it needs in leases beyond those that it holds, so that its loader never waits; of
+    # a stream that is not shared, shards
     wanted: int
-    # the newest generation that the worker knows to be prepared; its own at least
-    newest_generation: int
-    ledger: int  # the digest of the worker's ledger before this step
-    # how many batches of its loader the samples are from, padding included: one, unless it
-    # accumulates gradients
-    batches: int = 1
-    # 1 if the row is sent at the end of the step, because gradients are accumulated; 0: when the
-    # first batch is handed out
-    late: int = 0
-    # the index of the step among the steps of its batch: 0, unless several optimizers make their
-    # updates one after the other on the same samples
+    newest_generation: int  # that it knows to be prepared; its own at least
+    ledger: int  # the digest of its ledger before this step
+    batches: int = 1  # of its loader, padding too: one, unless it accumulates gradients
+    late: int = 0  # 1: sent at the end of the step, with accumulated gradients; 0: at its start
+    # the index of the step among those of its batch: 0, unless several optimizers update one after
+    # the other by the same samples
     part: int = 0
-    # the optimizers, as bits, that have applied these samples already, because another worker
-    # trained them and left in the middle of its batch; for these optimizers the samples do not
-    # count
+    # the optimizers, as bits, for which these samples do not count: they have applied them, on
+    # another worker that left in the middle of its batch
     counted: int = 0
-    updated: int = 0  # the optimizers, as bits, that made their updates in the step before this one
-    # for a stream (`stream`), how many positions leave the front of the worker's leases, empty ones
-    # included; -1: as many as samples
-    taken: int = -1
-    end: int = -1  # the position at which the worker has found a shared stream to end; -1: none
+    updated: int = 0  # the optimizers, as bits, that made updates in the step before this one
+    taken: int = -1  # of a stream, positions that leave its leases, empty ones too; -1: as samples
+    end: int = -1  # where it has found a shared stream to end; -1: it has not
     stop: int = Stop.NO
-    # the digest of the part of the training state that is compared with this row; it must be equal
-    # on all workers after the last step. 0: this row compares nothing.
+    # the digest of the part of the training state that is compared, equal on all workers after the
+    # last step; 0: none is
     state: int = 0
-    # the digest of the values that the model sets from its batches; 0: not compared
-    buffers: int = 0
-    # the time of the last step that was neither waiting for the batch nor for others
-    compute_us: int = 0
-    data_us: int = 0  # how long the worker waited for its batch in the last step
-    reduce_us: int = 0  # the time from the worker's gradients to the mean of all, in the last step
-    # how many workers the worker's script wants to add (negative: remove); 0: none
-    size_change: int = 0
-    # the next global batch, in samples, that the worker sets because it leads; 0: the global batch
-    # stays, or the worker does not lead
-    batch: int = 0
-    # the squared norm of the worker's gradient in the last step, as the bits of a float64; 0: not
-    # measured (`noise_scale`)
+    buffers: int = 0  # the digest of what the model sets from its batches; 0: not compared
+    compute_us: int = 0  # of the last step, without waiting for the batch or for others
+    data_us: int = 0  # waiting for its batch in the last step
+    reduce_us: int = 0  # from its gradients to the mean of all, in the last step
+    size_change: int = 0  # workers that its script wants to add (negative: remove)
+    batch: int = 0  # the next global batch, in samples, if it leads and changes it
+    # squared norms in the last step, of its gradient and the job's, as the bits of a float64; 0:
+    # not measured
     own_square: int = 0
-    # the squared norm of the job's gradient in the last step, as the bits of a float64; 0: not
-    # measured
     mean_square: int = 0
-    # 1 if the worker, as rank 0, wants all workers to save their parts of a checkpoint after this
-    # step; else 0
-    save: int = 0
-    # what the worker calls between two steps, such as `edl.mean`, as a digest, and above its 33
-    # bits the size of the message, if all must send as much; 0: it is in a step, or exchanges
-    # nothing. Rows of one table that differ in it are of workers at different points of the script
-    # (`mismatch`).
+    save: int = 0  # 1: rank 0 wants all to save their parts of a checkpoint after this step
+    # what it calls between two steps, such as `edl.mean`, as a digest, and above its 33 bits the
+    # size of the message, if all must send as much; 0: it is in a step, or exchanges nothing. Rows
+    # of one table differ in it where workers are at different points of the script (`mismatch`).
     exchange: int = 0
     # the lines of the script that call it, as a digest; negative: two workers or more have not
     # called it at these lines together before
     site: int = 0
-    # the length of the message that it sends to all, which is in the row itself if it has at most
-    # `PAYLOAD_BYTES`
-    payload_bytes: int = 0
+    payload_bytes: int = 0  # of its message to all, in the row itself up to `PAYLOAD_BYTES`
     joined: int = 0  # 1 plus the step after which the worker joined; 0: it was there from the start
     inside: int = 0  # 1 if it joined inside an epoch, and may do so again at the start of another
 
@@ -241,8 +218,6 @@ _COLUMN = {name: at for at, name in enumerate(FIELDS)}
 
 def check_records(records: StepRecords) -> None:
     """Check that all workers are in the same step, with the same ledger and updates before it."""
-    # The fields `generation`, `step`, `epoch`, `part`, `updated` and `ledger` must be equal in all
-    # records, and each worker must have one record only.
     _check_equal(records, "generation")
     _check_equal(records, "step")
     check_together(records)
@@ -274,7 +249,7 @@ def _check_same_updates(records: StepRecords) -> None:
 
 
 def _where(record: StepRecord) -> str:
-    """Return in words which optimizers of one worker made updates before the step of `record`."""
+    """Return which optimizers made updates: "1 and 2, then the next batch", counted from 1."""
     bits = range(record.updated.bit_length())
     turns = [str(number + 1) for number in bits if record.updated >> number & 1]
     then = "the same batch" if record.part else "the next batch"
@@ -307,7 +282,7 @@ EARLY_STOP = (
 
 
 def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
-    """Return the error message for workers whose scripts have ended while other workers train on"""
+    """Return the error message for workers whose scripts have ended while others train on."""
     workers = records.column("worker")
     ended = records[int(left.argmax())]
     others = int((~left).sum())
@@ -328,8 +303,8 @@ def _joined(ids: Iterable[int]) -> str:
 
 def counts(records: StepRecords) -> bool:
     """Return whether `records` may be used for the step: all were sent at its end, or none was."""
-    # The result is False if both kinds are in the table: then the early records announce fewer
-    # batches than their workers train, and all workers must send their records once more.
+    # Early records announce fewer batches than their workers train: then all must send theirs
+    # once more.
     return not records.differ_in("late")
 
 
@@ -348,14 +323,14 @@ def wanting_to_stop(records: StepRecords) -> list[int]:
 
 
 def requested_batch(records: StepRecords) -> int:
-    """The global batch of the next steps in samples, as the leader's row says; 0: no change"""
+    """Return the global batch of the next steps in samples, as the leader says; 0: no change."""
     wished = {*records.values("batch")} - {0}
-    return wished.pop() if len(wished) == 1 else 0
+    return wished.pop() if len(wished) == 1 else 0  # two may believe that they lead
 
 
 def saves_parts(records: StepRecords) -> bool:
     """Return whether each worker saves its part of a checkpoint after the step of `records`."""
-    return bool(records.column("save")[0])
+    return bool(records.column("save")[0])  # rank 0 says so
 
 
 def global_samples(records: StepRecords) -> int:
@@ -370,8 +345,9 @@ def samples_for(records: StepRecords, optimizer: int) -> Column:
 
 
 def moves(records: StepRecords) -> Column:
-    """How many positions leave the front of each worker's leases when this step is complete"""
+    """Return how many positions leave the front of each worker's leases with this step."""
     samples, taken = records.column("samples"), records.column("taken")
+    # A batch leaves them with the first of its steps.
     return np.where(records.column("part") > 0, 0, np.where(taken < 0, samples, taken))
 
 
@@ -382,7 +358,7 @@ def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
     if target <= current:
         return None, f"no worker knows a generation after {current}"
     behind = records.column("worker")[known < target]
-    if behind.size:
+    if behind.size:  # all must switch after the same step
         return None, f"generation {target} is not yet known to {names(behind.tolist())}"
     return target, f"all {len(records)} workers know generation {target}"
 

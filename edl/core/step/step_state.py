@@ -121,14 +121,11 @@ DONE = DECIDED | {StepState.APPLIED, StepState.ENDED}  # there is nothing more t
 class OptimizerStep:
     """One optimizer's part of one step on one worker: an immutable value of the state machine."""
 
-    # the number of the step, counted from 1 on this worker; 0: before the first step
-    number: int = 0
-    state: StepState = StepState.IDLE  # the present state
-    # the events since the batch of the step was handed out, the oldest first
-    history: tuple[StepEvent, ...] = ()
-    # whether no gradients of the step are left to be averaged over the workers: the step is
-    # decided, applied or ended. It is a field and not a property, for it is read once for each
-    # parameter.
+    number: int = 0  # of the step, counted from 1 on this worker; 0: before the first one
+    state: StepState = StepState.IDLE
+    history: tuple[StepEvent, ...] = ()  # since the batch was handed out, the oldest first
+    # No gradients are left to be averaged: the step is decided, applied or ended. It is a field and
+    # not a property, for it is read once for each parameter.
     done: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -145,7 +142,7 @@ class OptimizerStep:
         return self.state in CHANGES_NOTHING
 
     def next(self, number: int) -> OptimizerStep:
-        """Return the next step: state `HANDED_OUT`, this `number`, and an empty history."""
+        """Return the next step, handed out, with this `number` and no history."""
         return replace(self.after(StepEvent.HAND_OUT), number=number, history=())
 
     def after(self, event: StepEvent) -> OptimizerStep:
@@ -165,22 +162,19 @@ class OptimizerPart:
     """One optimizer's part of the open step."""
 
     def __init__(self, number: int) -> None:
-        self.number = number  # the number of the optimizer in the script, from 0
-        self.step = OptimizerStep()  # the state of this part
-        # the factors before and after the average, which follow from the step records of all
-        # workers; None: the records are not there yet, or are of a broken ring
+        self.number = number  # of the optimizer in the script, from 0
+        self.step = OptimizerStep()
+        # from the step records of all workers; None: they are not there yet, or of a broken ring
         self.agreed: Weights | None = None
-        # whether gradients may be sent before the records have come. False if this worker has no
-        # samples, is alone in its ring or warms up, if the others have completed the step, after a
-        # repair, and with logical workers.
+        # Gradients may be sent before the records have come: not if this worker has no samples, is
+        # alone or warms up, if others have completed the step, after a repair, with logical
+        # workers.
         self.sends_early = False
         # `sent`: the factor for the gradients that this worker sends: its samples over the nominal
-        # batch, or 1 if its gradients are added up over batches; 0 without samples; `part`: with
-        # accumulated gradients, the factor for the gradients of the batch that was handed out last,
-        # before they are added to those of the earlier batches
+        # batch, or 1 if they are added up over batches; 0 without samples. `part`: then the factor
+        # for those of the batch handed out last, before they are added to those before.
         self.sent = self.part = 0.0
-        # why the script cannot repair a ring inside a step; empty if it can
-        self.cannot_repair = ""
+        self.cannot_repair = ""  # why the script cannot repair a ring in a step; empty if it can
 
     def on(self, event: StepEvent) -> None:
         """Take this part to the state that follows `event`."""

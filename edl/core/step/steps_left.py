@@ -6,7 +6,7 @@ import math
 
 
 def steps_left(epochs: float, epoch: int, done: int, total: int, batch: int) -> int:
-    """Return how many steps are left, with the present global batch; 0 at the end."""
+    """Return about how many steps are left: workers come and go, and last steps may be small."""
     now = min(1.0, epochs - epoch) * total - done
     later = max(0.0, epochs - epoch - 1)
     whole = math.floor(later)

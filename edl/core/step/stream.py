@@ -33,8 +33,7 @@ AHEAD = 2  # shards that a worker wants to hold: one is read, and the next is kn
 class StreamSource(Source):
     """The description of a stream that a script trains on, made by `of`."""
 
-    # whether the stream is one shard that all workers read, each for its own leases
-    shared: bool = False
+    shared: bool = False  # one shard that all workers read, each for its own leases
 
     @classmethod
     def of(
@@ -45,7 +44,7 @@ class StreamSource(Source):
         seed: int,
         prefetch_batches: int,
         fingerprint: str = "",
-        shared: bool = False,
+        shared: bool = False,  # then `shards` is 1, which is not checked
     ) -> StreamSource:
         """Return the description of a stream of `shards` shards."""
         if not 1 <= shards <= MOST_SHARDS:
@@ -55,12 +54,11 @@ class StreamSource(Source):
 
     @property
     def shards(self) -> int:
-        """The number of shards of the stream."""
         return self.total // SHARD
 
     @property
     def known_total(self) -> int:
-        """The number of samples of an epoch: always 0, for it is not known before they are read."""
+        """Always 0: the number of samples is not known before they are read."""
         return 0
 
     def describe_total(self, total: int) -> str:
@@ -68,7 +66,7 @@ class StreamSource(Source):
         return f"{total // SHARD} shards"
 
     def policy(self, size: int) -> LeasePolicy:
-        """The rule that says how long a lease is: whole shards; in a shared stream, samples"""
+        """Return the policy that leases whole shards, or samples of a shared stream."""
         return super().policy(size) if self.shared else ShardPolicy(self.batch_size)
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
@@ -88,10 +86,9 @@ class StreamSource(Source):
 
 @dataclass(frozen=True)
 class ShardPolicy(LeasePolicy):
-    """The policy that leases whole shards of a stream, or the rest of a shard that was begun."""
+    """The policy that leases whole shards, or the rest of one; a need is a number of shards."""
 
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:
-        """Remove the shards that one worker is granted from the front of `free`."""
         shards = sum((stop - 1) // SHARD - start // SHARD + 1 for start, stop in free)
         taken: list[Span] = []
         while free and len(taken) < min(need, -(-shards // asking)):

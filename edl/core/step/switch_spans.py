@@ -14,15 +14,14 @@ _WAIT = "edl.switch.wait"
 class TimedSpan:
     """A part of a switch or of a checkpoint."""
 
-    name: str  # the name of the span, such as "edl.switch.init"
-    parent: str  # the name of the span that it is a part of; empty for the whole
-    start_ns: int  # when it began, in nanoseconds since 1970
+    name: str  # such as "edl.switch.init"
+    parent: str  # the span that it is a part of; empty for the whole
+    start_ns: int  # since 1970
     end_ns: int
 
 
 def switch_spans(times: SwitchTimes, end_s: float) -> tuple[TimedSpan, ...]:
-    """The spans of one worker's switch or repair: the whole first, then its parts in order"""
-    # `end_s`: when the switch ended, in seconds since 1970.
+    """Return the spans of one worker's switch or repair: the whole, then its parts in order."""
     durations = {
         "edl.switch.detect": times.detect_us,
         _WAIT: times.wait_us,
@@ -34,7 +33,7 @@ def switch_spans(times: SwitchTimes, end_s: float) -> tuple[TimedSpan, ...]:
         "edl.switch.election": times.election_us,
         "edl.switch.survivor_report": times.survivor_report_us,
     }
-    end_ns = round(end_s * 1e9)
+    end_ns = round(end_s * 1e9)  # since 1970
     start_ns = end_ns - 1000 * sum(durations.values())
     found = [TimedSpan(SWITCH, "", start_ns, end_ns)]
     for name, duration_us in durations.items():
@@ -47,8 +46,7 @@ def switch_spans(times: SwitchTimes, end_s: float) -> tuple[TimedSpan, ...]:
 
 def checkpoint_spans(capture_s: float, write_s: float, end_s: float) -> tuple[TimedSpan, ...]:
     """Return the spans of a checkpoint: the whole, the copy of the state, and the writing."""
-    # `end_s`: when the file was written, in seconds since 1970.
-    end_ns = round(end_s * 1e9)
+    end_ns = round(end_s * 1e9)  # since 1970
     written_ns = end_ns - round(write_s * 1e9)
     start_ns = written_ns - round(capture_s * 1e9)
     return (

@@ -21,8 +21,8 @@ UNREACHED_STEPS = 2**62  # a number of updates that stands for no limit
 class TrainingLength(Record):
     """How long a job trains, counted from its begin; a resumed job goes on with the same counts."""
 
-    epochs: int | None = None  # the number of epochs; None: there is no limit, or it is not known
-    max_steps: int | None = None  # the number of updates; None: only the epochs end the training
+    epochs: int | None = None  # None: there is no limit, or it is not known
+    max_steps: int | None = None  # updates; None: only the epochs end the training
 
     @classmethod
     def asked(cls, epochs: float | None, max_steps: int | None) -> TrainingLength:
@@ -50,15 +50,17 @@ class TrainingLength(Record):
     def resuming(
         self, saved: TrainingLength, restarts: bool = False, automatic: bool = False
     ) -> TrainingLength:
-        """Return the length of a job that goes on from a checkpoint; this is the script's length"""
-        # A script that subtracts what a file says to be trained already asks for fewer epochs, and
-        # would end in the midst of the job, which would count as finished.
-        if restarts:
+        """Return the length of a job that is resumed; this one is the script's."""
+        if restarts:  # nobody resumed it: all its workers died, and new ones go on
             return self if saved == NO_LENGTH else saved
+        # More epochs are allowed, and fewer updates: scripts compute these from the updates of an
+        # epoch, of which more workers make fewer.
         if not TrainingLength(self.epochs).is_below(TrainingLength(saved.epochs)):
             return self
-        if automatic:
+        if automatic:  # a job of a cluster begins or goes on, whichever is possible
             return TrainingLength(saved.epochs, self.max_steps)
+        # A script that subtracts what a file says is trained asks for fewer epochs, and would end
+        # in the midst of the job, which would count as finished.
         raise CheckpointError(
             f"cannot resume: the job that saved the checkpoint trains {saved}, and this script "
             f"asks for {self}; give the number for the whole job, not for what is left of it "

@@ -16,22 +16,23 @@ from typing import NamedTuple
 class EpochPosition(NamedTuple):
     """How much of its epochs a job has trained that has a limit of batches; all workers know it."""
 
-    epoch: int  # how many epochs the job has trained or left
-    batches: int  # how many batches of the present epoch it has trained, whatever their sizes
-    limit: int  # the number of batches after which the present epoch ends at the latest
-    samples: int  # how many samples of the present epoch it has trained
+    epoch: int  # epochs that the job has trained or left
+    batches: int  # trained of the present epoch, whatever their sizes
+    limit: int  # batches after which the present epoch ends at the latest
+    samples: int  # trained of the present epoch
 
 
 class UpdateInterval(NamedTuple):
     """After which updates Lightning steps an LR scheduler that has `"interval": "step"`."""
 
-    frequency: int  # the `frequency` of the scheduler, in batches; Lightning's default is 1
-    # how many batches a group has, by the first epoch in which it has so many; one of them is epoch
-    # 0
+    # Lightning numbers the batches of each epoch from 1, updates after each group of accumulated
+    # batches and after the last batch of an epoch, and steps the scheduler after each update whose
+    # last batch has a multiple of `frequency` as its number.
+    frequency: int
+    # the batches of a group, by the first epoch in which it has so many, of which one is 0
     accumulated: Mapping[int, int]
-    samples: int | None  # the samples of the data set; None: their number is not known
-    # the number of the batch after which an epoch ends at the latest, with the workers with which
-    # the job began; None: no limit
+    samples: int | None  # of the data set; None: not known
+    # batches after which an epoch ends at the latest, with the first workers; None: no limit
     limit: int | None = None
 
     @property
@@ -41,23 +42,25 @@ class UpdateInterval(NamedTuple):
         return one_size or self.samples is not None or self.limit is not None
 
     def steps(self, trained: int, batch: int, first_epoch: int = 0) -> int:
-        """Return how many steps the scheduler has made when a job has trained `trained` samples."""
+        """Return the steps after `trained` samples of a job with a constant global batch."""
         if self.samples is None:
             return trained // (batch * self._spacing(self.accumulated[0]))
         epochs, rest = divmod(trained, self.samples)
         return self._steps(epochs, rest // batch, -(-self.samples // batch), first_epoch)
 
     def limited_steps(self, at: EpochPosition, batch: int, first_epoch: int = 0) -> int:
-        """Return how many steps the scheduler has made when a job with a limit is at `at`."""
+        """Return the steps of a job with a limit, as if its global batch were constant."""
         assert self.limit is not None
         of_epoch, by_samples = self.limit, 0
         if self.samples is not None:
             of_epoch = min(self.limit, -(-self.samples // batch))
             by_samples = at.samples * of_epoch // self.samples
+        # By batches or by samples, whichever are nearer to the end of the epoch.
         trained = min(of_epoch, max(at.batches * of_epoch // at.limit, by_samples))
         return self._steps(at.epoch, trained, of_epoch, first_epoch)
 
     def _steps(self, epochs: int, batches: int, of_epoch: int, first_epoch: int) -> int:
+        # Another training has trained the epochs before `first_epoch`.
         starts, last = sorted(self.accumulated), first_epoch + epochs
         steps = 0
         for start, stop in zip(starts, [*starts[1:], last], strict=True):

@@ -30,12 +30,9 @@ def period(turns: Sequence[Updates]) -> int | None:
 class UpdateOrder:
     """The order in which several optimizers made updates in an epoch so far; an immutable value."""
 
-    # the index in the epoch, from 0, of the present batch; between two batches, of the next one
-    batch: int = 0
-    # the entry of the present batch, as far as it has been trained; () if no step of it is complete
-    updates: Updates = ()
-    # the entries of the epoch's first `KEPT` (256) batches that have ended; those of later batches
-    # are dropped. Empty for a script with one optimizer.
+    batch: int = 0  # index in the epoch of the present batch; between two, of the next one
+    updates: Updates = ()  # of the present batch; () if no step of it is complete
+    # of the epoch's first `KEPT` batches that have ended; empty for a script with one optimizer
     of_batches: tuple[Updates, ...] = ()
     before: tuple[Updates, ...] = ()  # `of_batches` of the epoch before
 
@@ -52,13 +49,12 @@ class UpdateOrder:
         return UpdateOrder(before=self.of_batches)
 
     def takes_newcomers(self, ends_epoch: bool) -> bool:
-        """Whether a newcomer may join after the present batch, by the schedule of updates"""
-        # A newcomer counts its batches from 0 and must follow the same schedule as the other
-        # workers, so it may join where the schedule begins again.
+        """Return whether a newcomer may join after the present batch."""
+        # A newcomer counts its batches from 0, so it may join where the schedule begins again.
         if ends_epoch:
             return True
         alike = self.before[: len(self.of_batches)] == self.of_batches
-        known = self.before if alike else self.of_batches
+        known = self.before if alike else self.of_batches  # that one is longer
         if len(known) < SEEN:
             return False
         length = period(known)
@@ -66,12 +62,11 @@ class UpdateOrder:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the order as JSON values, to be sent to newcomers between two batches."""
-        # `updates` is left out, because it is empty between two batches.
+        # `updates` is empty between two batches.
         return {"batch": self.batch, "turns": self.of_batches, "before": self.before}
 
     @staticmethod
     def restore(snapshot: Mapping[str, Any]) -> UpdateOrder:
-        """Return the order that `snapshot`, a result of `snapshot`, describes."""
         turns, before = (
             tuple(tuple(turn) for turn in snapshot[name]) for name in ("turns", "before")
         )

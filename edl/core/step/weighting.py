@@ -46,12 +46,10 @@ def average_correction(batch_size: int, batches: int, total: int) -> float:
 class Share:
     """The samples and batches that one worker contributes to a step."""
 
-    samples: int  # how many samples
-    # how many batches, padding included; more than one if it accumulates gradients
-    batches: int = 1
-    # whether the worker's gradients are a sum over several batches, or over the pieces of one, in
-    # which each summand was multiplied by its n / b already. False: they are the mean over its
-    # samples.
+    samples: int
+    batches: int = 1  # padding too; more than one if it accumulates gradients
+    # The gradients are a sum over several batches, or over the pieces of one, each times its n / b
+    # already; else they are the mean over the samples.
     summed: bool = False
 
     def send_weight(self, batch_size: int) -> float:
@@ -74,11 +72,10 @@ class Averaging(Enum):
 class Weights:
     """The factors that one worker scales the gradients of a step by, made by `weigh`."""
 
-    averaging: Averaging  # the way in which the mean gradient is computed
-    sent: float = 1.0  # the factor for the gradients that the worker sends
-    # the factor for Horovod's average; where nothing is sent, for the local gradients
-    received: float = 1.0
-    total: int = 0  # how many samples all workers together train in the step
+    averaging: Averaging
+    sent: float = 1.0  # for the gradients that the worker sends
+    received: float = 1.0  # for Horovod's average; where nothing is sent, for the local gradients
+    total: int = 0  # samples of all workers in the step
 
     @property
     def sends(self) -> bool:
@@ -100,15 +97,14 @@ def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weig
 
 
 def presence(own: int, has_gradient: Iterable[bool], is_void: bool = False) -> list[float]:
-    """Return which parameters a worker has a gradient of, as numbers that the workers average."""
-    # `is_void`: whether the gradients that the worker has sent must not be used, because an
-    # exception broke off its backward pass.
+    """Return which parameters a worker has a gradient of; `present` reads the averages."""
+    # Void: an exception broke off the backward pass, so what was sent must not be used.
     return [*(float(own > 0 and each) for each in has_gradient), float(is_void)]
 
 
 def present(averages: Iterable[float]) -> tuple[list[bool], bool]:
-    """Return which parameters have a gradient in the job."""
-    # If none has, it gets none anywhere, so that weight decay and momentum leave it alone, as in
-    # one process.
+    """Return which parameters have a gradient in the job; whether all must send again."""
+    # Without one anywhere there is none, so that weight decay and momentum leave the parameter
+    # alone, as in one process.
     *gradients, void = (average > 0 for average in averages)
     return gradients, void
