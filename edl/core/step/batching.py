@@ -1,7 +1,4 @@
-"""Define the batch sizes of a job: given by its script, or chosen by its batch policy.
-
-:func:`batching` makes a :class:`Batching` from a user's values.
-"""
+"""Define the batch sizes of a job: given by its script, or chosen by its batch policy."""
 
 from __future__ import annotations
 

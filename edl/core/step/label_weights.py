@@ -3,7 +3,7 @@
 A language model's loss is the mean over the labels that are not masked (tokens). Hugging Face's
 ``Trainer`` divides each batch's sum by the labels of the whole step, over all accumulated batches
 and all processes, so that each label counts alike. edl averages gradients over samples. This module
-has the factors that turn one into the other. Nothing here imports a framework.
+has the factors that turn one into the other.
 
 With i over the workers and b over the accumulated batches of a step, let n_ib be a batch's samples,
 t_ib its labels, m_ib the mean loss over its labels, and k the number of accumulated batches. edl

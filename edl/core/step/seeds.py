@@ -1,7 +1,4 @@
-"""Derive the seed of a random number generator from parts, such as a seed, an epoch, a purpose.
-
-Nothing else enters :func:`derived_seed`: the script's own seed does only if it is one of the parts.
-"""
+"""Derive the seed of a random number generator from parts, such as a seed, an epoch, a purpose."""
 
 from __future__ import annotations
 

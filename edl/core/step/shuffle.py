@@ -1,8 +1,7 @@
 """Compute which record is at which position of an epoch: a pure function of (seed, epoch).
 
-:class:`EpochOrder` is the order of one epoch. The ledger (:mod:`edl.core.step.ledger`) leases
-positions, not records. Every worker computes the same order, so a lease of positions names the same
-records everywhere.
+The ledger leases positions, not records. Every worker computes the same order, so a lease of
+positions names the same records everywhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Compute with spans of positions and lists of spans.
 
 A span is a pair (start, stop) and holds the positions p with start <= p < stop. A list of spans has
-an order, which the functions keep. Spans of one list do not overlap. :func:`take` and
-:func:`parted` divide a list, :func:`subtract_spans` and :func:`common` compare two lists,
-:func:`joined` merges spans, and :func:`length` counts positions.
+an order, which the functions keep. Spans of one list do not overlap.
 """
 
 from __future__ import annotations

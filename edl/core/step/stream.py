@@ -8,8 +8,7 @@ takes more positions off a worker's leases than it has samples.
 Shards are leased whole, and read by one worker each. When a worker is gone, another one reads the
 rest of its shard, from the same sample. A *shared* stream is one shard that all workers read, each
 for its own leases of a few batches; a worker that comes to its end reports where that is, and the
-positions after it are removed from the leases of all workers. A script's stream is described by
-``StreamSource.of(...)``.
+positions after it are removed from the leases of all workers.
 """
 
 from __future__ import annotations
