@@ -1,11 +1,9 @@
 """Tell what the training thread of a worker is doing right now, for the worker's `/health` page.
 
-:meth:`ThreadWatch.look` tells it: the thread that calls it reads the Python stack of the training
-thread. The training thread itself only records the last failpoint that it has passed. It waits for
-other workers if its stack has a function that :data:`_WAITS` lists or :func:`waits` marks.
-Otherwise it is in user code, and the innermost frame that belongs to neither edl nor a library says
-where. A framework registers further waits and activities by :func:`waits_unseen` and
-:func:`works_at`.
+The thread that asks reads the Python stack of the training thread, which itself only records the
+last failpoint that it has passed. It waits for other workers if its stack has a function that
+:data:`_WAITS` lists or :func:`waits` marks. Otherwise it is in user code, and the innermost frame
+that belongs to neither edl nor a library says where.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from edl.core.job.stall import FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE, RETURNED,
 from edl.ring.ring import Ring
 from edl.worker.shared_state import SharedState
 
-_acting = 0  # id of the thread that trains for the one that called Watch.start(); 0: that one
+_acting = 0  # id of the thread that trains for the one that called ThreadWatch.start(); 0: that one
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -81,6 +79,7 @@ def ends(function: Function) -> Function:
     return function
 
 
+# As inside a TensorFlow graph. The thread that asks calls them, not the training thread.
 _unseen: list[Callable[[], str | None]] = []
 
 
@@ -89,6 +88,7 @@ def waits_unseen(look: Callable[[], str | None]) -> None:
     _unseen.append(look)
 
 
+# "" if no such activity is going on; called by the thread that asks.
 _works: list[Callable[[], str]] = []
 
 
@@ -101,6 +101,7 @@ def works_at(look: Callable[[], str]) -> None:
 def training_here() -> Iterator[None]:
     """Treat the calling thread as the training thread in the `with` block."""
     global _acting
+    # Of a framework that calls edl from a thread of its own, one at a time.
     _acting = threading.get_ident()
     try:
         yield
@@ -109,7 +110,7 @@ def training_here() -> Iterator[None]:
 
 
 def call_site() -> tuple[str, str, int]:
-    """Return the function of edl that the script has called, and where in the script."""
+    """Return the function of edl that the script called, its line, and a digest of all lines."""
     call, where, lines = "", "", []
     in_edl = True
     for frame in _outwards(sys._getframe(1)):
@@ -117,6 +118,7 @@ def call_site() -> tuple[str, str, int]:
         call = frame.f_code.co_name if in_edl else call
         if not (in_edl or _of_library(frame.f_code.co_filename)):
             where = where or f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+            # without the folders, which differ between hosts
             lines.append(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
     return call, where, zlib.crc32(" ".join(lines).encode()) + 1
 
@@ -130,22 +132,16 @@ class ThreadWatch:
         self._passed = ("", 0.0)
 
     def start(self) -> None:
-        """Begin to observe the calling thread, and to record the last failpoint that it passed"""
+        """Begin to observe the calling thread, and to note the last failpoint that it passes."""
         self._thread = threading.get_ident()
         self._pass("start")
         failpoints.subscribe(self._pass)
 
     def stop(self) -> None:
-        """Stop recording the failpoints (`failpoints`) that the training thread passes."""
         failpoints.unsubscribe(self._pass)
 
     def look(self) -> Activity:
         """Return what the training thread does, and in which line of the user's code."""
-        # The result has what the thread waits for (or "in user code"), the innermost line of the
-        # user's code as "file:line" (empty if there is none), the name of a long activity there (or
-        # an empty text), the last failpoint (`failpoints`) that the thread has passed, the seconds
-        # since then, and how many step records this worker has sent in its ring. It does not say
-        # since when the thread does what it does.
         point, at = self._passed
         frame = sys._current_frames().get(_acting or self._thread)
         where, doing = "", IN_USER_CODE
@@ -172,7 +168,6 @@ class ThreadWatch:
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the stack frame `frame` and then its callers; nothing if `frame` is None."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -191,6 +186,6 @@ def _short(file: str) -> str:
     """Return the path `file` relative to the working directory, or its base name."""
     try:
         inside = os.path.relpath(file)
-    except FileNotFoundError:
+    except FileNotFoundError:  # the working directory was removed
         inside = ".."
     return os.path.basename(file) if inside.startswith("..") else inside

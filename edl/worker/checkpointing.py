@@ -68,15 +68,12 @@ class Checkpointing:
     ) -> None:
         self._config = config
         self._shared = shared
-        # the step and the position in the data of this worker. It is saved only if edl's loader
-        # keeps the position.
-        self.progress: TrainingProgress = progress
+        self.progress: TrainingProgress = progress  # saved only if edl's loader keeps the position
         self._loader = progress
         self._coordinator = coordinator
         self._checkpoints: Checkpoints | None = None
         self._logged: LoggedSteps | None = None
-        # the model, optimizer and tracked objects to save; None until the script declares them
-        self.replica: Durable | None = None
+        self.replica: Durable | None = None  # None until the script declares what is to be saved
         self._generation = 0  # for events
 
     @property
@@ -139,11 +136,11 @@ class Checkpointing:
 
     @property
     def settings(self) -> JobSettings:
-        """The settings of the job, as its launcher wrote them."""
+        """The settings of the job, as its launcher wrote them, once this worker has registered."""
         return self._coordinator.settings
 
     def begin(self, generation: Generation, warmed_up: bool) -> None:
-        """Load the job's state from a checkpoint on state source, or let the job start afresh"""
+        """On the state source, load the job's state from a checkpoint, or start the job afresh."""
         self._generation = generation.number
         start = JobStart(
             self._checkpoints, self.replica, self._loader, self._coordinator, self._shared
@@ -151,14 +148,16 @@ class Checkpointing:
         try:
             self._refuse_beside_living()
             found = start.restore(generation.state_source, warmed_up)
+            # Of a later fit: the script passes over those before it, and this is called again.
             if found is not None and self._loader.later_fits:
                 return
+            # A model that has trained a warm-up batch cannot start afresh.
             if found is None and warmed_up:
                 how = ", before it was saved" if self.saves else self.progress.without_checkpoint
                 raise JobFailed(f"all workers died and the job's state with them{how}")
             if self._checkpoints is not None:
                 self._checkpoints.writer.members = _members(generation)
-                self._checkpoints.writer.take_over(generation.number)
+                self._checkpoints.writer.take_over(generation.number)  # only this ring saves now
         except OwnerSuperseded:  # the job has not ended: it goes on in another ring
             raise
         except EdlError as error:
@@ -184,6 +183,7 @@ class Checkpointing:
             owner = owner_of(config.directory)
         except OSError:
             return  # the claim fails, too, and says so
+        # A job of the same name that trains on is cut off from ZooKeeper: this one takes its place.
         if owner is None or owner.run == config.run or owner.job == config.job:
             return
         places = [one.rpartition(":") for one in owner.members]
@@ -203,7 +203,6 @@ class Checkpointing:
 
     def save_soon(self) -> None:
         """Make the next `save_if_due` save a checkpoint, however recent the last one is."""
-        # Nothing happens in a job without checkpoints, and on a worker that was never rank 0.
         if self._checkpoints is not None:
             self._checkpoints.hasten()
 
@@ -229,16 +228,19 @@ class Checkpointing:
             return
         if writer.superseded:
             raise JobFailed(writer.superseded)
+        # A SIGTERM without a launcher.
         if self._coordinator.leave_requested and not self._coordinator.is_shared:
             sys.exit(self._save_alone())
         try:
+            # Copies the state; another thread writes the file.
             self._checkpoints.save_if_due(self._place, self.replica, at_once, share.size, parts)
-        except EdlError as error:
+        except EdlError as error:  # before the first step: later failures are only logged
             self._end_job(str(error))
             raise
 
     def save_now(self, rank: int, generation: int) -> None:
         """Let rank 0 save a checkpoint between two steps, however recent the one before is."""
+        # Put off to the next boundary while another checkpoint is being written.
         self.save_if_due(StateShare(rank), generation, at_once=True)
 
     def distrust_parts(self) -> None:
@@ -247,7 +249,7 @@ class Checkpointing:
             self._checkpoints.distrust_parts()
 
     def _save_alone(self) -> int:
-        """Save a last checkpoint in a job without a launcher; the exit code of the process"""
+        """Save a last checkpoint in a job without a launcher; return the exit code."""
         within_s = self.settings.preempt_within_s
         if within_s is None:
             self.save_last()
@@ -261,7 +263,7 @@ class Checkpointing:
 
     @waits(SAVING)
     def save_last(self, size: int = 1) -> str:
-        """Save a last checkpoint and wait until it is written, at most `save_timeout_s` seconds."""
+        """Save a last checkpoint on rank 0, and wait until it is written; return why it was not."""
         if self._checkpoints is None or self.replica is None or not self._loader.has_state:
             return ""
         preemption, late = self._shared.preemption, ""
@@ -306,7 +308,7 @@ class Checkpointing:
         return halted(cause, step, saved_step, directory, unsaved)
 
     def finish(self, end: JobEnd) -> str:
-        """Save the last checkpoint of a finished job; if that fails, record the exit code 1."""
+        """Save the last checkpoint on rank 0, before any worker records `end`; return why not."""
         unsaved = self.save_last()
         if unsaved:
             self.end_unsaved(end, unsaved)
@@ -314,7 +316,6 @@ class Checkpointing:
 
     def end_unsaved(self, end: JobEnd, unsaved: str) -> None:
         """Record that the job finished without its last checkpoint, with exit code 1."""
-        # `end`: the end that would be recorded if the checkpoint had been written.
         reason = f"{end.reason}, but {unsaved}"
         self._coordinator.end_job(replace(end, reason=reason, exit_code=1))
         self._coordinator.flush(FLUSH_S)
@@ -332,18 +333,16 @@ class Checkpointing:
     @waits(SAVING)
     def fail_together(self, reason: str, rank: int) -> NoReturn:
         """End the job as failed after rank 0 has saved a checkpoint; all of the ring call it."""
-        # The other workers wait until rank 0 has saved and recorded the end, at most
-        # `save_timeout_s` + 5 seconds, because the launchers kill all workers when a job has
-        # failed.
         if rank == 0:
             self.save_last()
         elif self.saves:
+            # The launchers kill all workers when a job has failed: rank 0 saves first.
             deadline = self._shared.clock.now_s() + self.settings.save_timeout_s + FLUSH_S
             self._shared.wait_for_end(deadline)
         self.fail(reason)
 
     def _end_job(self, reason: str) -> None:
-        """Record that the job has failed because of `reason`, with an event in its log."""
+        """Record that the job has failed: nobody waits for a ring then, or starts the job again."""
         step = self.progress.step
         event = Event(time.time(), self._generation, step, reason, JobFailedDetails())
         self._coordinator.end_job(JobEnd(JobState.FAILED, reason, exit_code=1), event)

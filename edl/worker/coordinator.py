@@ -40,7 +40,7 @@ class Coordinator(Protocol):
 
     @property
     def away(self) -> bool:
-        """Whether the store of the job's membership (ZooKeeper) is out of reach now."""
+        """Whether the store of the job's membership (ZooKeeper), if it has one, is out of reach."""
 
     @property
     def policy(self) -> PolicySide:
@@ -54,7 +54,7 @@ class Coordinator(Protocol):
         """Register this worker with the job, and wait until that is done."""
 
     def script_of_job(self) -> ScriptOfJob:
-        """Ask workers in the ring, one by one, to describe the model and fits of their script"""
+        """Ask the workers in the ring, one by one, for the model and fits of their script."""
 
     def campaign(self) -> None:
         """Make this worker a candidate for leader; from now on it may lead the job."""
@@ -63,35 +63,35 @@ class Coordinator(Protocol):
         self,
         stage: Stage,
         generation: int | None = None,
-        newest_generation: int | None = None,
-        fits: int | None = None,
+        newest_generation: int | None = None,  # that a newcomer will not enter any more
+        fits: int | None = None,  # done before the one for which a newcomer is ready
     ) -> None:
         """Publish a new stage of this worker; a number that is None stays as it was before."""
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Report a `failure`: which ring failed, and which step this worker had completed."""
+        """Report which ring failed, and which step was complete; a later report takes its place."""
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Publish that `directory` holds a checkpoint of the step `step`."""
+        """Publish that `directory` holds a checkpoint of this step; any thread may call it."""
 
     def last_step(self) -> int:
-        """Return the number of the last step that a leader of the job has published."""
+        """Return the last step that a leader of the job has published; 0: none."""
 
     def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
-        """Send a message of an unchanged script before its training, and wait for those of all."""
+        """Send a message of an unchanged script; return those of all; None: the job trains."""
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
         """Publish how the job ended, and log an event, unless another worker has published it."""
 
     def release_others(self, generation: Generation | None) -> None:
-        """Break the ring of `generation` as soon as another worker waits in it for this worker."""
+        """Break the ring of `generation` when others wait in it for this worker; None ends that."""
 
     @property
     def released_from(self) -> str:
-        """The text for what another worker waited for when `release_others` broke the ring."""
+        """What another worker waited for when `release_others` broke the ring; empty: nothing."""
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all reports of this worker are published, at most `timeout_s` seconds."""
+        """Wait until all reports of this worker are published; return whether they are."""
 
     def resign(self) -> None:
         """Request that this worker is removed from the job's members and from the election."""

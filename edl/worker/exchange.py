@@ -42,7 +42,6 @@ def exchange(
     now_s: Callable[[], float],
 ) -> list[bytes]:
     """Send `payload` to all workers; return all payloads in rank order, the same everywhere."""
-    # Otherwise the survivors send their payloads again, in the new ring.
     failpoints.reached("exchange")
     before = progress.exchanges
     while progress.exchanges == before:
@@ -50,6 +49,7 @@ def exchange(
         try:
             progress.exchanged(send(payload))
         except RingBroken as error:
+            # If a survivor has the answer, this counts the exchange, too; else all send again.
             repair(error, began)
     failpoints.reached("exchanged")
     return progress.answer
@@ -73,7 +73,7 @@ def unpacked(answer: Sequence[bytes]) -> list[list[float]]:
 
 
 def check_place(progress: LoaderProgress) -> None:
-    """Raise unless the training is between two steps, where workers may exchange numbers"""
+    """Raise UsageError unless the training is between two steps."""
     why = None
     if progress.engine.is_open:
         why = "this batch is not trained yet"

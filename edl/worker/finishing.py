@@ -51,23 +51,17 @@ class Finishing:
         coordinator: Coordinator,
         log_event: Callable[[Details, str], None],
     ) -> None:
-        # whether this worker has begun to end its training, because its script has trained to its
-        # end
+        # it has begun to end its training, as its script has trained to its end
         self.finished = False
-        # whether the end of the training is complete, with its last checkpoint
-        self.is_over = False
-        # whether a signal has asked this worker to leave; the signal handler sets it
-        self.told_to_leave = False
-        # whether the script has come to the end of a call of `fit`; another call may follow.
-        # `FitProgress` sets it.
+        self.is_over = False  # the end of the training is complete, with its last checkpoint
+        self.told_to_leave = False  # a signal handler sets it
+        # The script has come to the end of a fit, and another may follow; `FitProgress` sets it.
         self.has_trained_all = False
-        # called without arguments when the script has ended; it completes the step of the batch
-        # that the script has trained last. The framework's loader sets it; until then it does
-        # nothing.
+        # Completes the step of the batch trained last when the script has ended; the framework's
+        # loader sets it.
         self.end_batch: Callable[[], None] = lambda: None
-        # called without arguments when the script has ended, after `end_batch`; it raises
-        # UsageError if the script may not end there, and NewcomerDiffers if the worker may end, and
-        # the others train on. It is set for unchanged Horovod scripts; until then it does nothing.
+        # After it: raises UsageError if the script may not end there, NewcomerDiffers if this
+        # worker may, and the others train on; set for unchanged Horovod scripts.
         self.check_end: Callable[[], None] = lambda: None
         self._steps = steps
         self._switching = switching
@@ -90,8 +84,6 @@ class Finishing:
 
     def script_ended(self) -> None:
         """End the training of this worker when its script has ended with success."""
-        # CheckpointError: the job has no launcher, which would read its record, and its last
-        # checkpoint could not be written.
         switching, steps = self._switching, self._steps()
         if self.finished:
             self._check_saved()
@@ -99,6 +91,7 @@ class Finishing:
         if self.told_to_leave or not switching.is_in_ring:
             return
         if switching.warming_up and self.has_trained_all:
+            # It has passed over all fits of its script.
             switching.wait_for_end()
         if switching.warming_up:
             self.check_end()
@@ -108,6 +101,7 @@ class Finishing:
         if later := steps.progress.later_fits:
             passed = len(self._shared.fits.done)
             self._checkpointing.fail(resumed_too_short(passed, len(later)))
+        # Other scripts keep their own place in their data.
         if not (steps.ends_with_script and steps.progress.has_state):
             return
         self._shared.check()
@@ -124,7 +118,7 @@ class Finishing:
         self._check_saved()
 
     def _check_saved(self) -> None:
-        """Raise a CheckpointError, once, if a job without a launcher lacks its last checkpoint."""
+        """Raise CheckpointError, once, if the last checkpoint is missing in a job of one worker."""
         unsaved, self._unsaved = self._unsaved, ""
         if unsaved:
             raise CheckpointError(f"the job {unsaved}")
@@ -139,14 +133,13 @@ class Finishing:
                 "others train on, in edl.mean() or the like; all workers must end after the same "
                 "step: count the steps of the job (edl.step()), not those of a worker"
             )
+        # Others that wait in the ring for this worker would wait for ever.
         if stop is Stop.ENDED or not steps.ends_with_script:
             coordinator.release_others(self._switching.generation)
         return row
 
     def _conclude(self, stop: Stop, cuts_epoch: bool = False) -> None:
         """Agree on the end with all other workers, save a last checkpoint, and record the end."""
-        # `cuts_epoch`: whether to count and log the samples of the last epoch that were not
-        # trained, since the script may not know that it leaves them out.
         steps, switching = self._steps(), self._switching
         self.finished = True
         steps.log_switch_if_due()
@@ -156,7 +149,7 @@ class Finishing:
         # that time has trained to the end, too.
         finished_in = trained_in if stop is Stop.ENDED else switching.number
         failpoints.reached("finish")
-        if cuts_epoch:
+        if cuts_epoch:  # the script may not know that it leaves samples out
             steps.note_untrained()
         end_of = Stop.FINISHED if self.has_trained_all else stop
         reason = (

@@ -47,21 +47,21 @@ class FitProgress:
 
     @property
     def begun(self) -> int:
-        """The number of fits (calls of Keras' `fit`) that the script has begun or passed over."""
+        """The number of fits that the script has begun or passed over."""
         return self._shared.fits.begun
 
     @property
     def has_trained(self) -> bool:
-        """Whether any worker has trained a sample in the call of `fit` that this script is in."""
+        """Whether any worker has trained a sample in the fit that this script is in."""
         done = self._loader.progress.fits
         return self._loader.ledger.epochs_begun > (done[-1].until if done else 0)
 
     def of_job(self) -> ScriptFits:
-        """Return the fits (calls of `fit`) that the script of another worker has done and begun."""
+        """Return the fits of another worker's script: it asks the ring, and waits."""
         return self._coordinator.script_of_job().fits
 
     def begin(self, done: tuple[DoneFit, ...]) -> None:
-        """Record, for newcomers too, that the script begins a fit (a call of Keras' `fit`)."""
+        """Record, for newcomers too, that the script begins a fit."""
         self._loader.progress.fits, self._loader.progress.stop = done, ""
         self._loader.progress.fit_stopped = ""
         self._loader.wants_to_stop = False
@@ -69,28 +69,28 @@ class FitProgress:
         self._shared.fits = ScriptFits(done, len(done) + 1)
 
     def compare_states(self) -> None:
-        """Compare the whole state of all workers after the last step of a fit, and correct it."""
-        # It is called before `fit` returns, since the script uses the model then.
+        """Compare and correct the states after a fit, for the script uses the model then."""
         for _ in range(RESYNCS):
             if self._check.is_same(self._exchange):
                 return
             self._switching.between_steps(self._check.compare_all)
 
     def end(self, done: tuple[DoneFit, ...], stopped: str, rank: int, generation: int) -> None:
-        """Record that a fit (a call of Keras' `fit`) is over, and let rank 0 save a checkpoint."""
+        """Record that a fit is over, and let rank 0 save a checkpoint; all workers call it."""
         self._leave(done)
         self._loader.progress.fit_stopped = stopped
         self._checkpointing.save_now(rank, generation)
+        # A checkpoint is resumed only in the fit in which it was saved: another one follows between
+        # the first two steps of the next.
         self._checkpointing.save_soon()
 
     def pass_over(self, done: tuple[DoneFit, ...]) -> None:
-        """Record, for newcomers too, that a fit (a call of Keras' `fit`) is over, untrained here"""
+        """Record, for newcomers too, that a fit is over, which the job has trained before."""
         self._loader.progress.fits, self.passes_over = done, True
         self._leave(done)
 
     def check(self, theirs: ScriptFits) -> None:
         """Raise an error if the job has completed the fit that this newcomer's script is in."""
-        # Otherwise, or if this script has begun no fit (call of Keras' `fit`), nothing happens.
         if self.begun and len(theirs.done) > self._loader.progress.fits_done:
             raise FitIsDone(theirs.done)
 

@@ -25,11 +25,10 @@ class GradientNoise:
     """The estimate of the gradient noise scale on one worker, and this worker's measurements."""
 
     def __init__(self) -> None:
-        # `scale`: the present estimate, equal on all workers that have completed the same steps;
-        # its `samples` is the scale, None while it is not known; `before`: the estimate before the
-        # last complete step, in the same form
+        # Used by the training thread, or by one for which it waits. Equal on all workers that have
+        # completed the same steps; `before`: before the last of these.
         self.scale = self.before = NoiseScale()
-        # whether the script needs the estimate, so it is measured even without a setting
+        # the script needs the estimate, which is then measured without a setting
         self.asked = False
         self._settings: Callable[[], JobSettings] = JobSettings
         self._shared: SharedState | None = None
@@ -39,7 +38,6 @@ class GradientNoise:
 
     def follow(self, settings: Callable[[], JobSettings], shared: SharedState) -> None:
         """Measure as often as the job's settings and its policy say, from now on."""
-        # Before this call nothing is measured, unless `asked` is true.
         self._settings, self._shared = settings, shared
 
     def is_due(self, step: int) -> bool:
@@ -48,9 +46,7 @@ class GradientNoise:
         return every > 0 and step % every == 0
 
     def turn(self, step: int) -> int:
-        """Return the index, from 0 on, of the measurement that is due in the step `step`."""
-        # For a step that is not measured it is the index of the last measurement before. It is
-        # `step` itself if no step is measured.
+        """Return the measurement's index: it says which eighth of a large gradient is measured."""
         return step // max(1, self._every)
 
     @property
@@ -68,12 +64,11 @@ class GradientNoise:
 
     def row(self) -> dict[str, int]:
         """Return the step record's fields with this worker's measurement of the step before."""
-        # They are `own_square` and `mean_square`, as the bits of float64 values; 0: not measured.
         return {"own_square": _bits(self._squares.own), "mean_square": _bits(self._squares.mean)}
 
     def complete(self, records: StepRecords, step: int) -> None:
         """Update the estimate after a complete step, from the measurements in its step records."""
-        # What this worker has measured in `step` goes into its next step record.
+        # Of the gradients of the step before, which had the samples `_counted`.
         own, mean = records.column("own_square"), records.column("mean_square")
         self.before = self.scale
         if own.any():
@@ -86,7 +81,7 @@ class GradientNoise:
                 self.scale = self.scale.after(found, batch, step + 1)
         samples = zip(records.values("worker"), records.values("samples"), strict=True)
         self._counted = dict(samples)
-        self._squares, self._open = self._open, Squares()
+        self._squares, self._open = self._open, Squares()  # for the next record
 
     def header(self) -> dict[str, Any]:
         """Return `scale` and `before` as JSON values, which newcomers get by `take_over`."""
@@ -105,8 +100,7 @@ class GradientNoise:
             self._squares = self._open = Squares()
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Restore the estimate from `saved`, its JSON values in a checkpoint."""
-        # If `saved` is empty, the job had measured nothing, and the estimate becomes unknown.
+        """Restore the estimate from the values in a checkpoint; empty: nothing was measured."""
         self.scale = self.before = NoiseScale.from_json(saved) if saved else NoiseScale()
 
 

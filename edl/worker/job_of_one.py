@@ -34,7 +34,6 @@ class JobOfOne:
 
     def start(self) -> tuple[Member, Generation | None]:
         """Return the record of the only worker (id 0), and the only generation (number 0)."""
-        # The generation is never None.
         config, attempt = self._config, ""
         member = Member(0, config.host, config.slot, config.own_address, 0, os.getpid(), attempt)
         ring_member = RingMember(member.id, member.host, member.slot, member.address, member.port)
@@ -42,7 +41,7 @@ class JobOfOne:
         return member, Generation(NUMBER, 0, (ring_member,), member.id, (member.id,), (), reason)
 
     def script_of_job(self) -> ScriptOfJob:
-        """Return an empty description of another worker's script, since there is no other worker"""
+        """Return an empty description, since there is no other worker."""
         return ScriptOfJob()
 
     def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:

@@ -52,14 +52,11 @@ def resumed_directory(settings: JobSettings, directory: Location) -> Location | 
 class JobStart:
     """The state source's search for a checkpoint with which its job goes on."""
 
-    # the checkpoints of the job; None: the script does not call `edl.checkpoint`
-    checkpoints: Checkpoints | None
-    # the model, optimizer and tracked objects; None: the script has not declared them
-    replica: Durable | None
-    loader: LoaderProgress  # this worker's position in the data of edl's loader
-    # knows the settings of the job, and the last step before all workers died
+    checkpoints: Checkpoints | None  # None: the script does not call `edl.checkpoint`
+    replica: Durable | None  # what is saved; None: the script has not declared it
+    loader: LoaderProgress
     coordinator: Coordinator
-    shared: SharedState  # the state that the training thread shares with the daemon's threads
+    shared: SharedState
 
     def restore(self, worker: int, warmed_up: bool) -> Checkpoint | None:
         """Load the newest checkpoint that this job may resume from; None: the job starts afresh."""
@@ -80,6 +77,7 @@ class JobStart:
         fits, done = fits_of(found.manifest.fits), len(loader.fits)
         if done > len(fits):
             raise JobFailed(passed_too_far(worker, done, len(fits)))
+        # A checkpoint of a later fit is not loaded: the script passes over the fits before it.
         loader.fits_ahead = fits
         if not loader.fits and not loader.later_fits:  # a later fit has a length of its own
             self._resume_length(TrainingLength.from_json(found.manifest.length), warmed_up)
@@ -89,7 +87,7 @@ class JobStart:
         asked = self.loader.length
         may_begin = resumes_or_begins(self.coordinator.settings)
         self.loader.length = asked.resuming(saved, restarts, may_begin)
-        if saved.is_below(asked):
+        if saved.is_below(asked):  # then a fit that a callback had stopped goes on
             self.loader.fit_stopped = ""
 
     def describe(
@@ -98,7 +96,7 @@ class JobStart:
         """Return the event that the job was resumed, and its reason; log it here, too."""
         lost_steps: int | None = None
         reason = f"resumed from step {step}"
-        if warmed_up:
+        if warmed_up:  # the job had trained until all its workers died
             with contextlib.suppress(CoordinationError):
                 lost_steps = max(0, self.coordinator.last_step() - step)
                 reason += f", at least {counted(lost_steps, 'step')} lost"

@@ -126,7 +126,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_left(self) -> EpochLeft:
-        """The present epoch: its number, its samples (0: a stream), how many of them are trained"""
+        """The present epoch: its number, its samples (0: a stream), and how many are trained."""
         ledger = self.ledger
         return EpochLeft(ledger.epoch, ledger.done, self.source.known_total, ledger.finished)
 
@@ -149,16 +149,17 @@ class LoaderProgress(TrainingProgress):
         """The number of steps that the job has made."""
         if self.optimizers < 2:  # a step ends with its update
             return self.step
+        # The open step counts as soon as one of several optimizers has made its update.
         return self.step - int(self.engine.completed_by_peers) + int(self.engine.updates > 0)
 
     @property
     def fits_done(self) -> int:
-        """The number of fits (calls of Keras' `fit`) that the script has done before this one."""
+        """The number of fits that the script has done before this one."""
         return len(self.fits)
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits (calls of Keras' `fit`) that were done before the resumed checkpoint was made"""
+        """The fits before the resumed checkpoint, while the script has yet to pass over some."""
         return self.fits_ahead if len(self.fits_ahead) > len(self.fits) else ()
 
     @property
@@ -220,15 +221,16 @@ class LoaderProgress(TrainingProgress):
         """Return how many iterations the script's loop makes in an epoch, rounded up."""
         if self.has_stepped:
             return self.iterations_now
+        # Before its first step a newcomer gets the number that the first workers got.
         return replace(self.source.batching, chosen=0).iterations(self.source.total, began_with)
 
     @property
     def iterations_now(self) -> int:
-        """The number of iterations per epoch with the present workers and batch, rounded up."""
+        """The number of iterations per epoch with the present workers; not of a stream."""
         return self.source.batching.iterations(self.source.total, len(self.members))
 
     def batches_with(self, records: StepRecords) -> tuple[tuple[int, int], ...]:
-        """Return the newest changes of the global batch, including one made by the open step."""
+        """Return the newest changes of the global batch, up to the open step: (step, samples)."""
         in_step = max(self.step_batches, int(records.column("batches").max()))
         now = self.source.batching.of_all(len(self.members)) * in_step
         if self.batches and self.batches[-1][1] == now:
@@ -263,11 +265,12 @@ class LoaderProgress(TrainingProgress):
             self.sampler.microbatches += self.source.added_pieces(self._ledger, members, in_hand)
             waits = in_step and isinstance(self.source, AlignedSource)  # for the end of the step
             self._ledger = ledger if waits else self._granted(ledger)
+        # In a repair, members that begin the open step's batch only now divide it as the others do.
         if not in_step and self._sampler is not None and self._worker in members:
             self._sampler.set_microbatches(self.ledger)
 
     def row(self) -> dict[str, int]:
-        """Return the step record's fields about the ledger, the open step and the noise, by name"""
+        """Return the step record's fields about the ledger, the open step and the noise."""
         ledger, open_step = self.ledger, self.engine
         return {
             "epoch": ledger.epoch,
@@ -301,8 +304,7 @@ class LoaderProgress(TrainingProgress):
 
     def may_pause(self, repaired_at: int) -> bool:
         """Return whether all workers, which are between two steps now, can pause."""
-        # They can if the job has completed a step since its last repair, which was at the step
-        # `repaired_at`.
+        # Until a step is complete after a repair, some have yet to complete one with the others.
         return self.step > repaired_at
 
     def header(self) -> dict[str, Any]:
@@ -332,14 +334,12 @@ class LoaderProgress(TrainingProgress):
             "untrained": self.untrained,
             "exchanges": self.exchanges,
             "leaves": self.leaves,
-            "answer": [len(payload) for payload in self.answer],
+            "answer": [len(payload) for payload in self.answer],  # the payloads are sent separately
             "fits": as_json(self.later_fits or self.fits),
         }
 
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
-        """Whether some workers have to pass over fits before they can get the job's state"""
-        # Otherwise all workers exchange how many fits they have done, and `fits_ahead` (see
-        # `later_fits`) is set to the fits that the state source has done.
+        """Return whether some workers must pass over fits first; all of the ring call it."""
         fits = fits_of(header["fits"])
         if not fits:  # no worker passes over one: all are in their first, or the job cannot begin
             return False
@@ -354,6 +354,8 @@ class LoaderProgress(TrainingProgress):
         if receive is not Receive.ALL and self.has_state:
             made = {"step": self.step, "exchanges": self.exchanges, "leaves": self.leaves}
             missed = tuple(int(header[name]) - count for name, count in made.items())
+            # The records of a leave may have gone out with the batch, so others can leave while
+            # this worker still waits for an exchange.
             assert missed in ((0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 0, 0)), missed
         self.stop = str(header["stop"])
         ledger = restore(header["ledger"])
@@ -365,7 +367,7 @@ class LoaderProgress(TrainingProgress):
             self._updated, self.seed = int(header["updated"]), int(header["seed"])
             self.fit_stopped = str(header["fit_stopped"])
             self.update_order = UpdateOrder.restore(header["schedule"])
-        if receive is Receive.STEP:
+        if receive is Receive.STEP:  # its samples are in the model that this worker receives
             assert self.engine.is_open
             assert int(header["step"]) == self.step + 1
             self._remove_trained()
@@ -400,9 +402,10 @@ class LoaderProgress(TrainingProgress):
         """Return the ledger for this worker's epoch, given the state source's (`received`)."""
         epoch = self.ledger.epoch
         if received.epoch > epoch:
+            # This worker's epoch is over.
             self._upcoming = received
             return replace(self.source.start(epoch), free=())
-        if received.epoch < epoch:
+        if received.epoch < epoch:  # which the state source is about to leave: this one begins anew
             return self._start(epoch)
         return received
 
@@ -431,18 +434,17 @@ class LoaderProgress(TrainingProgress):
         batches: Sequence[Sequence[int]] = (),
     ) -> None:
         """Go on from the position in a checkpoint."""
-        # All leases in it become free, since workers of an earlier start held them.
         saved = restore(ledger)
-        known = saved.epoch * self.source.known_total + saved.done
+        known = saved.epoch * self.source.known_total + saved.done  # if an older edl saved it
         self.trained = self.trained_before = known if samples < 0 else samples
         self.noise.resume(noise or {})
         self.seed, self.fit_stopped = self.seed if seed < 0 else seed, fit_stopped
-        self.batches_resumed = size_changes(batches)
+        self.batches_resumed = size_changes(batches)  # they make no ramp of the learning rate
         if chosen and self.source.batching.is_chosen:
             self._take_batching(self.source.batching.choosing(chosen))
         if saved.finished:  # it was made after the last step of its epoch
             saved = self.source.start(saved.epoch + 1)
-        self._ledger = self._granted(free_leases(saved, ()))
+        self._ledger = self._granted(free_leases(saved, ()))  # held by workers of an earlier start
         self.sampler.enter(saved.epoch, resumes=True)
         self.sampler.set_microbatches(self.ledger)
         self.step, self.has_state = step, True

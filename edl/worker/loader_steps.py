@@ -90,13 +90,10 @@ class LoaderSteps(WorkerSteps):
     ) -> None:
         super().__init__(ring, shared, switching, wishes)
         self.engine = progress.engine  # the open step: its batches, records and optimizers
-        # tells the engine what happens, and carries out what it instructs
         self.driver = StepDriver(self.engine, self)
         self._leaves_before = 0  # how often all had left their loops when the open step began
-        # called without arguments before each exchange of messages between steps
-        self.before_exchange: Callable[[], None] = lambda: None
-        # called without arguments when gradients are reduced
-        self.on_reduced: Callable[[], None] = lambda: None
+        self.before_exchange: Callable[[], None] = lambda: None  # between two steps
+        self.on_reduced: Callable[[], None] = lambda: None  # gradients are reduced, or not needed
         self.replica: Replica | None = None  # None where no other worker can miss an update
         self._progress = progress
         self._sites: set[int] = set()  # lines of the script where all have exchanged together
@@ -132,18 +129,18 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def iterations_of_epoch(self) -> int:
-        """The number of iterations of the script's loop in an epoch, rounded up."""
+        """The number of iterations of the script's loop in an epoch; not of a stream."""
         return self._progress.iterations_of_epoch(self._switching.began_with)
 
     @property
     def first_global_batch(self) -> int:
-        """The size, in samples, of the global batch with which the job began."""
+        """The global batch with which the job began, in samples; the same on newcomers."""
         batching = replace(self._progress.source.batching, chosen=0)
         return batching.of_all(self._switching.began_with)
 
     def next_epoch(self) -> None:
         """Begin the next epoch, and drop what is untrained of the present one."""
-        self.leave()
+        self.leave()  # waits for the records of a batch in training
         self.note_untrained()
         self._progress.next_epoch()
         self.target, self._held = self.target or self._held, None
@@ -178,7 +175,7 @@ class LoaderSteps(WorkerSteps):
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """Begin a step on `batch`, or add the batch to the open step."""
         engine, nothing = self.engine, None
-        padding = padding or batch.repeats
+        padding = padding or batch.repeats  # another worker's samples count for nothing, too
         first, is_next = not engine.is_open, engine.batches.pieces_left == 0
         if padding and not self.warming_up:
             nothing = self.sampler.nothing(() if first else engine.batches.untrained)
@@ -204,13 +201,13 @@ class LoaderSteps(WorkerSteps):
         self._progress.end_batch()
 
     def accumulate(self) -> None:
-        """Note that this worker adds up gradients of the batch: its step may have more batches"""
+        """Note that gradients of the batch are added up: its step may have more batches."""
         self.driver.tell(GRADIENT_ACCUMULATION)
         if not self.warming_up:
             failpoints.reached("accumulated")
 
     def records(self) -> StepRecords:
-        """Return the step records of all workers in rank order; send this worker's own, and wait"""
+        """Return the step records of all workers in rank order; send this worker's, and wait."""
         if self.engine.records is None:
             self.driver.tell(RECORDS_REQUEST)
         records = self.engine.records
@@ -237,7 +234,7 @@ class LoaderSteps(WorkerSteps):
         return self._awaited()
 
     def list_departures(self) -> None:
-        """Exchange one more record, since some workers have left their loops during the batch."""
+        """Exchange one more record, which tells how those that have left their loops have ended."""
         self._send(self.idle_record())
         self._awaited()
 
@@ -257,7 +254,7 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def update(self) -> Update:
-        """The update of the open step once its records are here; otherwise the job's last update"""
+        """The update of the open step once its records are here; otherwise the job's last one."""
         progress, step = self._progress, self.engine
         trained, number = progress.trained, progress.step
         noise = progress.noise.scale, progress.noise.before
@@ -273,7 +270,7 @@ class LoaderSteps(WorkerSteps):
         return Update(number, trained, trained + samples, batches, *noise, resumed)
 
     def end(self) -> None:
-        """Complete the open step after its update."""
+        """Complete the open step after its update; `target` is then a generation to switch to."""
         progress = self._progress
         if not self.open:
             return
@@ -357,13 +354,15 @@ class LoaderSteps(WorkerSteps):
         self, payload: bytes, repair: Callable[[RingBroken, float], None]
     ) -> list[bytes]:
         """Send `payload` to all workers in an open step; return all payloads in rank order."""
+        # `repair` must handle gradients of the step that are being exchanged, too.
         now_s = self._shared.clock.now_s
         return exchange(payload, self.ring.exchange, self._progress, repair, now_s)
 
     def leave(self) -> None:
         """End the exchange of step records in a batch during which the script has left its loop."""
-        # If a step is open, send this worker's record of it, unless it was sent before, and wait
-        # for those of all workers: otherwise they would be mixed up with the next records.
+        # The records of an open step would be mixed up with the next ones if nobody awaited them.
+        # If only this worker has left, the others wait for its gradients, and the leader sees a
+        # stall.
         if not self._lacks_leave():
             return
         self.driver.tell(LoopEnd())
@@ -381,7 +380,7 @@ class LoaderSteps(WorkerSteps):
         if records is not None and len(wanting := wanting_to_stop(records)) == len(records):
             self._progress.stop = stopping(wanting)[1]
             return True
-        return self._has_left
+        return self._has_left  # else all train the step, and stop after it
 
     def _lacks_leave(self) -> bool:
         missed = self.engine.completed_by_peers
@@ -414,6 +413,7 @@ class LoaderSteps(WorkerSteps):
         while True:
             records = self._switching.finish_together(saved, self.compare)
             if records is None:
+                # The others have ended the job before they told this worker.
                 return unsaved
             stops = records.column("stop")
             if (stops >= Stop.SAVED).all():  # a worker that was late repeats
@@ -423,7 +423,7 @@ class LoaderSteps(WorkerSteps):
         return "its last checkpoint was not written; the output of rank 0 says why"
 
     def idle_record(self) -> StepRecord:
-        """A step record with 0 samples, without sending it, for an exchange outside a step"""
+        """Return a step record with 0 samples for an exchange outside a step; do not send it."""
         return replace(super().idle_record(), state=self._check.state)
 
     def _prepare_step(self) -> None:
@@ -436,7 +436,7 @@ class LoaderSteps(WorkerSteps):
 
 
 def _slow_event(slow: SlowestWorker, ring: Generation | None, step: int) -> Event:
-    """Return the event for the log which says that all workers wait for `slow` in each step."""
+    """Return the event that all workers wait for `slow` in each step."""
     name = f"w{slow.worker}"
     seats = ring.members if ring is not None else ()
     host = next((one.host for one in seats if one.id == slow.worker), "")

@@ -61,7 +61,7 @@ def let_leave(
     why: str,
     error: type[NewcomerDiffers] = NewcomerDiffers,
 ) -> NoReturn:
-    """Make newcomers leave the ring: each of them ends, and the ring breaks for the others."""
+    """Make newcomers leave: they end, and the ring breaks for the others; all call it alike."""
     if members[ring.place.rank] in leaving:
         with contextlib.suppress(RingBroken):
             ring.barrier(IDLE)  # all workers know when this has ended

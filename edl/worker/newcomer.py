@@ -37,18 +37,17 @@ class Newcomer:
         self._progress = progress
         self._coordinator = coordinator
         self._exit = exit  # ends the process, for a reason
-        # asks the workers in the ring, and returns which fits the script of the first one that
-        # answers has done and begun; no fits if none answers
+        # from the first worker in the ring that answers; no fits if none does
         self.fits_of_job: Callable[[], ScriptFits] = ScriptFits
 
     @waits("waiting for the others to switch")
     def wait_for_membership(self, worker: int, fits: int, after: int = 0) -> Generation:
-        """Wait for a generation that has this newcomer as a member, and return it."""
+        """Wait for a generation with this newcomer, whose ring the old members enter now."""
 
         def ready() -> None:
             self._coordinator.set_stage(Stage.READY, 0, newest_generation=after, fits=fits)
 
-        if after:
+        if after:  # else the leader would take this worker to be stuck
             ready()
         while True:
             newest = self._shared.wait_for_generation(after, slice_s=NEWS_SLICE_S)

@@ -13,14 +13,13 @@ from edl.core.records import JobPolicy
 
 
 class PolicySide(Protocol):
-    """A worker's access to the policy of its job: `Worker.policy`. Any thread may call it."""
+    """A worker's access to the job's policy, from any thread; only `learned` may wait."""
 
     def propose(self, policy: JobPolicy) -> None:
         """Let the job follow `policy` soon; a policy or proposal that it has already stays."""
 
     def learned(self) -> Mapping[str, Any]:
-        """Return the job's scaling profile (throughput by number of workers) as JSON values."""
-        # The result is empty if nothing was measured yet, or while ZooKeeper is out of reach.
+        """Return the scaling profile as JSON values; empty: not measured, or ZooKeeper is away."""
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
         """Let the job begin with the scaling profile `learned`, unless it has measured its own."""

@@ -32,27 +32,22 @@ class TrainingProgress(ABC):
     """The steps that the job has made, as one worker knows them."""
 
     unit: ClassVar[str]  # what the steps are, as a plural for messages, such as "steps"
-    # the end of the message when all workers have died and nothing was saved
-    without_checkpoint: ClassVar[str]
+    without_checkpoint: ClassVar[str]  # ends the message that all workers and the state are lost
 
     def __init__(self) -> None:
-        self.members: tuple[int, ...] = (0,)  # the ids of the workers in the ring, in rank order
-        self.step = 0  # how many steps the job has completed
-        # whether this worker holds the job's state, which it gets in its first ring
-        self.has_state = False
-        # `exchanges`: how many exchanges of messages (`exchange`) the job has completed; `leaves`:
-        # how often all workers have left a loop over an epoch with a batch in hand
+        self.members: tuple[int, ...] = (0,)  # of the ring, in rank order
+        self.step = 0  # steps that the job has completed
+        self.has_state = False  # it holds the job's state, which it gets in its first ring
+        # `exchanges`: the exchanges of messages that the job has completed. `leaves`: how often all
+        # workers have left a loop over an epoch with a batch in hand.
         self.exchanges = self.leaves = 0
-        # what all workers have sent in the last exchange, in rank order; empty as soon as it is
-        # certain that all have received it
+        # of the last exchange, in rank order; empty once it is certain that all have received it
         self.answer: list[bytes] = []
-        # the step after which the newest workers joined while the job trained, the same on all
-        # workers; `NEVER`: none has joined
+        # the step after which the newest workers joined the training job; the same on all workers
         self.joined_after = NEVER
-        self.joined = 0  # for the step record's field of that name: when this worker joined
-        # `joined_inside`: whether it joined inside an epoch, and not at the start of one;
-        # `at_epochs`: whether a newcomer has stepped back, so newcomers join at the start of an
-        # epoch
+        self.joined = 0  # as in the step record: when this worker joined
+        # `joined_inside`: it joined inside an epoch. `at_epochs`: a newcomer has stepped back, so
+        # newcomers join at the start of an epoch.
         self.joined_inside = self.at_epochs = False
 
     @property
@@ -67,7 +62,7 @@ class TrainingProgress(ABC):
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits (calls of Keras' `fit`) that were done before the resumed checkpoint was made"""
+        """The fits before the resumed checkpoint, while the script has yet to pass over some."""
         return ()
 
     @property
@@ -86,8 +81,7 @@ class TrainingProgress(ABC):
 
     @abstractmethod
     def may_pause(self, repaired_at: int) -> bool:
-        """Return whether all workers, which are between two steps now, can pause."""
-        # `repaired_at` is the job's step when its ring was repaired last; -1: it never was.
+        """Return whether all workers, now between two steps, can pause; `repaired_at` -1: never."""
 
     @abstractmethod
     def row(self) -> dict[str, int]:
@@ -111,13 +105,13 @@ class TrainingProgress(ABC):
         """Move to the progress of the state source."""
 
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
-        """Whether some workers have to pass over fits before they can get the job's state"""
+        """Return whether some workers have to pass over fits before they get the job's state."""
         return False
 
     def report(
         self, generation: int, size: int, median_step_s: float, now_s: float
     ) -> WorkerProgress:
-        """The progress that this worker's daemon publishes, for the leader and `edl status`"""
+        """Return the progress that the daemon publishes, for the leader and `edl status`."""
         return WorkerProgress(
             generation=generation,
             size=size,

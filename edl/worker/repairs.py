@@ -20,7 +20,7 @@ from edl.worker.shared_state import SharedState
 
 
 class Repairs:
-    """Lets the training thread of one worker wait for the repair of its broken ring."""
+    """Lets the training thread wait for repairs of its rings, which one object counts."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class Repairs:
 
     def wait(self, worker: int, failed: int, error: RingError) -> Generation:
         """Wait until the leader has published the generation that repairs a ring, and return it."""
-        # JobFailed: no leader made a generation in time; the job has ended; or it ends here,
-        # because repairs are in vain.
         settings = self._coordinator.settings
+        # A leader waits repair_timeout_s for workers that are not proven dead. Another leader gets
+        # the same time again, but three times this time is the end in any case.
         limit = settings.repair_timeout_s + settings.switch_timeout_s
         began = now = self._now_s()
         while now - max(began, self._shared.led_since) < limit and now - began < 3 * limit:
@@ -63,7 +63,6 @@ class Repairs:
 
     def _check(self, generation: Generation, worker: int, error: RingError) -> None:
         """Count the repair by `generation`; end the job if repairs are in vain."""
-        # The worker whose state the repair would go on from saves a last checkpoint then.
         if not generation.members:  # the job stops
             return
         if self._count is None:
@@ -79,6 +78,7 @@ class Repairs:
         if not reason:
             return
         try:
+            # The worker whose state the repair would go on from saves a last checkpoint.
             self._checkpointing.fail_together(reason, int(worker != generation.state_source))
         except JobFailed as failed:
             raise failed from error

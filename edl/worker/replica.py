@@ -18,7 +18,7 @@ class Shared(Protocol):
     """The interface to broadcast a state that is the same on all workers."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Broadcast the state over `ring`, from the rank `root` to all others, and wait for it."""
+        """Broadcast the state from the rank `root`; with `NOTHING` this worker's stays the same."""
 
 
 class ScriptState(Shared, Compared, Protocol):
@@ -30,8 +30,8 @@ class Replica(Shared, Durable, Compared, Protocol):
 
     def end_batch(self, step: int, epoch: int) -> None:
         """Copy the state of the tracked objects, or load copies received from another worker."""
-        # A worker that has received copies from another one, because it missed the last step, loads
-        # them; all others make copies to send.
+        # One that missed the last step has received copies, and loads them; all others make some to
+        # send. Called when the script asks for its next batch, or exchanges numbers before.
 
     def average_buffers(self, step: int, exchange: Callable[[bytes], list[bytes]]) -> None:
         """Set BatchNorm's averages, each worker's own in training, to their means over all."""

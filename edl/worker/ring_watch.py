@@ -1,11 +1,8 @@
 """Summarise how fast the workers of a ring train, by their step records.
 
-The job's policy, `edl policy explain` and the dashboard use the summary.
-
-A worker gives each complete step to :meth:`RingWatch.look`. By its speed each worker sets its
-share: the part of a full batch that it trains in a step. Its step record says how many samples it
-brings. The worker that leads the job also replaces workers that are too slow
-(:mod:`edl.leader.straggler_mitigation`).
+The job's policy, `edl policy explain` and the dashboard use the summary. By its speed each worker
+sets its share: the part of a full batch that it trains in a step, as its step record says. The
+leader also replaces workers that are too slow.
 """
 
 from __future__ import annotations
@@ -95,7 +92,7 @@ class RingWatch:
         self._rows.clear()
 
     def _add(self, records: StepRecords, generation: Generation) -> list[Times] | None:
-        """Add the step records of a step; every tenth time, return the mean times of each worker"""
+        """Add the step records of a step; every tenth time, return the workers' mean times."""
         before, self._before = self._before, records.column("samples").copy()
         if before is None:  # a record tells of the times of the step before
             return None
@@ -112,6 +109,8 @@ def _times(
 ) -> list[Times]:
     """Return the mean times (in seconds) and samples of each worker per step, in rank order."""
     hosts: Mapping[int, str] = {member.id: member.host for member in generation.members}
+    # `rows`: (steps, 4, workers): samples, then `COLUMNS` in microseconds. A small batch at the end
+    # of an epoch says nothing about the speed.
     samples = rows[:, 0]
     usual = (samples > 0) & (2 * samples > samples.max(axis=0))
     steps = usual.sum(axis=0)

@@ -29,20 +29,19 @@ LEAST_CHANGE = 0.1  # of the size of a batch
 class BatchSampler:
     """The sampler that forms a worker's batches from the front of its leases, ahead of training."""
 
-    takes_shares = True  # whether `share` has an effect: smaller batches for a slow worker
+    takes_shares = True  # smaller batches for a slow worker
 
     def __init__(self, source: Source, worker: int) -> None:
-        # how many samples the next batches have; fewer than on other workers if this one is slow
+        # samples of the next batches; fewer than on other workers if this one is slow
         self.size = self._whole = source.batch_size
-        # whether batches formed ahead can be discarded and read again; the framework's loader sets
-        # it, and it is False before
+        # batches formed ahead can be read again; the framework's loader sets it
         self.rereads = False
         self._source = source
         self._worker = worker
         self._ring = 1  # the number of its workers
-        # into how many microbatches all workers divide their next batches. A repair changes it with
-        # logical workers only: a worker that begins the open step afterwards has to divide its
-        # batch as the workers that began the step before, and its leases are of that ring.
+        # All workers divide their next batches into so many. A repair changes it with logical
+        # workers only: one that begins the open step afterwards has to divide its batch as those
+        # that began it before, and its leases are of that ring.
         self.microbatches = 1
         self._sizes: deque[int] = deque()  # of the microbatches that the present batch lacks
         self._ahead: deque[Batch] = deque()
@@ -51,9 +50,7 @@ class BatchSampler:
         self._has_repeats = False  # the caller may have read some ahead
         self._epoch = -1
         self.restarts = 0  # how often all batches formed ahead were discarded
-        # the steps in which each logical worker is trained twice; without logical workers there are
-        # none
-        self.audit = AuditSteps()
+        self.audit = AuditSteps()  # of logical workers; without them none
         self._order = EpochOrder(0, 0, 0, shuffle=False)
 
     @property
@@ -63,10 +60,9 @@ class BatchSampler:
 
     def share(self, part: float) -> None:
         """Form batches of `part` (above 0, at most 1) of the full batch size from now on."""
-        # A change by at most a tenth of the present size is ignored, except back to the full size,
-        # since a framework may compile its code for each new size.
         whole = self._whole
         size = min(whole, max(1, round(whole * part)))
+        # Not for small changes: a framework may compile its code for each new size.
         if size == whole or abs(size - self.size) > LEAST_CHANGE * self.size:
             self.size = size
 
@@ -78,7 +74,7 @@ class BatchSampler:
             self.size = self._whole = whole
 
     def set_microbatches(self, ledger: Ledger, after_step: bool = False) -> None:
-        """Set `microbatches` by the present ring and batch size."""
+        """Set `microbatches`, on all workers between the same two steps."""
         self.microbatches = self._source.batching.microbatches(self._ring)
 
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
@@ -90,7 +86,7 @@ class BatchSampler:
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
         """Discard batches formed ahead that do not fit the leases of a new ring."""
-        # This class discards none, since the leases of a worker that stays do not change.
+        # None here, since the leases of a worker that stays do not change.
 
     def keep_only(self, in_hand: Sequence[Batch]) -> None:
         """Discard all batches that are formed and not yet trained, except `in_hand`."""
@@ -102,10 +98,11 @@ class BatchSampler:
             self.restarts += 1
 
     def form_again(self, in_hand: StepBatches) -> None:
-        """Discard all batches formed and not handed out, to form them again as they were"""
+        """Discard all batches formed and not handed out, to form them again as they were."""
         given = {id(batch) for batch in (*in_hand.untrained, in_hand.newest)}
         places = [place for place, batch in enumerate(self._formed, 1) if id(batch) in given]
         lacks = [*self._formed][max(places, default=0) :][: in_hand.follow]
+        # All workers have equally many microbatches in a step: the open step's come again.
         sizes = [batch.samples for batch in lacks if not batch.repeats]
         repeats = [batch for batch in lacks if batch.repeats]
         if len(lacks) < in_hand.follow:  # the others are yet to be formed
@@ -121,7 +118,7 @@ class BatchSampler:
         return {"pieces": self.microbatches, "audit": self.audit.header()}
 
     def take_over(self, header: Mapping[str, Any]) -> None:
-        """Divide the next step as the state source does, whose `header` is in `header`."""
+        """Divide the next step as the state source does, which has sent `header()`."""
         self.microbatches = int(header["pieces"])
         self.audit.take_over(header["audit"])
 
@@ -145,7 +142,7 @@ class BatchSampler:
         return 0
 
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
-        """Return None; in a subclass for streams, a batch without samples or None."""
+        """Return a batch without samples if the end of a stream's shard comes next; else None."""
         return None
 
     def restart(self) -> None:
@@ -190,7 +187,6 @@ class BatchSampler:
 
     def agrees_with(self, ledger: Ledger) -> bool:
         """Return whether the batches formed ahead are the first samples of this worker's leases."""
-        # The leases are those in `ledger`, which may have changed since the batches were formed.
         if ledger.epoch != self._epoch:
             return not self._ahead
         spans = ledger.held_by(self._worker)
@@ -212,14 +208,13 @@ class BatchSampler:
 
     def trained(self, batch: Batch) -> None:
         """Remove `batch`, which the model has trained, from the formed batches."""
-        # It must be the oldest of them; otherwise AssertionError is raised.
         oldest = self._ahead.popleft()
         assert oldest is batch, "batches are trained in the order they were formed"
         while self._formed and self._formed.popleft() is not batch:
             pass  # the repeats of another worker's before it
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
-        """How many more samples this worker needs to lease, so that its loader never waits"""
+        """Return how many more samples (or global batches, if fixed) this worker needs to lease."""
         return self._source.lacks(ledger, self._worker, step_batches, self._ring)
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
@@ -276,7 +271,6 @@ class AlignedSampler(BatchSampler):
 
     def agrees_with(self, ledger: Ledger) -> bool:
         """Return whether the batches formed ahead are the first slices of this worker's leases."""
-        # The leases are those in `ledger`, which may have changed since the batches were formed.
         if not super().agrees_with(ledger):
             return False
         if self._source.batching.logical:  # in a repair a slice may have grown
@@ -304,6 +298,7 @@ class AlignedSampler(BatchSampler):
         """Return the lengths of the microbatches of the next slice, the first `size` samples."""
         if not self._source.batching.logical:
             return super()._split(spans, size)
+        # A microbatch is of one logical worker, so it ends where a span ends.
         unit, sizes = self._source.units.at(spans[0][0]), []
         for start, stop in spans:
             samples = min(stop - start, size)
@@ -323,6 +318,7 @@ class AlignedSampler(BatchSampler):
         if known := dealt(ledger, size):
             now = [span_of(min(known), size)]
             most = max(length(common(spans, now)) for _, spans in ledger.leases)
+            # So the last one of a step is no padding on all workers, also at the end of an epoch.
             self.microbatches = -(-most // self._source.units.at(now[0][0]))
             self.audit.next_step(min(known))
             if self.audit.left:
@@ -346,4 +342,5 @@ class AlignedSampler(BatchSampler):
         held = ledger.held_by(self._worker)
         if not self._source.batching.logical or not held:
             return 0
+        # Right after a repair nothing is leased but the global batch in training.
         return -(-self.left(ledger, batches) // self._source.units.at(held[0][0]))

@@ -17,11 +17,9 @@ from edl.worker.progress import Receive, TrainingProgress
 class Comparable(Enum):
     """Whether the workers of a script hold the same state when they save it, as far as known."""
 
-    # `YES`: the states were equal then, so they must be equal at all later saves.
-
-    UNKNOWN = "unknown"
-    YES = "yes"
-    NO = "no"
+    UNKNOWN = "unknown"  # no two workers have compared a save yet
+    YES = "yes"  # they were equal at the first comparison, so they must be at all later saves
+    NO = "no"  # they differed: they are not compared any more
 
 
 class ScriptProgress(TrainingProgress):
@@ -32,12 +30,8 @@ class ScriptProgress(TrainingProgress):
 
     def __init__(self) -> None:
         super().__init__()
-        # whether the script's training has ended on this worker, or on the state source from which
-        # it took over the progress
-        self.ended = False
-        # whether the states are equal, as the first compared save has shown; the same on all
-        # workers
-        self.comparable = Comparable.UNKNOWN
+        self.ended = False  # the training has ended on this worker, or on its state source
+        self.comparable = Comparable.UNKNOWN  # the same on all workers
 
     def saved(self) -> None:
         """Count a save of the script's state as one more `step`; all workers save together."""

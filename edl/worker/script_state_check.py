@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class ScriptStateCheck(StateComparison):
     """One worker's part in comparing the states at each save; it runs in the training thread."""
 
-    cause: ClassVar[str] = SCRIPT_CAUSE  # a phrase for messages: why a newcomer's state may differ
+    cause: ClassVar[str] = SCRIPT_CAUSE
     unit: ClassVar[str] = "save"  # the word for a step in messages
 
     def __init__(
@@ -56,8 +56,6 @@ class ScriptStateCheck(StateComparison):
     @property
     def newcomers_are_due(self) -> bool:
         """Whether the states of newcomers must be compared before the next save."""
-        # They must if workers have joined since the last such comparison, unless the workers'
-        # states are known to differ, this worker is alone, or the job compares no states.
         checks = self._progress.comparable is not Comparable.NO and self._every > 0
         return checks and self._progress.joined_after != NEVER and not self._ring.alone
 
@@ -67,8 +65,6 @@ class ScriptStateCheck(StateComparison):
 
     def newcomers_are_right(self) -> None:
         """Note that the newcomers' states equal those of the other workers."""
-        # `progress.joined_after` becomes `NEVER`, so `newcomers_are_due` is False until workers
-        # join again, and `state` becomes 0.
         self._progress.joined_after, self.state = NEVER, 0
 
     def saved(self) -> None:

@@ -66,17 +66,15 @@ class ScriptSteps(WorkerSteps):
 
     def beat(self) -> None:
         """Count an update in `begun`, and report to the daemon that this worker goes on."""
-        # Without these reports the leader would see a stall between two saves.
         self._begun += 1
         self.ring.updates += 1
         if not self.warming_up:
             self.timer.end()
+            # Else the leader would see a stall between two saves.
             self._shared.report(replace(self._shared.progress, updated_at=self.timer.ended))
 
     def before_save(self) -> None:
         """Compare the state of newcomers with the others' before the script saves its state."""
-        # Nothing happens if no worker has joined since the last such comparison, or if the workers'
-        # states are known to differ.
         if self._check.newcomers_are_due:
             self._check.before_save()
             self._send(replace(self.idle_record(), state=self._check.state))
@@ -89,12 +87,10 @@ class ScriptSteps(WorkerSteps):
 
     def agree(self, compares: bool = False) -> bool:
         """Exchange step records with all workers, which call it at the same point of the script."""
-        # It also calls the script's function that says how many workers it wants
-        # (`edl.on_interval`), if the interval since the last such call is over.
         assert not self.warming_up
         failpoints.reached("boundary")
         self._shared.check()
-        self._size_request.look()
+        self._size_request.look()  # calls the function of edl.on_interval, if it is time
         if compares:
             self._check.saved()
         self._send(replace(self.idle_record(), state=self._check.state if compares else 0))
@@ -112,7 +108,7 @@ class ScriptSteps(WorkerSteps):
         return self.target is not None
 
     def repair(self, error: RingError) -> None:
-        """Build a ring of the survivors of a broken one, all with the state that was saved last."""
+        """Build a ring of the survivors, all with the last save; the caller has gone back to it."""
         self.target = None
         self._repair(error, self._shared.clock.now_s())
 
@@ -126,6 +122,7 @@ class ScriptSteps(WorkerSteps):
         if self.warming_up:
             return [payload]
         failpoints.reached("exchange")
+        # Nothing is repaired here: `elastic.run` sets the state back, and calls `repair`.
         return self.ring.exchange(payload)
 
     def leave(self) -> None:
@@ -136,7 +133,7 @@ class ScriptSteps(WorkerSteps):
         return replace(self.idle_record(), stop=stop)
 
     def roll_call(self, finished: bool) -> None:
-        """Exchange a record in a repaired ring, so all learn whether some ended the training"""
+        """Exchange a record in a repaired ring: all learn whether some ended the training."""
         is_over = finished or self.ended
         self._send(self.last_record(Stop.FINISHED if is_over else Stop.NO))
         self._awaited()
@@ -147,6 +144,4 @@ class ScriptSteps(WorkerSteps):
 
     def compare(self, records: StepRecords) -> None:
         """Raise an error if the digests in the step records say that the workers' states differ."""
-        # At the first compared save an error is raised only if all workers that differ are
-        # newcomers; otherwise states are not compared any more.
         self._check.compare(records)

@@ -27,25 +27,22 @@ from edl.errors import UsageError, WorkerEvicted
 class SharedState:
     """The latest information that a worker's training thread and its daemon's threads exchange."""
 
-    worker: int = -1  # the id of this worker; -1: not known yet
-    clock: Clock = SYSTEM  # the clock of all times in this object
+    # Any thread may call the methods; an attribute is changed by setting a new value.
+
+    worker: int = -1  # its id; -1: not known yet
+    clock: Clock = SYSTEM  # of all times in this object
     keeps_events: bool = True  # False: there is no job log, so events are dropped
-    policy: PolicyFile | None = None  # the job's policy while it is switched on, else None
-    # the job's policy, also while it is switched off; None: there is none, or none that can be read
-    written: PolicyFile | None = None
-    # the newest report on the workers' speeds in this worker's ring, for the policy
-    ring: RingReport = NO_REPORT
+    policy: PolicyFile | None = None  # the job's, while it is switched on
+    written: PolicyFile | None = None  # also while it is switched off; None: none that can be read
+    ring: RingReport = NO_REPORT  # the newest one, for the policy
     evicted: frozenset[int] = frozenset()  # all workers that the leader has evicted
     signature: Callable[[], Signature] = dict  # of this worker's model, for newcomers
     epoch: int | None = None  # of an unchanged script, for newcomers
     arithmetic: Callable[[], Arithmetic] = Arithmetic  # of logical workers, for newcomers
     fits: ScriptFits = NO_FITS  # of this worker's script, for newcomers
-    # the number and the times of all steps of this worker, for its metrics
-    step_totals: StepTotals = field(default_factory=StepTotals)
-    # samples of this worker's loss and learning rate, for the leader
-    learning: LearningMeter = field(default_factory=LearningMeter)
-    # called with each event that this worker logs, in the thread that logs it
-    on_event: Callable[[Event], None] = lambda _: None
+    step_totals: StepTotals = field(default_factory=StepTotals)  # of this worker, for metrics
+    learning: LearningMeter = field(default_factory=LearningMeter)  # loss and rate, for the leader
+    on_event: Callable[[Event], None] = lambda _: None  # called in the thread that logs
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _announced_at: float = 0.0
@@ -67,10 +64,8 @@ class SharedState:
     # --- to the training thread ---
 
     def announce(self, generation: Generation) -> None:
-        """Hand a generation that the leader wrote, or the end of the job, to the training thread"""
-        # A generation without members is the end of the job; its number is replaced by `END`, so
-        # that it is the same on all workers.
-        if not generation.members:
+        """Hand a generation that the leader wrote, or the job's end, to the training thread."""
+        if not generation.members:  # the end of the job, with the same number on all workers
             generation = replace(generation, number=END)
         with self._lock:
             self._generations[generation.number] = generation
@@ -198,6 +193,8 @@ class SharedState:
                 if self._evicted is not None:
                     raise WorkerEvicted(self.worker, self._evicted)
                 newest = self._generations.get(max(self._generations, default=0))
+                # In a repair, one that knows this worker neither as a member nor from the ring
+                # before is for it, too: it has to leave.
                 useful = newest and (not repairs or newest.repairs or not newest.knows(self.worker))
                 if newest and newest.number > after and useful:
                     return newest

@@ -20,11 +20,8 @@ class SizeRequest:
     """The script's request for more or fewer workers; it is used by the training thread."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        # the script's newest answer: how many workers more (above 0) or fewer (below 0) it wants; 0
-        # before the first answer in the present ring
-        self.change = 0
-        # the first policy that the script has proposed; None: it has proposed none
-        self.policy: PolicyFile | None = None
+        self.change = 0  # the newest answer: workers more, or fewer (below 0); 0 in a new ring
+        self.policy: PolicyFile | None = None  # the first one that the script has proposed
         self._now_s = now_s
         self._ask: Callable[[], Any] | None = None
         self._every_s = 0.0
@@ -38,8 +35,6 @@ class SizeRequest:
 
     def look(self) -> None:
         """Call the script's function and keep its answer in `change`, if it is time."""
-        # It is time when the script has given a function by `ask`, and `every_s` seconds have
-        # passed since the last call.
         if self._ask is None or self._now_s() - self._asked_s < self._every_s:
             return
         self._asked_s = self._now_s()

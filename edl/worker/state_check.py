@@ -80,7 +80,7 @@ class Compared(Protocol):
         """Return this worker's present learning rates, by the name that is shown in messages."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Broadcast the state over `ring`, from the rank `root` to all others, and wait for it."""
+        """Broadcast the state from the rank `root`; with `NOTHING` this worker's stays the same."""
 
 
 class DataSamples(Protocol):
@@ -97,7 +97,7 @@ class StateComparison:
     """One worker's part in comparing its state with the others'; it runs in the training thread."""
 
     cause: ClassVar[str] = CAUSE  # why a newcomer may compute something else, and what to do
-    unit: ClassVar[str] = "step"  # the word for a step in messages
+    unit: ClassVar[str] = "step"  # in messages
 
     def __init__(
         self,
@@ -112,8 +112,7 @@ class StateComparison:
         self._log_event = log_event
         self._digests: Digests = {}
         self._joined_after: int | None = None  # the step, if the job trained before
-        # the state that is compared; None until the script has declared it
-        self.replica: Compared | None = None
+        self.replica: Compared | None = None  # None until the script has declared the state
         self.state = 0  # the digest that goes with the row of this step; 0: none is due
 
     @property
@@ -184,11 +183,10 @@ class StateCheck(StateComparison):
 
     def begin_step(self) -> None:
         """Set `state` to the digest that goes into the step record of the step that begins."""
-        # It is kept until the next step, because the record may have to be sent again when the
-        # state has changed already.
         progress = self._progress
         begins_epoch = progress.ledger.done == 0
         group = due(progress.step, begins_epoch, self._every, progress.joined_after)
+        # Kept until the next step: the record may have to be sent again when the state has changed.
         self.state = self.now(group) if group is not None else 0
         compared = self.data is not None and self._every and not self._ring.alone
         if compared and (begins_epoch or progress.step == progress.joined_after):
@@ -251,15 +249,13 @@ class StateCheck(StateComparison):
 
     def compare_all(self) -> None:
         """Compare the whole state of all workers between two steps, and correct a wrong state."""
-        # Other workers that differ get the state that most workers hold, if the job resyncs;
-        # otherwise the job ends.
         if self.replica is None:
             return
         said = self._exchange(self.replica.digests())
         tables = {worker: one.digests for worker, one in said.items()}
         found = split_by_digest((worker, fold(table)) for worker, table in tables.items())
         if found is not None and not self._only_resyncs:
-            self._judge(found, said)
+            self._judge(found, said)  # ends the job unless that resyncs
         if found is not None:
             self._resync(found, tables)
 
@@ -267,6 +263,8 @@ class StateCheck(StateComparison):
         """Give workers that differ the state that most workers hold, between two steps."""
         if self._split_in == self._ring.generation:
             self.compare_all()
+            # If a worker has failed meanwhile, `compare` finds the difference in the next ring
+            # again.
             self._split_in = None
 
     @property

@@ -49,7 +49,8 @@ class StepRing(Protocol):
         """Exchange one more record, by which all learn how workers have ended; raise JobFailed."""
 
     def repair(self, error: RingBroken) -> RepairDone:
-        """Build a ring of the survivors after `error`, and return the engine's answer."""
+        """Build a ring of the survivors, and return the engine's answer."""
+        # It tells the engine if others had completed the step, or have this worker's leases.
 
     def reduced(self) -> None:
         """Note that the gradients of an optimizer are averaged, or that nothing is to be sent."""
@@ -60,9 +61,11 @@ class Reducer(Protocol):
 
     def allreduce(self, weights: Weights, again: bool) -> None:
         """Send the gradients that are not sent yet, wait for all, and keep the averages."""
+        # It changes no local gradient: if it raises RingBroken, it is called again in the next
+        # ring.
 
     def place_result(self, again: bool) -> None:
-        """Put the result of the reduction in its place, as state of the optimizer's part says"""
+        """Put the result of the reduction in its place, by the state of the optimizer's part."""
 
     def forget(self) -> None:
         """Drop the gradients that were being sent in a ring that is gone."""
@@ -73,7 +76,7 @@ class StepDriver:
 
     def __init__(self, engine: StepEngine, ring: StepRing) -> None:
         self.engine = engine
-        self.reducers: list[Reducer] = []  # the reducer of each optimizer, by its number
+        self.reducers: list[Reducer] = []  # by the number of the optimizer
         self._ring = ring
 
     def tell(self, event: Event) -> None:

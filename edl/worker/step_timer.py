@@ -19,17 +19,12 @@ class StepTimer:
     def __init__(self, now_s: Callable[[], float], totals: StepTotals | None = None) -> None:
         self._now_s = now_s
         self._totals = totals or StepTotals()
-        self.steps_here = 0  # steps completed in this generation
+        self.steps_here = 0  # steps completed in this ring
         self.entered_at = 0  # the step after which this generation began
-        # `waiting_since`: when this worker last began to wait for the others; `ended`: when the
-        # last step ended
+        # when it last began to wait for the others; when the last step ended
         self.waiting_since = self.ended = self._entered = self._now_s()
-        # `compute_us`: the worker's own time in the last step, without the wait for data and for
-        # the others, in microseconds; `data_us`: the time for which the worker waited for data in
-        # the last step, in microseconds; `reduce_us`: the time from this worker's gradients to the
-        # mean of all, in the last step, in microseconds; `first_step_us`: the time from the
-        # beginning of the ring until its first step (or update) was complete, in microseconds; 0:
-        # unknown
+        # Of the last step: its own time, the wait for data, the time from its gradients to the mean
+        # of all. `first_step_us`: from the beginning of the ring to its first step; 0: unknown.
         self.compute_us = self.data_us = self.reduce_us = self.first_step_us = 0
         self._data_s = 0.0  # time spent waiting for data in the open step
         self._reduced: float | None = None  # when its gradients were the mean of all
@@ -38,8 +33,7 @@ class StepTimer:
 
     def enter(self, step: int) -> None:
         """Begin to measure a new ring, which was built after `step`."""
-        # `first_step_us` and `waiting_since` are reset, so that the log of the switch does not show
-        # values of the ring before.
+        # The log of the switch must not show values of the ring before.
         self.steps_here, self.entered_at, self.first_step_us = 0, step, 0
         self.waiting_since = self._entered = self._now_s()
         self._is_first = True
@@ -57,10 +51,8 @@ class StepTimer:
 
     def wait(self) -> None:
         """Note that this worker begins to wait for the other workers."""
-        # The time since its last step ended is its own: `compute_us` and `data_us` are set to its
-        # parts.
         self.waiting_since = self._now_s()
-        own_us = us(self.waiting_since - max(self.ended, self._entered))
+        own_us = us(self.waiting_since - max(self.ended, self._entered))  # all its own
         self.data_us = min(us(self._data_s), own_us)
         self.compute_us = own_us - self.data_us
         self._reduced = None

@@ -38,36 +38,27 @@ from edl.worker.switching import Switching
 class WorkerSteps(ABC):
     """One worker's steps in its ring: the base class for edl's loader and for scripts."""
 
-    # whether the training ends when the script ends, wherever the training is
-    ends_with_script: ClassVar[bool] = False
+    ends_with_script: ClassVar[bool] = False  # the training ends with it, wherever it is
 
     def __init__(
         self, ring: Ring, shared: SharedState, switching: Switching, wishes: SizeRequest
     ) -> None:
-        self.ring = ring  # the ring over which the records are sent
-        # the number of the generation that all workers have agreed to switch to, until the switch
-        # is made; None: there is no such agreement
+        self.ring = ring
+        # the generation that all workers have agreed to switch to, until the switch is made
         self.target: int | None = None
         self._held: int | None = None  # the generation to switch to when the epoch is over
-        # the number of the generation in which all workers have agreed, with the last step, to save
-        # their parts of a checkpoint after it; -1: they have not
+        # the generation in which all have agreed to save their parts of a checkpoint after the last
+        # step; -1: they have not
         self.saves_parts_in = -1
-        # the number of the generation in which the last step was completed; 0 before
-        self.trained_in = 0
-        # called once, when this worker has completed its first step in a ring of the job; never in
-        # a job without a launcher
+        self.trained_in = 0  # the generation in which the last step was completed
+        # Called once, after its first step in a ring of the job; never without a launcher.
         self.on_trained: Callable[[], None] = lambda: None
-        # called on rank 0 with the number of workers, for each record; returns whether all shall
-        # save their parts of a checkpoint after the step
+        # From the number of workers, on rank 0 for each record: whether all shall save their parts.
         self.wants_parts: Callable[[int], bool] = lambda size: False
-        # whether the script wants all workers to stop after the next step; set by the caller, and
-        # sent with the step records
-        self.wants_to_stop = False
+        self.wants_to_stop = False  # after the next step, all workers; set by the caller
         self._shared = shared
         self._switching = switching
-        # measures how long the steps take on this worker
         self.timer = StepTimer(shared.clock.now_s, shared.step_totals)
-        # finds the worker for which the others wait; its `found` is None if no worker is slow
         self.slowest = Slowest()
         self._size_request = wishes
         self._pending: Any = None  # the handle of this worker's step record that was sent
@@ -94,7 +85,7 @@ class WorkerSteps(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Take part in the open step."""
+        """Take part in the open step, though the script left its loop: records must not mix."""
 
     @abstractmethod
     def last_record(self, stop: Stop) -> StepRecord:
@@ -150,13 +141,12 @@ class WorkerSteps(ABC):
         self.target = None
 
     def log_switch_if_due(self) -> None:
-        """Log the event of the switch into the present ring if just one step was completed in it"""
-        # Otherwise the second step has logged the switch.
-        if self.timer.steps_here == 1:
+        """Log the switch into the present ring, if just one step was completed in it."""
+        if self.timer.steps_here == 1:  # else the second step has logged it
             self._log_switch()
 
     def idle_record(self) -> StepRecord:
-        """A step record with 0 samples, without sending it, for an exchange outside a step"""
+        """Return a step record with 0 samples for an exchange outside a step; do not send it."""
         return self._record(samples=0, idle=True)
 
     # --- for the two kinds
@@ -196,7 +186,7 @@ class WorkerSteps(ABC):
         self._shared.step_totals.steps += 1
         step, size = self.progress.step, self.ring.place.size
         self._shared.learning.completed(step, size, self.timer.ended)
-        if self.timer.steps_here == 2:
+        if self.timer.steps_here == 2:  # its records have the times of the first
             self._log_switch()
         self._report()
 

@@ -32,22 +32,19 @@ class StreamReader(Protocol):
     """The interface of an object that reads the samples of a stream."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
-        """Read and return up to `count` samples of a shard; fewer mean that the shard ends there"""
+        """Return up to `count` samples of a shard; fewer mean that the shard ends there."""
 
 
 @dataclass(frozen=True, eq=False)
 class StreamBatch(Batch):
     """A batch of samples that were read from a stream."""
 
-    # the samples as the stream's reader has returned them, in the order of their positions
-    read: tuple[Any, ...] = ()
-    # the positions that the batch takes from its worker's leases, as (start, stop) without stop,
-    # including positions behind the end of a shard, which hold no samples
+    read: tuple[Any, ...] = ()  # the samples, in the order of their positions
+    # that the batch takes from its worker's leases, also behind the end of a shard, without samples
     spans: tuple[Span, ...] = ()
 
     @property
     def samples(self) -> int:
-        """The number of samples in this batch."""
         return len(self.read)
 
     @property
@@ -66,12 +63,10 @@ class StreamBatch(Batch):
 class _ReadSpan:
     """The samples that were read from one span of positions, without a gap."""
 
-    start: int  # the position of the first sample that is in no batch yet
-    stop: int  # the position behind the last sample; behind the whole span if the shard ended in it
-    samples: list[Any]  # the samples that are in no batch yet
-    # the optimizers (bit i for the one with number i) that have already made an update with these
-    # samples on another worker
-    counted: int
+    start: int  # of the first sample that is in no batch yet
+    stop: int  # behind the last sample; behind the whole span if the shard ended in it
+    samples: list[Any]  # in no batch yet
+    counted: int  # as in `Batch`
 
 
 class StreamSampler(BatchSampler):
@@ -112,11 +107,10 @@ class StreamSampler(BatchSampler):
 
     def has_more(self, ledger: Ledger) -> bool:
         """Read the samples of the next batch, and return whether `form` would return one now."""
-        # If the leases in `ledger` do not fill a batch, the result is False while other batches are
-        # formed ahead, since more leases may come; else a smaller batch is formed.
         bounded = self._fill(ledger)
         samples = self._samples_alike()
         short = samples < self.size and not bounded
+        # With other batches ahead it waits for more leases, which may come.
         return samples > 0 and not (short and self._ahead and self._may_get(ledger))
 
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
@@ -127,8 +121,7 @@ class StreamSampler(BatchSampler):
 
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
         """Return a batch without samples if the end of a shard comes next, else None."""
-        # The result is also None if other batches have been formed ahead of it, because they come
-        # first.
+        # Batches that are formed ahead come first.
         if not self._pieces or self._pieces[0].samples or len(self._ahead) > len(batches):
             return None
         batch = self._cut_off(0)
@@ -136,11 +129,12 @@ class StreamSampler(BatchSampler):
         return batch
 
     def agrees_with(self, ledger: Ledger) -> bool:
-        """Whether what was read and not trained is still the front of this worker's leases"""
+        """Return whether what was read and not trained is the front of this worker's leases."""
         if ledger.epoch != self._epoch:
             return not self._ahead
         held, mine = ledger.held_by(self._worker), self._spans()
         gone = subtract_spans(mine, held)
+        # Positions behind the end of a shared stream need not be leased any more.
         if gone and (self._end < 0 or min(start for start, _ in gone) < self._end):
             return False
         kept = joined(common(mine, held))
@@ -168,7 +162,7 @@ class StreamSampler(BatchSampler):
         return self._first
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
-        """Return how many more shards this worker needs to lease, so that its loader never waits"""
+        """Return how many more shards this worker needs; of a shared stream, samples."""
         if self._stream.shared:
             return super().wanted(ledger, step_batches)
         unread = by_shard(subtract_spans(ledger.held_by(self._worker), self._spans()))
@@ -192,9 +186,7 @@ class StreamSampler(BatchSampler):
     # --- what is read
 
     def _fill(self, ledger: Ledger) -> bool:
-        """Read until the samples of one batch and one sample more are there, or the leases end."""
-        # Whether the batch has to end at the samples read, because the next samples have another
-        # value of `Batch.counted`.
+        """Read a batch and one sample more, or to the end; whether the batch has to end there."""
         size = self.size
         while (missing := size + 1 - sum(len(piece.samples) for piece in self._pieces)) > 0:
             rest = by_shard(subtract_spans(ledger.held_by(self._worker), self._spans()))
@@ -238,6 +230,7 @@ class StreamSampler(BatchSampler):
 
     def _cut_off(self, size: int) -> StreamBatch:
         """Return a batch of the first `size` samples at most, removed from those that were read."""
+        # Its spans cover the positions without samples at the ends of shards, too.
         read: list[Any] = []
         spans: list[Span] = []
         counted = next((piece.counted for piece in self._pieces if piece.samples), 0)

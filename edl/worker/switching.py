@@ -67,7 +67,7 @@ PAUSE_S = 0.2  # between two rounds of records while too few workers are left
 
 
 class Switching:
-    """The moves of one worker through the generations of its job; it runs in the training thread"""
+    """The moves of one worker through the generations of its job, in the training thread."""
 
     def __init__(
         self,
@@ -81,7 +81,6 @@ class Switching:
         self._shared = shared
         self._now_s = shared.clock.now_s
         self._ring = ring
-        # the job's step and position in the data, as this worker knows them
         self.progress = progress
         self._coordinator = coordinator
         self._checkpointing = checkpointing
@@ -94,22 +93,18 @@ class Switching:
         self._repaired_at = -1  # the job's step when its ring was repaired last
         self._warmed_up = False  # the model has trained a warm-up batch
         self._repairs = Repairs(shared, coordinator, checkpointing, lambda: self.progress)
-        # the state that all workers share; None until the script has declared it
+        # the shared state; None until the script has declared it
         self.replica: Shared | None = None
-        # the present generation; None: this worker has been in no ring of the job
-        self.generation: Generation | None = None
+        self.generation: Generation | None = None  # None: it has been in no ring of the job
         self.began_with = 1  # workers of the job's first ring
         self.stopped = False  # this worker has left its ring because the job was told to end
-        self.times = SwitchTimes()  # the durations of the phases of the last switch or repair
-        # returns the median time of a step, in microseconds
+        self.times = SwitchTimes()  # of the last switch or repair
         self.median_step_us: Callable[[], int] = lambda: 0
-        # called with the old and the new number of workers after each switch or repair
+        # with the old and the new number of workers, after each switch or repair
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
-        # called once a newcomer is warm, before it waits for its first ring
-        self.before_join: Callable[[], None] = lambda: None
+        self.before_join: Callable[[], None] = lambda: None  # a newcomer is warm, and waits now
         self.on_enter: Callable[[], None] = lambda: None  # in each new ring, before the exchange
         self.roll_call: Callable[[], None] = lambda: None  # in a repaired ring
-        # waits for the first generation that has this worker as a member
         self.newcomer = Newcomer(shared, ring, progress, coordinator, self.exit)
 
     # --- into the first ring ---
@@ -146,7 +141,7 @@ class Switching:
         return self._opens_host if self.warming_up else self._ring.place.local_rank == 0
 
     def _wait_for_start(self) -> Generation:
-        """Wait as a candidate for leader until the job's first generation is announced; it"""
+        """Wait as a candidate for leader until the first generation is announced; return it."""
         self._coordinator.campaign()
         self._coordinator.set_stage(Stage.READY)
         limit = 2 * self._coordinator.settings.start_timeout_s
@@ -165,6 +160,7 @@ class Switching:
         assert self.warming_up
         self._warmed_up = True
         self.before_join()
+        # If all that held the state are dead, newcomers have to lead the restart of the job.
         self._coordinator.campaign()
         ready = self._now_s()
         self._ring.close()
@@ -197,9 +193,7 @@ class Switching:
         return generation
 
     def wait_for_end(self) -> None:
-        """Wait until the job has ended; then end the process with success (SystemExit 0)."""
-        # It is for a newcomer whose script has ended, since it has passed over all its fits (calls
-        # of Keras' `fit`).
+        """Wait for the job's end, then exit: this newcomer has passed over all its fits."""
         self.newcomer.look_for_a_later_fit(self.worker)
         mine = self._shared.fits
         # No generation comes: the others are in no such fit.
@@ -239,7 +233,7 @@ class Switching:
         self.on_switch(old_size, self._ring.place.size)
 
     def synchronise_if_due(self) -> None:
-        """Exchange the state of the job in the present ring, if this was put off until now."""
+        """Exchange the state, if that was put off until the script has built its model."""
         while not self._synchronised:
             assert self.generation is not None
             began = self._now_s()
@@ -269,6 +263,7 @@ class Switching:
         while self._pauses():
             began = self._now_s()
             try:
+                # By records without samples they agree on a switch, and notice a death.
                 records = self._ring.finish_record(self._ring.start_record(record()))
                 self.check_point(records)
             except RingBroken as error:
@@ -291,7 +286,6 @@ class Switching:
 
     def _pauses(self) -> bool:
         """Return whether all members of this ring, which are between two steps now, must pause."""
-        # They must if they are fewer than min_np and have completed a step since the last repair.
         if self._coordinator.sizes.enough(self._ring.place.size):
             return False
         # After a repair some may be in a step, and would wait for gradients of those that pause.
@@ -324,15 +318,13 @@ class Switching:
         compare: Callable[[StepRecords], None],
     ) -> StepRecords | None:
         """Wait at the end of training until all workers have completed the last step."""
-        # `compare`: called with the step records of all workers; compares the workers' states by
-        # them, since no later step would do so.
         while True:
             began = self._now_s()
             try:
                 row = record()
                 records = self._ring.finish_record(self._ring.start_record(row))
                 self.check_point(records)
-                compare(records)
+                compare(records)  # no later step would do so
                 return records
             except RingBroken as error:
                 if self._coordinator.released_from:  # the others train on, so this was not the end
@@ -424,8 +416,6 @@ class Switching:
 
     def _synchronise(self, generation: Generation) -> bool:
         """Give members of `generation` the state source's progress, and the state they lack."""
-        # The result is False if it was not done, because some workers first have to pass over fits
-        # (calls of Keras' `fit`): the state is a checkpoint of a later fit.
         if self.replica is None and self._coordinator.is_shared:
             raise UsageError("create an edl.Optimizer before the first batch")
         root = generation.rank_of(generation.state_source)
@@ -439,7 +429,7 @@ class Switching:
         header = json.loads(self._ring.broadcast(mine, root, "edl.header"))
         failpoints.reached("broadcast")
         if header["begins"] and self.progress.passes_over(header, self._ring.exchange):
-            return False
+            return False  # the state is a checkpoint of a later fit
         self._begins = False
         receive = Receive.NOTHING
         if self.worker in generation.joined and self.worker != generation.state_source:

@@ -62,43 +62,35 @@ class Worker:
     def __init__(
         self, config: Config, ring: Ring, shared: SharedState, coordinator: Coordinator
     ) -> None:
-        self.ring = ring  # the connection to the other workers that was given to the constructor
-        # `local_rank`: the slot of this worker on its host; `same_random`: whether the random
-        # numbers in the training thread are the same on all workers, because they come from the
-        # script's seeds
+        self.ring = ring
+        # `local_rank`: its slot on its host; `same_random`: the random numbers in the training
+        # thread are the same on all workers, because they come from the script's seeds
         self.local_rank, self.same_random = config.slot, config.same_random
-        # samples of the loss and the learning rate, for the job's learning curve
         self._shared, self.learning = shared, shared.learning
         self._coordinator = coordinator
         progress = LoaderProgress()
-        # saves and resumes the job, and ends it when it fails
         self.checkpointing = Checkpointing(config, shared, progress, coordinator)
         progress.noise.follow(lambda: self.checkpointing.settings, shared)
         self._switching = Switching(config, shared, ring, progress, coordinator, self.checkpointing)
         self._switching.median_step_us = lambda: self.steps.median_step_us
         self._switching.on_switch = self._switched
         self._check = StateCheck(ring, progress, self.checkpointing, self.log_event)
-        # asks the script how many workers more, or fewer, it wants
         self.size_request = SizeRequest(shared.clock.now_s)
-        # returns the job's policy, even while that is switched off, or, if the job has none, the
-        # policy that the script proposes
+        # the job's policy, even while it is switched off, or the one that the script proposes
         self.follows: Callable[[], PolicyFile | None] = lambda: (
             shared.written or self.size_request.policy
         )
-        # this worker's access to the job's policy and scaling profile
         self.policy = coordinator.policy
         self.loader = LoaderSteps(
             ring, shared, self._switching, self.size_request, progress, self._check
-        )  # this worker's steps on the batches of edl's loader
+        )
         self.loader.wants_parts = self.checkpointing.wants_parts
         saves = ScriptProgress()
         self._saved_check = ScriptStateCheck(ring, saves, self.checkpointing, self.log_event)
         self.script = ScriptSteps(
             ring, shared, self._switching, self.size_request, saves, self._saved_check
-        )  # this worker's steps if the script keeps its own place in its data
-        # the one of `loader` and `script` that this script uses; `loader` until
-        # `leave_data_to_script`
-        self.steps: WorkerSteps = self.loader
+        )
+        self.steps: WorkerSteps = self.loader  # or `script`, after `leave_data_to_script`
         self.finishing = Finishing(
             lambda: self.steps,
             self._switching,
@@ -106,7 +98,7 @@ class Worker:
             shared,
             coordinator,
             self.log_event,
-        )  # ends this worker's training
+        )
         self.fits = FitProgress(
             shared,
             coordinator,
@@ -116,17 +108,16 @@ class Worker:
             self._switching,
             self._check,
             self.exchange_bytes,
-        )  # the record of the fits (calls of Keras' `fit`) that the script has done
+        )
         self._switching.newcomer.fits_of_job = self.fits.of_job
-        # the state that is shared; None until the script has declared it
-        self.replica: Replica | None = None
+        self.replica: Replica | None = None  # None until the script has declared the shared state
         self._on_resize: list[Callable[[int, int], None]] = []
         self._on_leave: list[Callable[[frozenset[int]], None]] = []
 
     # --- life ---
 
     def start(self) -> None:
-        """Join the job that the environment names, or begin a job of one worker if it names none"""
+        """Join the job that the environment names; if it names none, begin a job of one worker."""
         self._switching.start()
 
     def join(self) -> None:
@@ -144,26 +135,15 @@ class Worker:
         self._switching.synchronise_if_due()
 
     def boundary(self) -> None:
-        """Do what is due between two steps: resync, switch, exchange the state, pause, save."""
-        # All workers of the ring call it at the same point. In this order:
-        #
-        # 1. If the job resyncs, workers with another state than most get the state that most hold;
-        #    so a newcomer gets the right state.
-        # 2. If all have agreed to switch to a generation, this worker moves to it; newcomers get
-        #    the state. The process ends with success (SystemExit 0) if the worker is no member of
-        #    that generation.
-        # 3. If the script has given a function that says how many workers it wants
-        #    (`edl.on_interval`), and its interval is over, that function is called.
-        # 4. With fewer workers than min_np, all wait for newcomers.
-        # 5. If a checkpoint is due, rank 0 saves it, or each worker a part of it.
+        """Do what is due between two steps, on all workers of the ring at the same point."""
         failpoints.reached("boundary")
         self._shared.check()
-        self._switching.between_steps(self._check.resync)
+        self._switching.between_steps(self._check.resync)  # first: a newcomer gets the right state
         target, self.steps.target = self.steps.target, None
         if target is not None and not self._is_of_another_fit(target):
             self.steps.log_switch_if_due()
             if self._let_leave(target):
-                self._switching.switch(target)
+                self._switching.switch(target)  # it ends the process of one that is no member
         self._switching.synchronise_if_due()
         if not self.warming_up:
             self.size_request.look()  # after the switch, which drops an answer
@@ -181,12 +161,10 @@ class Worker:
         self._coordinator.close()
 
     def request_leave(self, own: Callable[[], object] | None = None) -> None:
-        """Request to leave the job at the next switch, or end this process at once."""
-        # The only worker of a job without a launcher ends at once if the job saves no checkpoints;
-        # otherwise it saves one at the next `boundary` and ends there.
-        # `own`: calls the script's own handler, which decides where a job of one would end at once.
+        """Leave at the next switch, or end this process at once; a signal handler calls it."""
         self.finishing.told_to_leave = True
         shared, outside = self.is_shared, self.warming_up or self._switching.generation is None
+        # A job of one that saves checkpoints saves one at the next boundary, and ends there.
         ends = outside or not (shared or self.checkpointing.saves)
         if ends and (own is None or shared):  # own: it might save a model that has not trained
             raise SystemExit(0)
@@ -206,8 +184,7 @@ class Worker:
 
     @property
     def stopped(self) -> bool:
-        """Whether this worker has ended its training because the job was stopped."""
-        # A job is stopped by `edl stop`, or by a signal to `edl run`; not because all is trained.
+        """Whether this worker has ended its training because of `edl stop` or a signal."""
         return self._switching.stopped
 
     @property
@@ -276,9 +253,10 @@ class Worker:
         return bool(generation.joined) and generation.fits != self.steps.progress.fits_done
 
     def _let_leave(self, target: int) -> bool:
-        # If all workers leave, because the job ends, no callback is called.
         number, staying = self.generation, self._shared.generation(target).worker_ids
         leaving = frozenset(self.loader.progress.members) - {*staying}
+        # Not if all leave, because the job ends. All are in the ring still, and may exchange
+        # messages.
         for callback in self._on_leave if leaving and staying else ():
             callback(leaving)
         return self.generation == number
@@ -287,7 +265,6 @@ class Worker:
 
     def on_trained(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, after the first step of this worker in a ring of the job."""
-        # The training thread calls it; in a job without a launcher it is never called.
         self.loader.on_trained = self.script.on_trained = callback
 
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
@@ -299,7 +276,7 @@ class Worker:
         self._on_leave.append(callback)
 
     def on_event(self, callback: Callable[[Event], None]) -> None:
-        """Call `callback` with each event that this worker logs; it replaces an earlier callback"""
+        """Call `callback` with each event that this worker logs, in the thread that logs it."""
         self._shared.on_event = callback
 
     def attach_source(self, source: Source, reader: StreamReader | None = None) -> None:
@@ -331,11 +308,11 @@ class Worker:
             self.loader.replica = replica
 
     def describe_model(self, signature: Callable[[], Signature]) -> None:
-        """Let newcomers ask for the signature of this worker's model: the shapes of its tensors."""
+        """Let newcomers ask for the shapes of the model; other threads call `signature`."""
         self._shared.signature = signature
 
     def describe_arithmetic(self, arithmetic: Callable[[], Arithmetic]) -> None:
-        """Let newcomers ask what the last bits of this worker's results depend on."""
+        """Let newcomers ask what the last bits depend on; other threads call `arithmetic`."""
         self._shared.arithmetic = arithmetic
 
     def show_epoch(self, epoch: int) -> None:
@@ -343,7 +320,7 @@ class Worker:
         self._shared.epoch = epoch
 
     def epoch_of_job(self) -> int | None:
-        """Return the epoch that another worker's script trains, as it was given to show_epoch()."""
+        """Ask the ring, and return the epoch that another worker's script has shown."""
         return self._coordinator.script_of_job().epoch
 
     def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
@@ -352,7 +329,6 @@ class Worker:
 
     def _check_script(self) -> None:
         """Raise an error if this newcomer's model or fits do not match the job's."""
-        # NewcomerDiffers: the models cannot share a state, or would compute other bits.
         mine, fits = self._shared.signature(), self.fits.begun
         if not mine and not fits:
             return
@@ -401,9 +377,6 @@ class Worker:
 
     def exchange_bytes(self, payload: bytes, alike: bool = False) -> list[bytes]:
         """Send `payload` to all workers; return the payloads of all in rank order."""
-        # The answer is the same on all workers, even if some die meanwhile: if one of the survivors
-        # had the answer, then all get it, with what the dead workers have sent; otherwise the
-        # survivors send their payloads again.
         if self.finished:
             raise UsageError(f"{OUT_OF_PLACE}: all epochs are trained")
         return self.steps.exchange(payload, alike)
