@@ -126,7 +126,7 @@ class Checkpointing:
         return self._coordinator.run
 
     def logged(self) -> dict[str, int]:
-        """Return up to which step the job was logged when it ran last, by names that it logged"""
+        """Return up to which step the job was logged when it ran last, by the logged names."""
         return {} if self._logged is None else self._logged.read()
 
     def put_logged(self, names: str, step: int) -> None:
