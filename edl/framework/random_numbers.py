@@ -111,7 +111,7 @@ class RandomNumbers:
     def warm_up(self) -> None:
         """Seed a newcomer for its warm-up."""
         self.step()
-        self._begin("warm-up", self._worker.id, 0)  # for ever, where TensorFlow builds a graph
+        self._begin("warm-up", self._worker.id, 0)  # a TensorFlow graph keeps its seeds for ever
 
     def describe(self) -> None:
         """Note the script's seeds as the job's; who joins, or resumes, takes over others later."""
