@@ -218,7 +218,7 @@ class State(ABC):
         if worker is not None and worker.warming_up:
             self._points += 1
             long = time.monotonic() - self._began >= WARM_UP_S
-            # Most likely it has made an update, if edl has not seen one.
+            # After an update, or where edl may have missed one: at the second commit, or late.
             if worker.script.begun > 0 or self._points > 1 or long:
                 raise HostsUpdatedInterrupt(False)
             return

@@ -168,7 +168,7 @@ class StepReduction:
     def agree(self) -> Weights:
         """Return the weights of the gradients in an intact ring; repair a broken ring before."""
         self._driver.tell(WeightsRequest(self.number, repairs=True))
-        # None: others had completed the step, and the repair has put their state into the model.
+        # If others had completed the step, nothing is sent: the repair has loaded their state.
         return self.part.agreed or NOTHING
 
     def reopen(self) -> None:

@@ -239,7 +239,7 @@ def _part_of(
     equal: Iterable[Any],
     size_of: Callable[[Any], int | None],
 ) -> dict[str, Any]:
-    """Return a copy of `state`: of what another worker saves it has a `RankArray` or None."""
+    """Return a copy of `state` with a `RankArray` or None for what other workers save."""
     is_equal = {id(array) for array in equal}
     arrays: list[StateArray] = []
 

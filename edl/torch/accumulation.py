@@ -49,7 +49,7 @@ class Accumulation:
         self._zeros: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         self._has_put_zeros = False
         self.counts_passes = passes_per_step > 1
-        # The hooks that weight are set; the script adds up the gradients of several batches itself.
+        # The hooks that weight are set; and the script adds up the gradients of batches itself.
         self.is_watched = self.expected = self._per_step > 1
         if self.expected:
             worker.loader.engine.late = True

@@ -18,7 +18,7 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 class BackwardEnd:
     """A watcher that calls `ended()` once after each backward pass that called `expect`."""
 
-    # That may be in a thread of autograd's engine, while the one that called `backward()` waits.
+    # On a GPU that may be in a thread of autograd's engine, while the one of `backward()` waits.
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self.failed = False  # whether an exception has ended such a pass; the user resets it

@@ -44,7 +44,7 @@ class Tensors:
     """The tensors of PyTorch as `ArrayKind`."""
 
     def __init__(self) -> None:
-        self._memory: torch.Tensor | None = None  # of the last sums: new memory takes as long
+        self._memory: torch.Tensor | None = None  # kept: to allocate takes as long as to add up
 
     def largest(self, values: Sequence[torch.Tensor]) -> list[float]:
         """Return for each tensor the largest absolute value in it that is finite, or 0.0."""

@@ -157,7 +157,7 @@ def with_own_options(
 
 
 def keeps_tensors(optimizer: Optimizer) -> bool:
-    """Return whether a `step()` without gradients changes no weights and no tensors of it."""
+    """Return whether a `step()` without gradients changes no weights, nor tensors of the state."""
     return type(optimizer).__module__.startswith("torch.optim.")  # others may decay a momentum
 
 

@@ -54,7 +54,7 @@ class OptimizerReduction(Protocol):
 
     @property
     def exchanges(self) -> bool:
-        """Whether `exchange` may be called: a step is open, not reduced yet, and has others."""
+        """Whether `exchange` may be called: a step is open, not reduced, and there are others."""
 
     @property
     def is_broken_off(self) -> bool:

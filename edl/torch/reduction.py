@@ -225,7 +225,7 @@ class GradientReduction:
 
     @property
     def exchanges(self) -> bool:
-        """Whether `exchange` may be called: a step is open, not reduced yet, and has others."""
+        """Whether `exchange` may be called: a step is open, not reduced, and there are others."""
         return self._reduction.exchanges
 
     def exchange(self, payload: bytes) -> list[bytes]:

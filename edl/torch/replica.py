@@ -235,7 +235,7 @@ class TorchReplica(FrameworkReplica):
         return rates_of([each.optimizer for each in self._trained])
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Load of `state` what `receive` says; it is changed, and its tensors may be shared."""
+        """Load what `receive` says of `state`, which is changed; its tensors may be shared."""
         mine, optional = self._model_tensors(), self._optional(state)
         if odd := sorted((mine.keys() ^ state["model"].keys()) - optional):
             raise UsageError(f"this worker's model differs from the job's in {', '.join(odd)}")
