@@ -108,7 +108,7 @@ def on_interval(
 
 
 def _propose(worker: Worker, found: PolicyFile, policy: JobPolicy) -> None:
-    worker.size_request.policy = worker.size_request.policy or found
+    worker.size_request.policy = worker.size_request.policy or found  # the first one stays
     worker.policy.propose(policy)
 
 

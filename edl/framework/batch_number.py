@@ -11,4 +11,4 @@ def batch_in_epoch(worker: Worker) -> int:
     progress = worker.loader.progress
     if worker.logical:
         return first_untrained(worker.loader.ledger, progress.source.batch_size)
-    return progress.update_order.batch
+    return progress.update_order.batch  # from 0 again after a resume within the epoch

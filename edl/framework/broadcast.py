@@ -1,7 +1,4 @@
-"""Broadcast a message of any length (:func:`broadcast_message`).
-
-Horovod's broadcast needs equal lengths on all workers.
-"""
+"""Broadcast a message of any length; Horovod's broadcast needs equal lengths on all workers."""
 
 from __future__ import annotations
 
@@ -15,15 +12,14 @@ Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's 
 
 def broadcast_message(payload: bytes, sending: bool, name: str, broadcast: Broadcast) -> bytes:
     """Send the root's message to all workers; return it on each of them, the root included."""
-    # All workers must call this, with the same `name`.
     first = bytearray(FIRST_PIECE_BYTES)
     if sending:
         head = len(payload).to_bytes(LENGTH_BYTES, "big") + payload
         first[: len(head)] = head[:FIRST_PIECE_BYTES]
-    first = broadcast(first, name)
+    first = broadcast(first, name)  # all workers must come here
     length = int.from_bytes(first[:LENGTH_BYTES], "big")
     received = first[LENGTH_BYTES : LENGTH_BYTES + length]
-    if missing := length - len(received):
+    if missing := length - len(received):  # equal on all: a second collective for the rest
         rest = payload[-missing:] if sending else bytes(missing)
         received += broadcast(bytearray(rest), f"{name}.rest")
     return bytes(received)

@@ -27,10 +27,10 @@ SCALE = 1.37  # so that rounding, which hosts may do differently, does not diffe
 
 
 class DataCheck:
-    """What some indices of the data set give."""
+    """Digests of a few samples of the data set."""
 
     def __init__(self, total: Callable[[], int], read: Callable[[int, int], Any]) -> None:
-        self._total, self._read = total, read
+        self._total, self._read = total, read  # read(index, seed of the random numbers)
 
     def digests(self, epoch: int) -> dict[str, int]:
         """Return a digest of each sample that is compared in an epoch, by a name."""
@@ -53,16 +53,16 @@ class DataCheck:
             sample = self._read(index, derived_seed(DATA, epoch, index))
             content = _content(sample, scale, False)
             if _is_empty(content):
-                content = _content(sample, scale, True)
+                content = _content(sample, scale, True)  # it has nothing but texts
             return zlib.crc32(repr(content).encode())
         except Exception:  # noqa: BLE001 - it may be readable in loader processes only
             return UNSTABLE
 
 
 def held(dataset: Any, index: int) -> Any:
-    """Return what `dataset` holds at `index` in lists of numbers and names, read nothing else."""
-    # It is for a data set that loader processes read: one that opens a file where it is first read
-    # must not do so in the process that forks them.
+    """Return what `dataset` holds at `index` in lists of numbers and names; read nothing else."""
+    # Loader processes read such a data set. If it opens a file when it is first read, it must not
+    # do so in the process that forks them.
     found: dict[str, Any] = {}
     while dataset is not None:
         own, length = getattr(dataset, "__dict__", {}), len(dataset)
@@ -91,7 +91,7 @@ def _content(value: Any, scale: float, with_texts: bool) -> Any:
     if isinstance(value, list | tuple):
         return [_content(item, scale, with_texts) for item in value]
     if isinstance(value, str):
-        return value if with_texts else None
+        return value if with_texts else None  # it may be a path, which differs between hosts
     if value is None or isinstance(value, bytes):
         return value
     try:

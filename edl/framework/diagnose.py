@@ -19,24 +19,23 @@ Weights = TypeVar("Weights")
 
 
 class JobBalance(LayerBalance):
-    """A record of the norms of a model's layers."""
+    """A layer balance that counts the samples of the whole job."""
 
     def record(self, samples: float | None = None) -> None:
-        """Record the present norms of the layers' weights; the script calls this after an update"""
-        # A newcomer that warms up records nothing, because the result of its warm-up is discarded.
+        """Record the norms after an update; `samples` None: as many as edl's loader has counted."""
         if is_initialized() and current_worker().warming_up:
-            return
+            return  # the result of a warm-up is discarded
         super().record(_trained() if samples is None else samples)
 
 
 def _trained() -> int:
-    """How many samples all workers together have trained, over all epochs, by edl's loader"""
+    """Return how many samples all workers have trained in all epochs, by edl's loader."""
     if not is_initialized() or not current_worker().loader.progress.attached:
         raise UsageError(
             "balance.record() takes the samples from edl's loader, and there is none here; give "
             "those that are trained so far: balance.record(samples)"
         )
-    return current_worker().loader.update.after
+    return current_worker().loader.update.after  # those of the present update are counted
 
 
 def chosen(found: Mapping[str, Weights], layers: Iterable[str] | None) -> dict[str, Weights]:

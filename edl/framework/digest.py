@@ -35,25 +35,20 @@ def places(state: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 class ByteRange:
     """The bytes from `start` to before `stop` of one named value in a training state."""
 
-    name: str  # the name of the value, as `places` yields it
-    value: Any  # the whole value, not only the range: an array, or a plain Python value
-    start: int  # the first byte of the range, counted in the value from 0
-    stop: int  # the byte after the range. A value that is no array counts as 8 bytes.
-    is_whole: bool  # whether the range is the whole value
+    name: str  # as `places` yields it
+    value: Any  # all of it, not only the range: an array, or a plain Python value
+    start: int
+    stop: int  # not in the range; a value that is no array counts as 8 bytes
+    is_whole: bool
 
 
 class StateArrays:
     """A list of all values in a training state, to read one group of its bytes at a time."""
 
-    # It lists the state's values anew only for group 0, for a group with values other than arrays,
-    # and if a container lacks a value that was listed, because to list them each time would cost
-    # more than the digests.
-
     def __init__(
         self, state: Callable[[], dict[str, Any]], size_of: Callable[[Any], int | None]
     ) -> None:
-        # into how many groups the state may be cut; None, as at first: into any number
-        self.most_groups: int | None = None
+        self.most_groups: int | None = None  # into which the state may be cut; None: any number
         self._state, self._size_of = state, size_of
         self._places: list[tuple[str, Any, Any]] = []  # name, container, key
         self._sizes: list[int | None] = []
@@ -62,16 +57,16 @@ class StateArrays:
 
     def forget(self) -> None:
         """Drop the list, so the next `within` lists the state's values anew."""
-        # All workers of the ring must call this between the same two steps; otherwise they may cut
-        # the state into different groups, whose digests cannot be compared.
+        # All must call this between the same two steps, or they cut the state differently.
         self._is_listed = False
 
     def within(self, group: StateGroup) -> list[ByteRange]:
         """Return the byte ranges of the state that belong to `group`, with the present values."""
         larger = coarser(group, self.most_groups)
-        return [] if larger is None else self._within(larger)
+        return [] if larger is None else self._within(larger)  # None: no larger group is due
 
     def _within(self, group: StateGroup) -> list[ByteRange]:
+        # To list the values each time would cost more than the digests: arrays are listed once.
         listed = self._is_listed and group.index > 0
         if not listed or any(self._sizes[e.part] is None for e in extents(self._ends, group)):
             self._list()
@@ -96,7 +91,7 @@ class StateArrays:
 
 
 def of_bytes(kind: str, data: Any) -> int:
-    """Return the digest (CRC-32, from 0 to 2**32 - 1) of a buffer."""
+    """Return the digest of a buffer; equal bytes of another kind have another."""
     return zlib.crc32(data, zlib.crc32(kind.encode()))
 
 

@@ -64,9 +64,9 @@ _STATE_IS_OURS = (
 
 @dataclass
 class Plain:
-    """A wrapper of one attribute of an elastic state, such as a number or a list."""
+    """An attribute of an elastic state that is copied and pickled as a whole, such as a number."""
 
-    value: Any  # the attribute's value
+    value: Any
 
 
 class State(ABC):
@@ -214,12 +214,11 @@ class State(ABC):
         self._began = time.monotonic()
 
     def _pass(self, commit: bool) -> None:
-        """Do the work of `commit` and `check_host_updates`."""
-        # All workers must call this at the same point.
         worker = self._training
         if worker is not None and worker.warming_up:
             self._points += 1
             long = time.monotonic() - self._began >= WARM_UP_S
+            # After an update, or where edl may have missed one: at the second commit, or late.
             if worker.script.begun > 0 or self._points > 1 or long:
                 raise HostsUpdatedInterrupt(False)
             return
@@ -231,7 +230,7 @@ class State(ABC):
             return
         if commit:
             worker.script.saved()
-        if worker.script.agree(compares=commit):
+        if worker.script.agree(compares=commit):  # the same on all workers
             if not commit:
                 self.save()
                 worker.script.saved()
@@ -248,8 +247,7 @@ class State(ABC):
         return self._digested(self._compared.within(group))
 
     def _parts(self) -> set[str]:
-        # They are the keys of the dict from `_values`, and must be the same on all workers.
-        return set(self._names)
+        return set(self._names)  # the keys of `_values`, the same on all workers
 
     # --- what a framework knows ---
 
@@ -263,9 +261,9 @@ class State(ABC):
 
     @abstractmethod
     def _trained(self) -> dict[str, Any]:
-        """Return the values that averaged gradients must find equal, in a nested dict."""
-        # Statistics of a forward pass (such as those of batch normalisation) and all other
-        # attributes are left out, because a script may keep numbers of each worker's own in them.
+        """Return in nested dicts the parameters and the state of their optimizers."""
+        # These must be equal on all workers. In statistics of a forward pass (batch normalisation)
+        # and in all other attributes a script may keep numbers of each worker's own.
 
     @staticmethod
     @abstractmethod
@@ -278,7 +276,7 @@ class State(ABC):
 
     @abstractmethod
     def _values(self) -> dict[str, Any]:
-        """Return the present attributes by name, in the form in which workers send them."""
+        """Return the attributes by name, not copied, in the form in which workers send them."""
 
     @abstractmethod
     def _put(self, values: dict[str, Any]) -> None:
@@ -286,7 +284,7 @@ class State(ABC):
 
     @abstractmethod
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of `values` that later updates do not change."""
+        """Return a copy of `values`; it may take the memory of the last copy."""
 
     @abstractmethod
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
@@ -295,11 +293,11 @@ class State(ABC):
 
 def run(
     function: Callable[..., Any],
-    failures: tuple[type[Exception], ...],
+    failures: tuple[type[Exception], ...],  # what Horovod's collectives raise if the ring breaks
     broken: RingFailure,
     state_name: str,
 ) -> Callable[..., Any]:
-    """Wrap a function for elastic training: the implementation of each framework's `elastic.run`"""
+    """Wrap a function for elastic training; each framework's `elastic.run` calls this."""
 
     @functools.wraps(function)
     def wrapper(state: State, *arguments: Any, **named: Any) -> Any:
@@ -335,7 +333,7 @@ def run(
 
 
 def _ring_broken(error: Exception, generation: int, broken: RingFailure) -> RingBroken:
-    """Return the error of a collective as edl's error that the ring broke."""
+    """Return the error of a collective as edl's error that the ring broke; raise any other."""
     why = broken(error)
     if why is None:
         raise error
@@ -345,7 +343,7 @@ def _ring_broken(error: Exception, generation: int, broken: RingFailure) -> Ring
 
 
 def warmed_up(worker: Worker) -> None:
-    """End a newcomer's warm-up if it made an update before; call this right before each update"""
+    """End a newcomer's warm-up if it has made an update; call this right before each update."""
     if worker.warming_up and worker.script.begun > 0:
         if not _running:
             raise UsageError(
@@ -381,7 +379,7 @@ def _enlist(
     def on_reset() -> None:
         try:
             state.on_reset()
-        except failures as error:
+        except failures as error:  # the ring is repaired, and the callbacks are called again
             raise _ring_broken(error, worker.generation, broken) from error
 
     worker.leave_data_to_script(state, on_reset)
@@ -390,11 +388,10 @@ def _enlist(
 
 def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
     """Call `train` on a newcomer before it joins, until it has made an update; undo the update."""
-    # The first update is slow, because libraries are loaded and graphs are built in it.
     state.save()
     try:
         with _training(state, worker):
-            train()
+            train()  # slow: the first update loads libraries and builds graphs
     except HostsUpdatedInterrupt:
         logger.debug("w%d has warmed up", worker.id)
     state.restore()

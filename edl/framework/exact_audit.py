@@ -51,7 +51,7 @@ class ExactAudit:
         """Note the results of the pass that has ended, if its step is audited."""
         batch, loader = self._newest, self._worker.loader
         if batch is None or not self.is_on or not (batch.repeats or loader.batch_weight):
-            return
+            return  # a padding batch has no results
         source = loader.progress.source
         logical = batch.position % source.batch_size // source.units.at(batch.position)
         self._passes[Pass(logical, batch.repeats)] = digests()
@@ -63,12 +63,10 @@ class ExactAudit:
         alike: Sequence[tuple[int, str]],
         together: Together,
     ) -> None:
-        """Compare the passes of all workers; do nothing in a step that is not audited."""
-        # `alike`: what has to be equal on all workers, as `exact_means` takes it; it is checked
-        # first, because a difference there explains others.
+        """Compare the passes of all workers in an audited step, before gradients are added up."""
         if not self.is_on:
             return
-        check_alike(alike, together)
+        check_alike(alike, together)  # first, because a difference here explains others
         table = AuditTable(logical, names)
         found = table.compare(together(table.filled(self._worker.id, self._passes), "sum"))
         if found.difference is not None:
@@ -92,7 +90,7 @@ class ExactAudit:
         if newcomer is not None:
             worker.log_event(StateDiffersDetails((f"w{newcomer}",)), text)
             let_leave(worker.ring, loader.progress.members, [newcomer], text)
-        worker.checkpointing.fail_together(text, worker.rank)
+        worker.checkpointing.fail_together(text, worker.rank)  # rank 0 saves the state before
 
     def _is_last_of_epoch(self) -> bool:
         """Return whether no global batch of the epoch is left after the open step."""

@@ -20,19 +20,14 @@ class Summands(NamedTuple):
     """The summands of one mean that come from the logical workers of this worker."""
 
     target: Any  # an array, variable or description with the shape and type of the mean
-    # pairs of values and weight, one for each logical worker; empty: this worker has none. The mean
-    # may take the memory of the first values.
-    own: list[tuple[Any, float]]
-    divisor: float  # the sum over all workers is divided by this
-    # whether the mean is needed because of these summands. If it is on no worker, it is not
-    # computed.
-    counts: bool = True
-    # values, equal on all workers, that are summands on some of them; None: there are none
-    base: Any = None
+    own: list[tuple[Any, float]]  # values, weight; the mean may take the memory of the first
+    divisor: float  # of the sum over all workers
+    counts: bool = True  # a mean that counts on no worker is not computed
+    base: Any = None  # values, equal on all workers, that are summands on some of them
 
 
 class ArrayKind(Protocol):
-    """The interface to the arrays of one framework, of which exact means are computed."""
+    """The arrays of one framework, of which exact means are computed; a complex number is two."""
 
     def largest(self, values: Sequence[Any]) -> list[float]:
         """Return for each array the largest absolute value in it that is finite, or 0.0."""
@@ -41,15 +36,15 @@ class ArrayKind(Protocol):
         """Return this worker's sums, those of all rows in one float64 array, in order."""
 
     def means(self, rows: Sequence[Summands], sums: Any) -> list[Any]:
-        """Return the mean of each row: its part of `sums`, divided by its divisor."""
+        """Return each row's part of `sums`, which may be overwritten, by its divisor."""
 
 
-Together = Callable[[Any, str], Any]
+Together = Callable[[Any, str], Any]  # (array or floats, "sum" or "max"): that of all workers
 
 
 def logical_workers_of_step(source: Source, records: StepRecords | None, total: int) -> int:
     """Return how many logical workers train in the open step, on all workers."""
-    unit = source.batching.micro_batch
+    unit = source.batching.micro_batch  # in a warm-up, which has no records
     if records is not None and isinstance(source, AlignedSource):
         positions = records.column("position")
         unit = source.units.at(int(positions[positions >= 0].min()))
@@ -58,12 +53,12 @@ def logical_workers_of_step(source: Source, records: StepRecords | None, total: 
 
 def exact_means(
     rows: Sequence[Summands],
-    pieces: int,
-    alike: Sequence[tuple[int, str]],
+    pieces: int,  # logical workers that train in the step, on all workers
+    alike: Sequence[tuple[int, str]],  # numbers below 2**53, and the error if they differ
     arrays: ArrayKind,
     together: Together,
 ) -> list[Any]:
-    """Return the mean of each row over all logical workers of the step."""
+    """Return the mean of each row over all logical workers; None where no worker's row counts."""
     bounds = together(_bounds(rows, arrays) + _doubled(alike), "max")
     _refuse_unlike(alike, bounds[len(rows) :])
     counting = [index for index in range(len(rows)) if bounds[index] >= 0.0]
@@ -87,14 +82,14 @@ def _doubled(alike: Sequence[tuple[int, str]]) -> list[float]:
 
 
 def _refuse_unlike(alike: Sequence[tuple[int, str]], largest: Sequence[float]) -> None:
-    """Raise UsageError for a number that differs."""
+    """Raise UsageError for a number whose largest value is not its smallest; see `_doubled`."""
     for index, (_, refusal) in enumerate(alike):
         if largest[2 * index] != -largest[2 * index + 1]:
             raise UsageError(refusal)
 
 
 def _bounds(rows: Sequence[Summands], arrays: ArrayKind) -> list[float]:
-    """Return for each row the largest finite absolute value times its weight."""
+    """Return for each row that counts the largest finite absolute value times weight, or -1.0."""
     own = [row.own if row.counts else [] for row in rows]
     largest = iter(arrays.largest([values for some in own for values, _ in some]))
     return [max((next(largest) * weight for _, weight in some), default=-1.0) for some in own]

@@ -24,9 +24,9 @@ CHUNK = 1 << 16  # elements that are rounded at once, so that they stay in the p
 
 
 def rounding_constant(largest: float, summands: int) -> float:
-    """Return the constant that rounds numbers so that their sums in float64 are exact."""
+    """Return the constant by which sums of so many numbers, none above `largest`, are exact."""
     if not math.isfinite(largest):
-        return math.inf
+        return math.inf  # by which each sum becomes nan
     if largest == 0.0:
         return 0.0
     exponent = math.frexp(largest)[1] + (summands - 1).bit_length()
@@ -39,6 +39,7 @@ def add_rounded(
     total: Any, summands: Sequence[tuple[Any, float]], constant: float, scratch: Any
 ) -> None:
     """Set `total` to the sum of `summands`, each rounded by `constant`; see the module."""
+    # All have one dimension, of NumPy or of PyTorch; `total` and `scratch` are float64.
     chunk = max(1, len(scratch))
     for begin in range(0, len(total), chunk):
         sums = total[begin : begin + chunk]

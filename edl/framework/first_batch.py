@@ -11,7 +11,7 @@ from typing import Any
 
 
 class FirstBatch:
-    """A thread that loads a newcomer's first batch from an iterator."""
+    """A thread that loads a newcomer's first batch; until it ends, only it uses the iterator."""
 
     def __init__(self, batches: Iterator[Any], missing: object) -> None:
         self._batches = batches
@@ -44,10 +44,9 @@ class FirstBatch:
 
     def may_form(self) -> bool:
         """Return whether the framework's loader may form one more batch; False after a discard."""
-        # Then it waits until `take` or `discard` is called, because which samples the second batch
-        # has depends on the steps that are trained until then.
         if threading.current_thread() is self._thread:
             self._come.set()
+            # The samples of the second batch depend on the steps that are trained until `take`.
             self._taken.wait()
         return self._wanted
 

@@ -42,8 +42,8 @@ def tell(trained_file: str, imports_file: str) -> None:
 
 def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Write the names of the imported modules to a file, completely or not at all."""
-    # Their changes are written because a script sets variables that libraries read when they are
-    # imported, so the process that imports the modules for the next workers must set them as well.
+    # Libraries read variables, which a script has set, when they are imported. So the process that
+    # imports them for the next workers must set them, too. None: removed.
     names = sorted(started_with.keys() | now.keys())
     changed = {name: now.get(name) for name in names if started_with.get(name) != now.get(name)}
     installed, own = divided(sys.modules)
@@ -60,7 +60,6 @@ def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str,
 
 def divided(modules: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     """Divide the imported modules into installed ones and the script's own, in import order."""
-    # These are listed apart because their files may have changed when the next worker starts.
     roots = tuple(f"{root}{os.sep}" for root in _roots())
     installed: list[str] = []
     own: dict[str, str] = {}
@@ -69,13 +68,13 @@ def divided(modules: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
         spec = values.get("__spec__")
         origin = getattr(spec, "origin", None)
         if getattr(spec, "name", None) != name or name in ("__main__", "__mp_main__"):
-            continue
+            continue  # a second name of a module, or the script
         if isinstance(origin, str) and origin not in ("built-in", "frozen"):
             path = os.path.abspath(origin)
             if path.startswith(roots):
                 installed.append(name)
             else:
-                own[name] = path
+                own[name] = path  # apart: it may have changed when the next worker starts
     return installed, own
 
 

@@ -43,7 +43,7 @@ def _free_from_the_network() -> None:
 
 @contextmanager
 def holding_sigterm() -> Iterator[None]:
-    """Block SIGTERM in this thread during the `with` block; one that comes meanwhile waits."""
+    """Block SIGTERM in this thread, and in forks that it makes, during the `with` block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -79,6 +79,7 @@ def let_go_of_the_network() -> None:
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
         try:
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _is_internet(descriptor):
+                # Not closed: who still knows the number might close a file that is opened later.
                 os.dup2(null, descriptor, inheritable=False)
         except OSError:
             continue  # the descriptor of the listing itself

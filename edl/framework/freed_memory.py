@@ -25,7 +25,7 @@ def keep_freed_memory(environment: Mapping[str, str]) -> bool:
     ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    if mallopt is None:  # the C library is not glibc
         return False
     # The first setting ends that glibc itself moves both thresholds.
     done = (mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK), mallopt(_M_TRIM_THRESHOLD, KEPT_AT_THE_END))

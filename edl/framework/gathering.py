@@ -22,15 +22,14 @@ LENGTH_BYTES = 8
 
 def gather_arrays(
     arrays: Mapping[str, Array],
-    empty_fits: bool = False,
-    exchange: Callable[[bytes], list[bytes]] | None = None,
+    empty_fits: bool = False,  # arrays without elements may be of any type
+    exchange: Callable[[bytes], list[bytes]] | None = None,  # None: that between two steps
 ) -> list[dict[str, Array]]:
-    """Return the arrays of all workers: one dict by name for each worker, in rank order."""
-    # All workers must call this at the same point between two steps, with the same names and types;
-    # each waits for all.
+    """Return the arrays of all workers, which all call this: a dict for each, in rank order."""
     forms = [[name, str(array.dtype), [*array.shape]] for name, array in sorted(arrays.items())]
     header = json.dumps(forms).encode()
     parts = [np.ascontiguousarray(array).tobytes() for _, array in sorted(arrays.items())]
+    # The message: the length of the header, the header (JSON), the bytes of the arrays.
     payload = b"".join([len(header).to_bytes(LENGTH_BYTES, "little"), header, *parts])
     send = current_worker().exchange_bytes if exchange is None else exchange
     found = [_read(each) for each in send(payload)]

@@ -11,7 +11,7 @@ _hidden: EdlError | None = None
 
 
 def hide(error: EdlError) -> None:
-    """Remember `error`, which a framework may replace by an error of its own."""
+    """Remember `error`, the last of all threads, which a framework may replace by its own."""
     global _hidden
     _hidden = error
 

@@ -63,8 +63,6 @@ INTERNAL = frozenset({
 
 def absent(module: str) -> Callable[[str], Any]:
     """Return a `__getattr__` for a module of edl that replaces one of Horovod's modules."""
-    # It raises a UsageError with advice for a name in ABSENT or INTERNAL, and an AttributeError for
-    # any other name; it never returns.
 
     def find(name: str) -> Any:
         if name in ABSENT:

@@ -21,9 +21,10 @@ _NCCL = re.compile(r"ncclCommInitRank failed: invalid (usage|argument)")
 
 
 def refusal(message: str, hint: str) -> UsageError | None:
-    """Return a UsageError to raise if Horovod refused a call that it would refuse in any ring."""
+    """Return the error for a call that Horovod refuses in any ring; None: build the ring anew."""
     if _NO_ADASUM in message:
         return UsageError(f"op=Adasum is not there: {ADASUM}")
+    # A worker with a trained state goes on: without the newcomer the ring can be built.
     if _NCCL.search(message) is not None and not process.has_trained():
         return UsageError(
             f"{message}. NCCL refuses two workers on one GPU, for example: call "
@@ -36,7 +37,5 @@ def refusal(message: str, hint: str) -> UsageError | None:
 
 
 def classify_error(message: str) -> CollectiveFailed | UsageError:
-    """Return the error that the caller raises for a collective of a model that has failed."""
-    # A UsageError if Horovod would refuse the call in any ring, with the advice to build the same
-    # model on every worker; else a CollectiveFailed: the ring is taken as broken.
+    """Return the error to raise for a collective that has failed; mostly the ring has broken."""
     return refusal(message, "build the same model") or CollectiveFailed(message)

@@ -1,6 +1,6 @@
 """Raise, in the thread of the user's script, an error that edl found in a framework's thread.
 
-:func:`raise_in` does it.
+There it would reach the script with another type, and the framework would print a traceback.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from edl.framework.hidden_error import hide
 
 
 def raise_in(thread: int, error: EdlError) -> bool:
-    """Raise an error in another thread, as soon as that thread runs Python code again."""
-    # (An error raised in the framework's own thread would reach the script with another type, and
-    # the framework would print a traceback.) If the framework is raising an error of its own at
-    # that moment, pybind11 wraps `error` in a RuntimeError, which `unhiding` turns back into
-    # `error`.
+    """Raise `error` in a thread once that runs Python code again; return whether it will."""
+    # If the framework is raising an error of its own at that moment, pybind11 wraps `error` in a
+    # RuntimeError, which `unhiding` turns back.
     hide(error)
     if thread == threading.get_ident():
-        return False
+        return False  # the caller raises it
 
     def __init__(self: EdlError) -> None:
         Exception.__init__(self, *error.args)

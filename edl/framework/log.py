@@ -113,6 +113,6 @@ def _known(worker: Worker, name: str) -> int:
     of_worker = _written.setdefault(worker, {})
     if name not in of_worker:
         if worker.warming_up or worker.rank != 0:
-            return NOTHING
+            return NOTHING  # rank 0 says what the checkpoint's directory has
         of_worker[name] = worker.checkpointing.logged().get(name, NOTHING)
     return of_worker[name]

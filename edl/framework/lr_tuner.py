@@ -8,8 +8,7 @@ not make the update (a newcomer, or a worker that missed the step) takes part wi
 :mod:`edl.core.policy.lr_tuner` has the rules that turn a measurement into a learning rate.
 
 Each framework's ``edl.LRTuner`` holds a :class:`Tuner` and a :class:`Probe` (which keeps the copy),
-evaluates the loss, and sets the rate that :meth:`Tuner.rate` returns. The functions that begin with
-``refuse`` raise UsageError for scripts that cannot have a tuner.
+evaluates the loss, and sets the rate that :meth:`Tuner.rate` returns.
 """
 
 from __future__ import annotations
@@ -69,7 +68,6 @@ class Tuner:
     @property
     def reason(self) -> str:
         """A text for people: the last decision about the learning rate, and its reason."""
-        # Before the first decision it says that nothing is measured yet.
         return self._state.reason
 
     @property
@@ -102,10 +100,7 @@ class Tuner:
 
     def end_update(self, worker: Worker, losses: Losses) -> None:
         """Measure the update before the last one if it was chosen; else perhaps choose the last."""
-        # All workers must call this after each update and before the next batch. Otherwise, if the
-        # rules choose the last update, its copy is completed, and the next call measures it; if
-        # they do not, the copy is dropped.
-        # Called only if the previous update is measured and this worker has made it.
+        # All workers must call this between an update and the next batch: each may wait for all.
         began_s = now_s()
         if self._left_s is not None:
             self._steps_s.append(began_s - self._left_s - self._copied_s)
@@ -128,7 +123,7 @@ class Tuner:
         at = points(self._state.reach)
         weight, found = 0.0, [0.0] * len(at)
         began_s = now_s()
-        if self._probe.holds:
+        if self._probe.holds:  # else this worker has not made the update
             weight, found = float(worker.steps.batch_weight), losses(at)
         self._probe.forget()
         extra_s, self._extra_s = self._extra_s + now_s() - began_s, began_s - now_s()
@@ -142,7 +137,7 @@ class Tuner:
 def tuning_of(
     rate: float, total: float, explore: float, share: float, max_lr: float | None
 ) -> Tuning:
-    """Return the settings of a tuner, after checking the values that a script gave."""
+    """Return the settings of a tuner, after a check; `total` and `explore` are samples."""
     if not rate > 0:
         refuse(f"the optimizer's learning rate is {rate:g}; give it one to begin with")
     most = rate * RANGE if max_lr is None else max_lr
@@ -165,27 +160,23 @@ def mean_loss(loss: Any) -> float:
 
 
 def refuse(why: str) -> NoReturn:
-    """Raise a UsageError: `edl.LRTuner` cannot be used as the script asks."""
     raise UsageError(f"edl.LRTuner: {why}")
 
 
 def refuse_several() -> NoReturn:
-    """Raise a UsageError, always: `edl.LRTuner` cannot tune a script with several optimizers."""
     refuse("this script has several optimizers; it tunes the only one")
 
 
 def refuse_beside(other: str) -> NoReturn:
-    """Raise a UsageError: something else sets the learning rate that `edl.LRTuner` shall set."""
     refuse(f"{other} sets the same learning rate; leave one of them out")
 
 
 def refuse_unscaled(kind: str) -> NoReturn:
-    """Raise a UsageError: `edl.LRTuner` cannot tune an optimizer of this class."""
     refuse(f"the learning rate of {kind} is no factor of its updates, so it has no tuner")
 
 
 def _told(rows: Sequence[Sequence[float]], update: Update) -> MeasuredUpdate:
-    """Combine the measurements that the workers made of one update into one measurement."""
+    # A row: the weight of the losses, seconds of measuring, of a step (0: unknown), the losses.
     means = weighted_means([[row[0], *row[3:]] for row in rows])
     known = any(row[0] > 0 for row in rows)
     steps_s = [row[2] for row in rows if row[2] > 0]

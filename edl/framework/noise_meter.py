@@ -18,15 +18,14 @@ from edl.worker.worker import Worker
 
 Looked = Sequence[tuple[Any, int]]  # parts of gradients, flat, and how often each counts
 
-PARTS = 8  # of a large gradient one is looked at, another each time
+# Of a large gradient one part is read and counted so often, another each time: the norms of all of
+# it would take as long as several steps.
+PARTS = 8
 LARGE = 4096  # numbers
 
 
 class NoiseMeter(ABC):
     """A meter of gradient norms on one worker, for a script with one optimizer."""
-
-    # Of a large gradient only one eighth is read, and counted eight times, because the norms of all
-    # of it would take as long as several steps. Each measured step reads another eighth.
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -35,16 +34,13 @@ class NoiseMeter(ABC):
     @property
     def wants(self) -> bool:
         """Whether to measure the open step, so its gradients must be given to `show`."""
-        # False between two steps, in a warm-up, and for a script with several optimizers, because
-        # the gradients of each have another noise scale.
         loader = self._worker.loader
         if not loader.open or self._worker.warming_up or loader.progress.optimizers > 1:
-            return False
+            return False  # the gradients of each optimizer have another noise scale
         return loader.progress.noise.is_due(loader.progress.step) or self._follows
 
     def show(self, own: Callable[[], Looked], mean: Callable[[], Looked]) -> None:
-        """Measure the gradients of the open step, for the estimate of the noise scale."""
-        # If this worker has no samples in the step, nothing is measured and neither is called.
+        """Measure the open step's gradients, after the allreduce and before they are changed."""
         loader = self._worker.loader
         if not loader.engine.batches.samples:
             self._kept = None
@@ -62,6 +58,7 @@ class NoiseMeter(ABC):
         if size < LARGE:
             return slice(None), 1
         loader = self._worker.loader
+        # A lone worker measures two steps together, and reads the same part in both.
         first = self._kept[0] if self._kept is not None and self._follows else loader.progress.step
         part = loader.progress.noise.turn(first) % PARTS
         return slice(size * part // PARTS, size * (part + 1) // PARTS), PARTS
@@ -75,9 +72,7 @@ class NoiseMeter(ABC):
         return self._kept[0] + 1 == loader.progress.step
 
     def _alone(self, own: Looked) -> None:
-        """Measure a lone worker's gradients together with its gradients of the step before."""
-        # If the earlier gradients were not kept, or their step had another number of samples,
-        # nothing is measured, and a copy of `own` is kept for the next step.
+        """Measure a lone worker's gradients with those of the step before, or keep them."""
         loader, unit = self._worker.loader, self._unit()
         step, samples = loader.progress.step, loader.engine.batches.samples
         kept, follows = self._kept, self._follows
@@ -91,23 +86,24 @@ class NoiseMeter(ABC):
         loader.progress.noise.measured(squares, mean)
 
     def _own_factor(self) -> float:
-        """The factor that turns this worker's gradients into the mean over its own samples"""
-        # The step records of all workers must have arrived.
+        """Return the factor that makes this worker's gradients the mean over its own samples."""
         share = self._worker.loader.engine.batches.share(0)
         if not share.summed:
             return 1.0
-        records = self._worker.loader.records()
+        # They are sums over batches, each weighted with its samples over the nominal size, and by
+        # the mean number of batches (`edl.core.step.weighting`).
+        records = self._worker.loader.records()  # of all workers, which have arrived
         batches = float(records.column("batches").mean())
         batch_size = self._worker.loader.progress.source.batch_size
         mine = samples_for(records, 0)[self._worker.ring.place.rank]
         return batch_size * batches / float(mine)
 
     def _unit(self) -> float:
-        return 1.0
+        return 1.0  # the square of the loss scale; a framework with loss scalers overrides this
 
     @abstractmethod
     def _square(self, gradients: Looked) -> float:
-        """Return the squared norm of all `gradients` together."""
+        """Return the sum of the squared norms of all parts, each as often as it counts."""
 
     def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
         """Return the squared norm of the sum of two steps' gradients, kept + own / sqrt(unit)."""

@@ -22,7 +22,6 @@ _own: dict[signal.Signals, Handler | None] = {}  # the script's
 
 def leave_on_notices(worker: Worker) -> None:
     """Let `worker` leave at these signals, and call the script's own handler of SIGTERM then."""
-    # A later call takes up what the script has set since.
     end_forks_by_sigterm()
     if threading.current_thread() is not threading.main_thread():  # Python allows it there only
         return
@@ -30,8 +29,8 @@ def leave_on_notices(worker: Worker) -> None:
         before = signal.getsignal(number)
         if not is_ours(before):
             if number is not signal.SIGTERM and _is_handled(number):
-                continue
-            _own[number] = before if callable(before) else None
+                continue  # the script uses it for something else
+            _own[number] = before if callable(before) else None  # perhaps set since the last call
         signal.signal(number, _handler(worker, _own[number]))
 
 

@@ -52,9 +52,6 @@ _elastic_state: str | None = None  # the class of the state that follows the job
 
 def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
     """Make this process a worker of its job and let it take part: the core of `edl.init()`."""
-    # A second call has no effect, except at a Python prompt or in a notebook without a launcher:
-    # there each call ends the job of one worker and begins another, because cells of a notebook are
-    # run again.
     global _worker
     settings_now = config.load(**settings)
     if settings_now.job is not None:
@@ -63,7 +60,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
             logger.warning("edl.init: %s is as the launcher of the job has it", ", ".join(said))
             settings_now = config.load(**{k: v for k, v in settings.items() if k not in said})
     if _worker is not None and not _end_at_prompt(_worker):
-        return
+        return  # a second call has no effect
     if config.horovod_slot() is not None:
         _begin_again_under_edl_worker()
     if settings_now.job is None and (size := config.horovod_size()) > 1:
@@ -107,6 +104,7 @@ def _was_stopped(worker: Worker) -> bool:
 def _end_at_prompt(worker: Worker) -> bool:
     """End the job of `worker` if it was begun at a Python prompt without a launcher."""
     global _worker, _replica, _elastic_state
+    # Cells of a notebook are run again: there each edl.init() begins another job of one worker.
     if worker.is_shared or not hasattr(sys, "ps1"):
         return False
     try:
@@ -215,7 +213,6 @@ def num_processes() -> int:
 
 @cache
 def _warn_of_logical_size(logical: int) -> None:
-    """Log a warning, once, of a call of `size` within the training."""
     logger.warning(
         "edl.size() is %d, the number of logical workers, also while fewer processes share them: "
         "to divide data among these, by edl.rank(), use edl.num_processes()",
@@ -384,7 +381,8 @@ def attach_replica(
 
 def _refuse_child() -> None:
     """Raise a UsageError if `multiprocessing` has started this process; else do nothing."""
-    # Such a child of a worker would take part in the job under its parent's id.
+    # Such a child of a worker would take part in the job under its parent's id. If it is spawned,
+    # it runs the script's top level before it knows its parent, but has `_inheriting`.
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     if inheriting or multiprocessing.parent_process() is not None:
         raise UsageError(
@@ -394,15 +392,14 @@ def _refuse_child() -> None:
 
 
 def _let_others_repair(registers_at_s: float | None) -> None:
-    """Wait before this worker registers, so that the other workers can repair their ring."""
+    """Wait before this worker, which replaces a dead one, registers: the others repair first."""
     early_s = (registers_at_s or 0.0) - time.monotonic()
     time.sleep(min(max(0.0, early_s), REGISTERS_WITHIN_S))
 
 
 def _begin_again_under_edl_worker() -> NoReturn:
     """Replace this process by `edl-worker`, which starts the script again as its child process."""
-    # Horovod's driver would not only see the end of such a process, but exclude its host or end the
-    # job (docs/adr/0009).
+    # Else Horovod's driver would exclude its host or end the job when it ends (docs/adr/0009).
     command = sys.orig_argv
     if len(command) < 2 or "-" in command[1:2]:
         raise UsageError("write `edl-worker` before the command that horovodrun starts")
@@ -413,11 +410,9 @@ def _begin_again_under_edl_worker() -> NoReturn:
 
 def speak_in_sentences() -> None:
     """Print an `EdlError` that ends the script as one sentence, without a traceback."""
-    # The function is called when edl is imported, and again by `edl.init()`, in case the script has
-    # set another hook since; else a second call does nothing.
     global _hook
     previous = sys.excepthook
-    if previous is _hook:
+    if previous is _hook:  # the script has set no other one since edl was imported
         return
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
@@ -437,7 +432,6 @@ def speak_in_sentences() -> None:
 
 
 def _own_log() -> OwnLog | None:
-    """Keep writes to standard output and error from failing if they go to the worker's log file."""
     if not (path := config.log_of_worker()):
         return None
     log = OwnLog(path)
@@ -446,7 +440,7 @@ def _own_log() -> OwnLog | None:
 
 
 def guard_output() -> None:
-    """Keep writes to standard output and error from failing (full disk) if they go to a log file"""
+    """Leave out output that cannot be written to this worker's log file, if it has one."""
     global _log
     _log = _own_log()
 

@@ -49,6 +49,7 @@ def seed_python(seed: int) -> None:
 
 def seed_alike(worker: Worker, seeders: Mapping[Seeder, bool]) -> None:
     """Seed generators that the script has not, the same on all workers of this start of the job."""
+    # What is drawn before the training, such as a data set of random numbers, belongs to all.
     if not _alike and worker.is_shared and not worker.same_random:
         _alike.extend(seed for seed, is_seeded in seeders.items() if not is_seeded)
         for seed in _alike:
@@ -94,8 +95,6 @@ class Generators(Protocol):
 class RandomNumbers:
     """Decides by which stream the global generators of this process draw."""
 
-    # A job without a launcher has one worker for ever, and draws what the framework alone would.
-
     def __init__(self, worker: Worker, generators: Generators) -> None:
         self._worker, self._framework = worker, generators
         self._python = _GlobalGenerators()
@@ -112,7 +111,7 @@ class RandomNumbers:
     def warm_up(self) -> None:
         """Seed a newcomer for its warm-up."""
         self.step()
-        self._begin("warm-up", self._worker.id, 0)
+        self._begin("warm-up", self._worker.id, 0)  # a TensorFlow graph keeps its seeds for ever
 
     def describe(self) -> None:
         """Note the script's seeds as the job's; who joins, or resumes, takes over others later."""
@@ -146,7 +145,7 @@ class RandomNumbers:
         now = self._framework.read()
         if self._worker.logical:
             if now != self._seen:
-                self._worker.loader.progress.seed = self._seen = now
+                self._worker.loader.progress.seed = self._seen = now  # for `begin_piece`
         elif self._seen is None:
             return
         elif now != self._seen:  # the script has
@@ -174,7 +173,7 @@ class RandomNumbers:
         """Go on with the job's stream after a step's reduction, or its end, if not there yet."""
         worker = self._worker
         if self._aside is None or worker.logical:
-            # A worker that has missed the step has got the others' state, which counts it already.
+            # The step is not counted yet, but by a worker that missed it and got the others' state.
             self.between(BETWEEN, worker.step - worker.loader.engine.completed_by_peers)
 
     def begin_piece(self, epoch: int, position: int) -> None:
@@ -207,6 +206,7 @@ class RandomNumbers:
     @property
     def _has_streams(self) -> bool:
         worker = self._worker
+        # Without a launcher there is one worker for ever, which draws as without edl.
         return worker.is_shared and not (worker.same_random or worker.logical)
 
     def _begin(self, kind: str, number: int, step: int) -> None:

@@ -41,12 +41,9 @@ NOTHING = Weights(Averaging.NONE)
 class Branch(IntEnum):
     """The branch that a TensorFlow graph takes after it has exchanged gradients, or kept them."""
 
-    # `AGAIN`: send this worker's own gradients, because they must be weighted, or because the ring
-    # broke.
-
     SKIP = 0  # nothing is applied
     APPLY = 1
-    AGAIN = 2  # first the local gradients are sent once more
+    AGAIN = 2  # first the local gradients are sent, with weights or in a new ring
     SHOW = 3  # they are measured, and applied
 
 
@@ -60,14 +57,15 @@ _BRANCHES = {
 class StepReduction:
     """One optimizer's part of each step of a worker: how its gradients are reduced and applied."""
 
+    # For the training thread, or one for which that waits; any thread may read `is_sending`.
+
     def __init__(self, worker: Worker, reducer: Reducer | None = None) -> None:
         self._worker = worker
         self._engine = worker.loader.engine
         self._driver = worker.loader.driver
-        # this optimizer's part of the open step, with the factors of its gradients
-        self.part = self._engine.add_optimizer()
-        self.number = self.part.number  # the number of this optimizer in the script, from 0
-        self._driver.reducers.append(reducer or self)
+        self.part = self._engine.add_optimizer()  # of the open step, with its gradients' factors
+        self.number = self.part.number  # in the script, from 0
+        self._driver.reducers.append(reducer or self)  # self: for `complete`, or a graph
         worker.loader.progress.optimizers = self.number + 1
         self._average: Callable[[Weights], Any] = lambda _: None
         self._averages: Any = None
@@ -86,27 +84,25 @@ class StepReduction:
 
     @property
     def is_sending(self) -> bool:
-        """Whether this optimizer's gradients are on their way, sent and not yet back as averages"""
+        """Whether gradients of this optimizer are sent, and not yet back as averages."""
         return self.part.step.state is StepState.SENDING
 
     @property
     def share(self) -> Share:
         """How many samples and batches this worker has for this optimizer in the open step."""
-        return self._engine.batches.share(self.number)
+        return self._engine.batches.share(self.number)  # 0 samples if others made the update
 
     # --- a framework that calls
 
     def reduce(self) -> None:
         """Turn this worker's gradients into the mean over the global batch, or drop them."""
-        # The state in `step` tells which: REDUCED, also if this worker is alone, so its own
-        # gradients are the mean; DROPPED, since no worker has samples; or SUPERSEDED, since other
-        # workers had completed the step.
+        # `step` is then REDUCED (of a lone worker, too), DROPPED (no worker has samples), or
+        # SUPERSEDED (others had completed it).
         self._driver.tell(ReductionRequest(self.number))
 
     def complete(self, average: Callable[[Weights], Averages]) -> Averages | None:
         """Reduce this worker's gradients by a function; see `reduce` for what it may raise."""
-        # It must not change a local gradient, because it is called again in the next ring when it
-        # raises RingBroken.
+        # `average` must not change a local gradient: if the ring breaks, it is called in the next.
         self._average, self._averages = average, None
         self.reduce()
         averages: Averages | None = self._averages
@@ -138,11 +134,10 @@ class StepReduction:
 
     def exchange(self, payload: bytes, hold: Callable[[], None] = lambda: None) -> list[bytes]:
         """Send a message to all workers inside the open step; return all messages in rank order."""
-        # All workers must call this at the same point of the same batch, where `exchanges` is true;
-        # each waits for all.
+        # All must call this at the same point of the same batch, where `exchanges` is true.
 
         def repair(error: RingBroken, _since: float) -> None:
-            hold()
+            hold()  # from now on no other thread may send gradients
             self._driver.tell(MessagesFailed(self.number, error))
 
         self._worker.loader.timer.wait()
@@ -157,26 +152,23 @@ class StepReduction:
         return agreed is not None and agreed.averaging is Averaging.PLAIN
 
     def end(self, received: Callable[[], None]) -> Branch:
-        """The branch that TensorFlow's graph takes, after it has sent gradients or nothing"""
-        # Never SHOW.
+        """Return the branch that TensorFlow's graph takes, after it has sent gradients or not."""
         broken: RingBroken | None = None
         if self.is_sending:
             try:
-                received()
+                received()  # raises RingBroken unless all have come back
                 failpoints.reached("averaged")
             except RingBroken as error:
                 broken = error
         self._driver.tell(GraphEnd(self.number, broken))
         if self.step.state in DECIDED:
             self._worker.loader.reduced()
-        return _BRANCHES.get(self.step.state, Branch.SKIP)
+        return _BRANCHES.get(self.step.state, Branch.SKIP)  # never SHOW
 
     def agree(self) -> Weights:
         """Return the weights of the gradients in an intact ring; repair a broken ring before."""
-        # If other workers had completed it already, the repair has put their state into the model,
-        # and this worker must change nothing: the returned weights then say that it sends no
-        # gradients.
         self._driver.tell(WeightsRequest(self.number, repairs=True))
+        # If others had completed the step, nothing is sent: the repair has loaded their state.
         return self.part.agreed or NOTHING
 
     def reopen(self) -> None:
@@ -186,20 +178,18 @@ class StepReduction:
     # --- the end of a step
 
     def apply(self) -> bool:
-        """Record that this optimizer comes to its update; whether it shall make the update"""
-        # False if the step was dropped because no worker has samples, or if other workers had
-        # completed it; the optimizer counts as having come to its update in this case, too.
-        applies = self.step.state is StepState.REDUCED
+        """Record that this optimizer comes to its update; return whether it shall make one."""
+        applies = self.step.state is StepState.REDUCED  # else dropped, or completed by others
         self._driver.tell(OptimizerEvent(self.number, StepEvent.APPLY))
         return applies
 
     def end_step(self) -> None:
-        """End the step after its update was made or skipped, and mark its samples as done."""
+        """End the step of a script with one optimizer, and mark its samples as done."""
         self._driver.tell(OptimizerEvent(self.number, StepEvent.END))
         self._worker.loader.end()
 
     def refuse(self) -> None:
-        """Mark the step as refused: nothing more is sent or updated in it."""
+        """Mark the step as refused: nothing more is sent in it; the script may begin the next."""
         self._driver.tell(OptimizerEvent(self.number, StepEvent.REFUSE))
 
     def fail(self) -> None:

@@ -40,11 +40,10 @@ def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
 class FrameworkReplica(ABC):
     """The access to what all workers share: this process's model, optimizer and tracked objects."""
 
-    framework: str  # the name of the framework, for checkpoints
-    arrays: Arrays[Any]  # the framework's way to recognise and send its arrays
-    # the exceptions that `load` raises for the state of another script
+    framework: str  # its name, for checkpoints
+    arrays: Arrays[Any]
+    # What `load` raises for the state of another script.
     misfits: tuple[type[Exception], ...] = (UsageError, ValueError, KeyError)
-    """The errors that :meth:`load` raises for the state of another script."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -66,12 +65,11 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return the present state of model, optimizer and tracked objects."""
+        """Return the present state of model, optimizer and tracked objects, without a copy."""
 
     @abstractmethod
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Load `state`, or a part of it, into model, optimizer and tracked objects."""
-        # Never `NOTHING`.
+        """Load the part of `state` that `receive` says, which is never `NOTHING`."""
 
     @abstractmethod
     def copied(self, state: dict[str, Any]) -> Any:
@@ -84,12 +82,11 @@ class FrameworkReplica(ABC):
     @abstractmethod
     def compared(self) -> dict[str, Any]:
         """Return, in nested dicts, the values of the state that must be equal on all workers."""
-        # Buffers (such as the statistics of batch normalisation) are not among them, because each
-        # worker has its own.
+        # Not buffers (such as the statistics of batch normalisation): each worker has its own.
 
     @abstractmethod
     def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
-        """Return the arrays in `state` that are equal on all workers, as `compared` says."""
+        """Return the arrays in `state`, themselves, that are equal on all, as `compared` says."""
 
     @staticmethod
     @abstractmethod
@@ -105,12 +102,12 @@ class FrameworkReplica(ABC):
         """Return the present learning rates, to compare them between workers."""
 
     def signature(self) -> dict[str, str]:
-        """The shape of each tensor of the models as text, such as "(10, 3)", by tensor name"""
-        return {}
+        """Return each tensor's shape by name, such as "(10, 3)"; any thread may call this."""
+        return {}  # a framework may not know it before a newcomer receives the state
 
     @abstractmethod
     def averages(self) -> list[Array]:
-        """The averages that each worker makes of its own batches (BatchNorm's), as float64"""
+        """Return the averages that each worker makes of its own batches, in the same order."""
 
     @abstractmethod
     def set_averages(self, means: Sequence[Array]) -> None:
@@ -181,7 +178,7 @@ class FrameworkReplica(ABC):
         return self.copied(state)
 
     def restore(self, state: Any) -> None:
-        """Load `state`, which was read from a checkpoint file, into model, optimizer and objects"""
+        """Load `state`, of a checkpoint file, into model, optimizer and tracked objects."""
         if state["optimizer_kind"] != self._kind:
             raise CheckpointError(
                 f"the checkpoint is of a job with {state['optimizer_kind']}, and this script "
@@ -189,7 +186,7 @@ class FrameworkReplica(ABC):
             )
         loaded = self.uncopied(state)
         saved = loaded["tracked"]
-        optional = {
+        optional = {  # objects of edl's own, which a checkpoint of an earlier edl lacks
             name: thing.edl_state_if_missing
             for name, thing in self.things().items()
             if name not in saved and hasattr(thing, "edl_state_if_missing")
@@ -210,7 +207,7 @@ class FrameworkReplica(ABC):
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
         """Return by name the tracked objects that a script may change with a step's gradients."""
-        return self.compared_things()
+        return self.compared_things()  # a framework may leave some out
 
     def compared_things(self) -> dict[str, Trackable]:
         """Return by name the tracked objects that must be equal on all workers."""
@@ -221,7 +218,6 @@ class FrameworkReplica(ABC):
         }
 
     def states_of_things(self) -> dict[str, Any]:
-        """Return the result of `state_dict()` of each tracked object that `things` returns."""
         return {name: thing.state_dict() for name, thing in self.things().items()}
 
     def load_things(self, states: Mapping[str, Any], receive: Receive) -> None:
@@ -234,7 +230,6 @@ class FrameworkReplica(ABC):
             self.load_thing(things[name], states[name])
 
     def load_thing(self, thing: Trackable, state: Any) -> None:
-        """Load `state`, which is of the present job, into the tracked object `thing`."""
         load_into(thing, state)
 
 
@@ -244,9 +239,7 @@ def _part_of(
     equal: Iterable[Any],
     size_of: Callable[[Any], int | None],
 ) -> dict[str, Any]:
-    """Return a copy of `state` without the arrays and values that other workers save."""
-    # All workers divide the state in the same way, because what is divided has the same names and
-    # shapes on all.
+    """Return a copy of `state` with a `RankArray` or None for what other workers save."""
     is_equal = {id(array) for array in equal}
     arrays: list[StateArray] = []
 
@@ -255,7 +248,7 @@ def _part_of(
             arrays.append(StateArray(size, id(value) in is_equal))
 
     map_leaves(state, note)
-    ranks = iter(divide(arrays, share.size))
+    ranks = iter(divide(arrays, share.size))  # the same on all, as names and shapes are
 
     def own(value: Any, _where: str) -> Any:
         if size_of(value) is None:

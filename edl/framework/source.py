@@ -96,7 +96,7 @@ def asked_batching(
 def is_numbered(dataset: Any) -> bool:
     """Return whether the samples of a data set can be read by number."""
     if any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__):
-        return False
+        return False  # PyTorch's inherits a __getitem__
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
@@ -109,7 +109,7 @@ def stream_of(dataset: Any) -> ShardReader:
     kind = type(dataset).__name__
     if not all(hasattr(dataset, name) for name in ("__iter__", "state_dict", "load_state_dict")):
         raise UsageError(NO_PLACE.format(kind=kind))
-    if needed := _required(dataset.state_dict):
+    if needed := _required(dataset.state_dict):  # as that of mosaicml-streaming
         by_number = hasattr(dataset, "__len__") and _is_indexed(dataset)
         raise UsageError(
             STATE_OF_OTHERS.format(
@@ -132,6 +132,7 @@ def _required(function: Callable[..., Any]) -> list[str]:
 
 
 def _is_indexed(dataset: Any) -> bool:
+    # That of PyTorch's own classes only raises an error.
     own = [base for base in type(dataset).__mro__ if not base.__module__.startswith("torch.")]
     return any("__getitem__" in vars(base) for base in own)
 
@@ -144,8 +145,7 @@ def attach_stream(
     seed: int | None,
     prefetch_batches: int,
 ) -> Source:
-    """Declare `stream` as the job's training data, and return the data's description."""
-    # All workers must declare the same data.
+    """Declare `stream` as the training data, the same on all workers; return its description."""
     if worker.logical:
         raise UsageError(
             "the samples of a stream have no numbers, so nobody could tell which of them a logical "
@@ -178,15 +178,14 @@ def attach_stream(
 def attach_source(
     worker: Worker,
     dataset: Any,
-    total: int,
+    total: int,  # samples; with a sampler, positions of an epoch
     batches: Batching,
     shuffle: bool,
     seed: int | None,
     prefetch_batches: int,
-    sampler: Callable[[int], Indices] | None = None,
+    sampler: Callable[[int], Indices] | None = None,  # the samples of an epoch, by its number
 ) -> Source:
-    """Declare a numbered data set as the job's training data, and return its description."""
-    # All workers must declare the same data.
+    """Declare a numbered data set, the same on all workers; return the data's description."""
     order = bool(shuffle), _whole_seed(seed)
     data = total, batches, *order, prefetch_batches, data_fingerprint(dataset), sampler
     audits = worker.checkpointing.settings.exact_audit if worker.logical else 0

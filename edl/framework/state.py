@@ -29,8 +29,8 @@ Array = TypeVar("Array")
 class Reference:
     """A placeholder for one array in the description of a state."""
 
-    index: int  # the number of the array among all arrays of the state, from 0
-    shape: tuple[int, ...]  # the shape of the array
+    index: int  # of the array among all arrays of the state, from 0
+    shape: tuple[int, ...]
     dtype: str  # in the framework's words
     size: int  # bytes
     device: str = "cpu"  # device type; the receiver has its own device of that type
@@ -49,6 +49,7 @@ class Trackable(Protocol):
 
 def load_into(thing: Trackable, state: Any) -> None:
     """Load `state`, which is of the present job, into the tracked object `thing`."""
+    # Scripts call `load_state_dict` of edl's own objects with states of other jobs.
     getattr(thing, "edl_load_state_dict", thing.load_state_dict)(state)
 
 
@@ -64,7 +65,7 @@ class Arrays(Protocol[Array]):
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
-        """Send arrays from the rank `root` to all workers; return the received ones by index."""
+        """Send arrays from the rank `root` to all; return them by index where `keep` is true."""
 
 
 def exchange_state(
@@ -102,7 +103,7 @@ def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state"
 def describe(
     state: Any, taken: list[Array], refer: Callable[[Any, int], tuple[Array, Reference] | None]
 ) -> Any:
-    """Return a copy of `state` in which each array is replaced by a reference."""
+    """Return a copy of `state` with a reference in place of each array; put these in `taken`."""
 
     def leaf(value: Any, _where: str) -> Any:
         found = refer(value, len(taken))
@@ -124,12 +125,11 @@ def _in_one_piece(value: Any) -> Any:
 
 def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Reference], Array]) -> Any:
     """Return a state from its description, with each reference replaced by its array."""
-    # `empty`: a function of a reference that makes its array; called for each reference whose array
-    # is not in `arrays`, because it has no elements and was not sent.
 
     def leaf(value: Any, _where: str) -> Any:
         if not isinstance(value, Reference):
             return value
+        # An array without elements is not sent.
         return arrays[value.index] if value.index in arrays else empty(value)
 
     return map_leaves(description, leaf)
@@ -150,7 +150,7 @@ def references(description: Any) -> list[Reference]:
 def transfers(
     all_references: Iterable[Reference], large_bytes: int = LARGE_BYTES
 ) -> Iterator[list[Reference]]:
-    """Yield groups of references; the arrays of each group are sent in one collective."""
+    """Yield groups of references, the same on all workers; each is sent in one collective."""
     small: list[Reference] = []
     size = 0
     for reference in sorted(all_references, key=lambda r: (r.device, r.index)):

@@ -31,13 +31,14 @@ class BatchSource(Protocol):
         """Drop the batches in the queue, because this worker's leases have changed."""
 
     def form_lost_again(self) -> None:
-        """Form again the batches that were lost untrained; call this between two steps."""
+        """Form again, between two steps, what was lost when a framework ended its iterator."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Take the next batch from the queue, and return it."""
+        """Take the next batch from the queue; return it, and whether it is a padding batch."""
+        # It is one if no samples are left, or the data are not loaded and `waits` is False.
 
     def pad(self) -> Batch:
-        """Return a padding batch for the open step; which data the script gets does not matter."""
+        """Return a padding batch, of any data, for an open step that others have not finished."""
 
 
 def asked_length(what: str, count: int | None, max_steps: int | None) -> None:
@@ -79,12 +80,12 @@ def end_batch(worker: Worker) -> None:
 
 
 def average_buffers(worker: Worker) -> None:
-    """Set BatchNorm's averages to the job's; all workers call it between two steps."""
+    """Set BatchNorm's averages to the job's, so that all evaluate the same model, as with DDP."""
     replica = worker.loader.replica
     # Logical workers average buffers in each step.
     if replica is None or worker.ring.alone or worker.warming_up or worker.logical:
         return
-    replica.average_buffers(worker.step, worker.exchange_bytes)
+    replica.average_buffers(worker.step, worker.exchange_bytes)  # all workers come here
 
 
 class BatchSteps:
@@ -94,9 +95,9 @@ class BatchSteps:
         self,
         worker: Worker,
         feed: BatchSource,
-        unfinished: Callable[[], str],
-        end_batch: Callable[[], None] = lambda: None,
-        numbers: RandomNumbers | None = None,
+        unfinished: Callable[[], str],  # the error if the last batch has got no update
+        end_batch: Callable[[], None] = lambda: None,  # ends a step whose update was skipped
+        numbers: RandomNumbers | None = None,  # None: the script's own seeds stay
     ) -> None:
         self._worker = worker
         self._feed = feed
@@ -108,8 +109,7 @@ class BatchSteps:
         self._came_to_end = False  # the script was told that the epoch is over
         self._padding = 0  # batches of the open step that count for nothing
         self._in_epoch = False
-        # the number of updates that `limit` has set; None: no limit
-        self.max_steps: int | None = None
+        self.max_steps: int | None = None  # set by `limit`
         self._has_entered = False
         self._loop = object()  # the newest of the script's loops over batches
         self._is_new = False  # it has come into the ring, and has trained nothing there yet
@@ -130,7 +130,7 @@ class BatchSteps:
         asked = worker.loader.progress.length = TrainingLength.asked(count, max_steps)
         if worker.warming_up:
             self.warm_up()
-            yield from self._within(worker.loader.epoch)
+            yield from self._within(worker.loader.epoch)  # of one batch
         self.enter()
         length = worker.loader.progress.length
         if asked.is_below(length):
@@ -157,9 +157,7 @@ class BatchSteps:
         self._warmed_up = self._came_to_end = False
 
     def limit(self, max_steps: int | None) -> None:
-        """Set how many updates the job makes at most; a later call replaces the limit."""
-        # `max_steps`: the number of updates since the job began, at least 1; None: only the epochs
-        # end the training.
+        """Set how many updates the job makes at most since it began; None: its epochs decide."""
         self.max_steps = max_steps
 
     @property
@@ -169,8 +167,7 @@ class BatchSteps:
 
     @property
     def is_over(self) -> bool:
-        """Whether the epoch has no batch left, as known after an update; the same on all workers"""
-        # Then `begin` would return False.
+        """Whether `begin` would return False, as known after an update; the same on all workers."""
         worker = self._worker
         if worker.loader.open:
             return False
@@ -199,8 +196,6 @@ class BatchSteps:
         self._has_entered = True
 
     def _check_batching(self) -> None:
-        """Check that a script with several optimizers does not let the job choose the batch size"""
-        # The job chooses by the noise of its gradients, which is measured with one optimizer only.
         progress = self._worker.loader.progress
         if progress.optimizers > 1 and progress.source.batching.is_chosen:
             raise UsageError(
@@ -211,14 +206,12 @@ class BatchSteps:
 
     def begin(self) -> bool:
         """Begin a step on the next batch; return True, or False when the epoch is over."""
-        # Otherwise, first the batch before is ended, and the worker switches to another ring if all
-        # workers have agreed on one.
         worker, feed = self._worker, self._feed
         self._end_batch()
         if worker.loader.open:
             if not worker.loader.engine.batches.may_grow:
                 raise UsageError(self._unfinished())
-            self._add()
+            self._add()  # the step adds up gradients
             return True
         end_batch(worker)
         if worker.warming_up:
@@ -234,7 +227,7 @@ class BatchSteps:
             self._came_to_end = True
             return False
         feed.form_lost_again()
-        worker.boundary()
+        worker.boundary()  # to another ring, if all workers have agreed on one
         self._restart_feed()
         self._draw_for_step()
         with worker.loader.timer.loading():
@@ -268,7 +261,7 @@ class BatchSteps:
         try:
             return self._feed.next(waits)
         except (Exception, KeyboardInterrupt):
-            self._form_again()
+            self._form_again()  # the script may begin its loop again
             raise
 
     def _form_again(self) -> None:
@@ -285,7 +278,7 @@ class BatchSteps:
 
     def _others_train(self) -> bool:
         """Return whether this newcomer may train a padding batch, because others train samples."""
-        root, loader = self._worker.steps.state_source, self._worker.loader
+        root, loader = self._worker.steps.state_source, self._worker.loader  # root: no newcomer
         source = loader.progress.source
         if not source.lets_newcomers_pad:
             return False
@@ -293,7 +286,7 @@ class BatchSteps:
         return root != self._worker.id and loader.ledger.held_samples(root) >= enough
 
     def _add(self) -> None:
-        """Hand out one more batch."""
+        """Hand out one more batch for the open step, which adds up gradients."""
         worker = self._worker
         self._draw_for_step()  # the script may have seeded
         self._restart_feed()  # a repair inside the step may have changed the leases
@@ -311,7 +304,7 @@ class BatchSteps:
     def _within(self, epoch: int) -> Iterator[int]:
         """Yield `epoch` once, for the script to train it; then end the epoch's last batch."""
         self._in_epoch, self._came_to_end = True, False
-        self._form_again()
+        self._form_again()  # the script may have left an earlier loop by an exception
         self.begin_epoch()
         yield epoch
         self._end_batch()  # the script may have left its loop in the middle

@@ -28,7 +28,7 @@ _GROUP = "opentelemetry_traces_exporter"  # of entry points: that of OpenTelemet
 
 
 def trace_worker(worker: Worker, job: str | None, run: str) -> None:
-    """Send a span of each switch of `worker`, and of each checkpoint that it writes, from now on"""
+    """Send a span of each switch of `worker`, and of each checkpoint that it writes."""
     if not (exporters := config.trace_exporters()):
         return
     try:  # now, and not in the first switch, in which all would wait for it
@@ -43,7 +43,7 @@ def trace_worker(worker: Worker, job: str | None, run: str) -> None:
 
 
 class Tracing:
-    """The spans of one worker. The training thread and that of a checkpoint may call the methods"""
+    """The spans of one worker, for its training thread and that of a checkpoint."""
 
     def __init__(
         self, worker: Worker, job: str, run: str, exporters: Sequence[Callable[[], Any]]

@@ -27,9 +27,6 @@ Place = tuple[int, int]  # step, epoch
 class TrackedCopies:
     """Copies of a worker's small tracked objects, made each time the script asks for a batch."""
 
-    # An object whose state was once large, such as an average of all weights, is never copied,
-    # because the script computes it from the weights, which all workers share.
-
     def __init__(self) -> None:
         self._kept: dict[Place, dict[str, Any]] = {}
         self._received: Mapping[Place, dict[str, Any]] = {}
@@ -44,7 +41,7 @@ class TrackedCopies:
         self._received = kept
 
     def forget(self) -> None:
-        """Drop this worker's own copies, but not those it has received."""
+        """Drop this worker's own copies: its state differed from the job's."""
         self._kept.clear()
 
     def end_batch(self, place: Place, things: Mapping[str, Trackable]) -> None:
@@ -56,6 +53,7 @@ class TrackedCopies:
         states = {
             name: thing.state_dict() for name, thing in things.items() if name not in self._large
         }
+        # What was once large, such as an average of all weights, is computed from shared weights.
         self._large |= {name for name, state in states.items() if not _is_small(state)}
         small = {name: state for name, state in states.items() if name not in self._large}
         self._kept[place] = map_leaves(small, lambda leaf, _: _copied(leaf))

@@ -28,7 +28,7 @@ from edl.worker.worker import Worker
 class Contribution:
     """The record of one parameter for the hook that weights what is added to its gradient."""
 
-    parameter: torch.nn.Parameter  # the parameter whose gradient is accumulated
+    parameter: torch.nn.Parameter
     begin: Callable[[], None]  # called before something is added
     weighted_in: int = -1  # the number of the backward pass in which it was weighted
     is_padding: bool = False  # from a padding batch, and not added to anything
@@ -39,7 +39,7 @@ class Accumulation:
     """The gradient accumulation of one optimizer: it counts and weights backward passes."""
 
     def __init__(self, worker: Worker, reduction: StepReduction, passes_per_step: int) -> None:
-        self.passes = 0  # how many backward passes have ended, or failed, in all steps so far
+        self.passes = 0  # backward passes that have ended, or failed, in all steps so far
         self._worker = worker
         self._reduction = reduction
         self._no_sync = False
@@ -48,11 +48,8 @@ class Accumulation:
         self._parts: list[Contribution] = []
         self._zeros: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         self._has_put_zeros = False
-        # whether the script has given the optimizer `backward_passes_per_step` > 1
         self.counts_passes = passes_per_step > 1
-        # `is_watched`: whether the hooks that weight each addition to a gradient are set;
-        # `expected`: whether the script accumulates gradients of several batches itself, by
-        # `no_sync()` or `backward_passes_per_step`; False before the first of them
+        # The hooks that weight are set; and the script adds up the gradients of batches itself.
         self.is_watched = self.expected = self._per_step > 1
         if self.expected:
             worker.loader.engine.late = True
@@ -83,7 +80,6 @@ class Accumulation:
 
     def expect_microbatches(self, several: bool = False) -> None:
         """Set the hooks that weight gradients, if the loader splits batches into microbatches."""
-        # Otherwise nothing happens.
         if not in_microbatches(self._worker):
             return
         setting = "--logical" if self._worker.loader.engine.logical else "micro_batch"
@@ -98,18 +94,15 @@ class Accumulation:
         self.watch_all()
 
     def leave_out(self) -> bool:
-        """Handle a batch or microbatch without a backward pass: it adds nothing to the gradients"""
-        # Otherwise nothing is changed, and the caller ends the batch.
-        # Whether the step goes on with another batch or microbatch, because the call is inside of
-        # `no_sync` or before the last microbatch.
+        """Leave out a batch or microbatch without a backward pass; return if the step goes on."""
         if self._no_sync or (
             self.is_between_microbatches and not self._worker.loader.engine.batches.may_grow
         ):
             self._worker.loader.accumulate()
-        return self._no_sync or self.is_between_microbatches
+        return self._no_sync or self.is_between_microbatches  # else the caller ends the batch
 
     def end_pass(self) -> bool:
-        """Count a backward pass that has ended, as one of the step's."""
+        """Count a backward pass that has ended; return whether it only added to the gradients."""
         added_up = self.adds_up
         self.passes += 1
         self._left -= 1
@@ -120,8 +113,7 @@ class Accumulation:
         self.passes += 1
 
     def begin_step(self) -> bool:
-        """Begin to count the backward passes of a step anew."""
-        # Whether the step before has had a backward pass since the last call.
+        """Begin to count the passes of a step anew; return whether the step before has had one."""
         left, self._left = self._left, self._per_step
         return left < self._per_step
 
@@ -155,7 +147,6 @@ class Accumulation:
 
     def watch(self, parameter: torch.nn.Parameter, begin: Callable[[], None]) -> Contribution:
         """Register `parameter`, so that each addition to its gradient can be weighted."""
-        # The hook that weights is set at once if `is_watched`, otherwise by `watch_all`.
         part = Contribution(parameter, begin)
         self._parts.append(part)
         if self.is_watched:
@@ -171,9 +162,7 @@ class Accumulation:
 
     def is_padding(self, part: Contribution, name: str) -> bool:
         """Return whether all that was added to a gradient so far comes from padding batches."""
-        # UsageError: the addition was not weighted, because the parameter has another dtype or
-        # device than when its hook was set.
-        if part.weighted_in == self.passes:
+        if part.weighted_in == self.passes:  # it is called before `end_pass`
             return part.is_padding
         if self._weight() != 1.0:
             raise UsageError(
@@ -210,9 +199,9 @@ class Accumulation:
         if not loader.open or reduction.step.done:
             return 1.0
         if not (self.adds_up or loader.engine.batches.summed):
-            return 1.0
+            return 1.0  # they are weighted when they are sent
         part, batch = reduction.part.part, loader.engine.batches.newest
-        if loader.engine.logical:
+        if loader.engine.logical:  # they are weighted when they are added up
             return float(part > 0 or (batch is not None and batch.repeats))
         return part
 
@@ -227,13 +216,13 @@ def in_microbatches(worker: Worker) -> bool:
 
 
 def can_have_gradient(parameter: torch.nn.Parameter) -> bool:
-    """Return whether PyTorch can compute a gradient of `parameter`, by its dtype."""
+    """Return whether `parameter` can have a gradient: not integers, as of a quantized model."""
     return parameter.is_floating_point() or parameter.is_complex()
 
 
 @contextlib.contextmanager
 def requiring_gradient(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Parameter]:
-    """Set `requires_grad` of `parameter` inside the `with` block, and yield the parameter."""
+    """Let `parameter` require a gradient in the `with` block: PyTorch sets hooks only then."""
     required = parameter.requires_grad
     parameter.requires_grad_(True)
     try:

@@ -164,7 +164,7 @@ def skip_loss_check() -> None:
 
 def begin_loop() -> None:
     """Record the parameter groups and `requires_grad` flags with which the epoch loop begins."""
-    # What it changes before the loop is not sent, because the newcomer's own script does the same.
+    # What the script changes before is not sent, because a newcomer's own script does the same.
     if _replica is not None and _of_this_job() is not None:
         _replica.begin()
 
@@ -197,7 +197,7 @@ def exchanges() -> bool:
 
 
 def exchange(payload: bytes) -> list[bytes]:
-    """Send `payload` to all workers, in a step or between two; return all payloads in rank order"""
+    """Send `payload` to all workers, in a step or between two; return all in rank order."""
     worker, optimizers = current_worker(), _of_this_job()
     if optimizers is None or not exchanges():
         return [payload]
@@ -214,7 +214,7 @@ def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
 
 
 def reduce_as_horovod(never_none: Iterable[torch.nn.Parameter]) -> None:
-    """Let logical workers reduce gradients as Horovod's optimizer does."""
+    """Let logical workers reduce gradients in `optimizer.step()`, as Horovod's optimizer does."""
     if (optimizers := _of_this_job()) is not None and current_worker().logical:
         optimizers.wait_for_step, optimizers.never_none = True, frozenset(never_none)
 
@@ -229,7 +229,7 @@ def unfinished() -> str:
 def attach_optimizer(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, passes_per_step: int
 ) -> GradientReduction:
-    """Reduce the gradients of `optimizer` over the ring; add it and its model to the job's state"""
+    """Reduce the gradients of `optimizer`; add it and its model to the job's state."""
     global _optimizers, _replica, _loss_look
     worker, last_step = current_worker(), LastStep()
     worker.check_trains()
@@ -270,5 +270,5 @@ def _see_scaler(
 def _of_this_job() -> Optimizers | None:
     """Return the optimizers of the current job; None if the script has made none in it."""
     if _optimizers is None or _optimizers.worker is not current_worker():
-        return None
+        return None  # at a prompt there may be those of an earlier job
     return _optimizers

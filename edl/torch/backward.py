@@ -18,10 +18,10 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 class BackwardEnd:
     """A watcher that calls `ended()` once after each backward pass that called `expect`."""
 
+    # On a GPU that may be in a thread of autograd's engine, while the one of `backward()` waits.
+
     def __init__(self, ended: Callable[[], None]) -> None:
-        # whether an exception has ended a backward pass in which `expect` was called. The user of
-        # this object sets it back to False.
-        self.failed = False
+        self.failed = False  # whether an exception has ended such a pass; the user resets it
         self._ended = ended
         self._expected_in = -1
 
@@ -32,7 +32,8 @@ class BackwardEnd:
             _ENGINE.queue_callback(_Pass(self))
 
     def at_end(self) -> None:
-        """Call `ended()`; in a pass inside of another pass, call it at the end of the outer pass"""
+        # Inside of another pass (a reentrant checkpoint), whose gradients are not complete yet, it
+        # is called at the end of that.
         if (node := _current_node()) is None:
             self._ended()
         else:  # the node of the outer pass that runs this one; its hooks belong to the outer
@@ -43,7 +44,7 @@ class BackwardEnd:
 
 
 class _Pass:
-    """The callback of one backward pass: autograd's engine calls it at the end, then releases it"""
+    """The callback of one backward pass: if the engine drops it uncalled, the pass has failed."""
 
     def __init__(self, end: BackwardEnd) -> None:
         self._end = end

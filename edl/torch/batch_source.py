@@ -28,7 +28,7 @@ class LoaderBatchSource:
         worker: Worker,
         as_sent: Callable[[Batch], Items],
         loader: Callable[..., Any],
-        keeps_processes: bool = True,
+        keeps_processes: bool = True,  # else each epoch has new ones, with the data set as it is
     ) -> None:
         self._worker = worker
         self._as_sent = as_sent
@@ -42,31 +42,29 @@ class LoaderBatchSource:
         self._arriving: Iterator[Any] = iter(())
         self._first: FirstBatch | None = None  # a newcomer's, loaded while the others train
         self._padding = PaddingData(self._any_data)
-        self.data: Any = None  # the data of the batch that `next` or `pad` has returned last
+        self.data: Any = None  # of the batch that `next` or `pad` has returned last
 
     def restart(self) -> None:
-        """Drop all batches formed and not handed out: this worker's leases have changed"""
-        # In a warm-up, loader processes end here that do not stay from epoch to epoch: no worker
-        # waits for them to end, as it would after the join.
+        """Drop all batches that are formed and not handed out: the leases have changed."""
         if self._first is not None:
             self._first.discard()
             self._first = None
         self._arriving = iter(())
         self._formed.clear()
         if self._worker.warming_up and not self._keeps_processes:
-            self._end_processes()
+            self._end_processes()  # after the join other workers would wait for that
 
     def form_lost_again(self) -> None:
         """Do nothing, because PyTorch's loader never loses a batch that it was given."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the next batch, and put its data into `data`."""
+        """Return the next batch and whether it is a padding batch; put its data into `data`."""
         fresh = self._take(waits)
         if fresh is _NONE and self._first is None and self._has_more():
             # At the start, and when leases came after the loader had read the last one.
             self._arriving = self._loaded(self._open())
             if not waits and self._loader.num_workers > 0:
-                self._first = FirstBatch(self._arriving, _NONE)
+                self._first = FirstBatch(self._arriving, _NONE)  # padding is trained meanwhile
             fresh = self._take(waits)
         if fresh is not _NONE:
             self.data = fresh
@@ -80,7 +78,7 @@ class LoaderBatchSource:
         return self._worker.loader.sampler.warm_up()
 
     def _take(self, waits: bool) -> Any:
-        """Return the data of the next batch from the loader; `_NONE` if the loader is at its end"""
+        """Return the data of the next batch; `_NONE` if the loader has none, or none yet."""
         if self._first is None:
             return next(self._arriving, _NONE)
         if not (waits or self._first.has_come):
@@ -94,15 +92,15 @@ class LoaderBatchSource:
 
     def _open(self) -> Iterator[Any]:
         """Start PyTorch's loader with its processes, and return its iterator over batches."""
-        # Processes that have started in this epoch are used again, because the loader is started
-        # whenever new leases have come. This thread starts them: they end with it (prctl), and a
-        # fork may never get a lock that another thread holds.
+        # Those of this epoch are used again: the loader is started whenever new leases have come.
         if not self._keeps_processes and self._opened_in != self._worker.loader.epoch:
             self._end_processes()
         self._opened_in = self._worker.loader.epoch
         if self._loader.num_workers > 0:
             make_directory_of_sockets()
-        if not forks(self._loader):
+        # In this thread: they end with it (prctl), and a fork may never get a lock that another
+        # thread holds.
+        if not forks(self._loader):  # others may keep a blocked signal blocked for good
             return iter(self._loader)
         with holding_sigterm():  # until LoaderProcessInit blocks it
             return iter(self._loader)
@@ -121,7 +119,7 @@ class LoaderBatchSource:
             raise DataError(sentence.strip()) from error
 
     def _form(self) -> Batch | None:
-        """Form the next batch to load, from the leases; for a newcomer, its one batch to warm up"""
+        """Form the next batch to load, from the leases; for a newcomer, the one of its warm-up."""
         if self._first is not None and not self._first.may_form():
             return None
         worker = self._worker
@@ -134,9 +132,7 @@ class LoaderBatchSource:
         return batch
 
     def _any_data(self) -> Any:
-        """Load a batch of the epoch's first samples in this thread, and return its data."""
-        # A worker that has loaded no batch yet, or has changed the tensors of the last one, needs
-        # them for a padding batch, which otherwise repeats the data of the batch before.
+        """Load a batch of the epoch's first samples, for padding where no data are kept."""
         items = self._as_sent(self._worker.loader.sampler.warm_up())
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn

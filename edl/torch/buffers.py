@@ -45,7 +45,7 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
     strides = tensor.stride() if tensor.layout is torch.strided else tensor.shape
     shape = zip(tensor.shape, strides, strict=True)
     expanded = [size > 1 and step == 0 for size, step in shape]
-    if any(expanded):
+    if any(expanded):  # PyTorch refuses to write to elements that share memory
         first = tuple(slice(1) if repeats else slice(None) for repeats in expanded)
         tensor, value = tensor[first], value[first]
     tensor.copy_(value)

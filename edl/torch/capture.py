@@ -20,10 +20,7 @@ KIND = "torch"
 
 
 class Copier:
-    """A copier of model state into host memory that reuses its buffers."""
-
-    # Each `copy` overwrites the tensor bytes of the previous copy, so the caller must not need that
-    # one any more.
+    """A copier of model state into host memory; each copy overwrites the tensors of the last."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
@@ -81,7 +78,7 @@ def _tensor(value: Any, where: str, copy: bool) -> Any:
     else:
         flat = torch.empty(0, dtype=dtype, device="cpu")
     there = value.device if value.device != "cuda" or torch.cuda.is_available() else "cpu"
-    return flat.reshape(value.shape).to(there, copy=copy)
+    return flat.reshape(value.shape).to(there, copy=copy)  # else it may share the Blob's memory
 
 
 def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:

@@ -23,9 +23,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 def after_closure(
     arguments: tuple[Any, ...], named: dict[str, Any], then: Callable[[], None]
 ) -> Arguments | None:
-    """Call `then` as soon as the gradients of an `optimizer.step()` are computed."""
-    # Otherwise the script's closure is wrapped: the wrapper calls `then` after it, and raises
-    # UsageError when the optimizer evaluates it a second time.
+    """Call `then` when a `step()` has its gradients; return its new arguments, if they change."""
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     if closure is None:
         then()

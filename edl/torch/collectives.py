@@ -43,7 +43,6 @@ _OF_GPUS = "horovod_torch_allreduce_async_torch_cuda_FloatTensor"  # only a buil
 
 def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Call `function` of Horovod's, and return its result or raise edl's error for Horovod's."""
-    # UsageError: Horovod refuses the call, and would refuse it again in any ring.
     try:
         return function(*arguments, **named)
     except HorovodInternalError as error:
@@ -75,6 +74,8 @@ class TorchCollectives:
         size, rows = hvd.size(), len(row)
         if not (same_shape and hvd.local_size() == size):
             return guarded(hvd.allgather_async, torch.from_numpy(row), name=name)
+        # A sum of tables, with zeros for the others' rows: on one host edl's Horovod sums in shared
+        # memory, while it gathers by Gloo.
         table = np.zeros((size * rows, *row.shape[1:]), dtype=row.dtype)
         table[hvd.rank() * rows :][:rows] = row
         rows_of_all = torch.from_numpy(table)
@@ -110,8 +111,8 @@ def broadcast_start(tensor: torch.Tensor, root: int, name: str) -> int:
 def average_start(
     tensor: torch.Tensor, output: torch.Tensor, name: str, kind: str = "average"
 ) -> int:
-    """Start to average `tensor` over all workers into `output`, without a change to `tensor`."""
-    # `tensor`: this worker's tensor; it must not change until `finish` returns.
+    """Start to average `tensor`, which must not change until `finish` returns, into `output`."""
+    # Horovod's public calls overwrite the input, or allocate an output for each call.
     handle: int = guarded(
         mpi_ops._allreduce_async,
         tensor,
@@ -136,6 +137,7 @@ def _synchronize(handle: int) -> Any:
     """Wait for the collective of `handle` as `hvd.synchronize` does, without a busy processor."""
     if WAITS_ASLEEP and handle in mpi_ops._handle_map:
         return _wait_and_clear(handle)
+    # Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a pause.
     pause_s = FIRST_PAUSE_S
     while handle in mpi_ops._handle_map and not hvd.poll(handle):
         time.sleep(pause_s)

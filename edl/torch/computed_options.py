@@ -21,8 +21,7 @@ Numbers = list[dict[str, Any]]  # of the options of each group, by name
 
 def option_numbers(optimizer: torch.optim.Optimizer) -> Numbers:
     """Return the numbers among the options of each parameter group, by name, to compare them."""
-    # A tensor is represented by its identity and its count of changes in place, because to read it
-    # would wait for its device.
+    # A tensor is known by its identity and count of changes: to read it would wait for its device.
     return [
         {
             name: (id(value), value._version) if isinstance(value, torch.Tensor) else value
@@ -37,7 +36,7 @@ class ComputedOptions:
     """The names of the options that the `step()` of one optimizer has changed itself."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.names: set[str] = set()  # these names; empty before the first step
+        self.names: set[str] = set()
         self._optimizer = optimizer
         self._before: list[Numbers] = []  # of steps within steps, the outermost first
         for each in dict.fromkeys((optimizer, stepping(optimizer))):

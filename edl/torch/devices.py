@@ -11,11 +11,9 @@ from edl.framework import process
 
 def gpu_of_slot() -> torch.device:
     """Return the GPU with the number of this worker's slot on its host, for all adapters."""
-    # Each worker has a GPU for itself: NCCL refuses two workers on one GPU, and by Gloo they would
-    # share its memory. Where a job is limited to some devices, the agent has numbered the visible
-    # GPUs so that the one of this worker has the number of its slot, too.
+    # If the job is limited to some devices, the agent has numbered the visible ones by slots.
     slot, count = process.local_rank(), torch.cuda.device_count()
-    if slot >= count:
+    if slot >= count:  # NCCL refuses two workers on one GPU; by Gloo they would share its memory
         raise UsageError(
             f"this worker has slot {slot} of its host, which has {counted(count, 'GPU')}, and each "
             f"worker needs one of its own: start edl run and edl join there with --slots "

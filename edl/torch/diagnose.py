@@ -62,9 +62,7 @@ def layer_balance(
 
 
 def _read(model: torch.nn.Module, name: str) -> npt.NDArray[Any]:
-    """Return the current value of the parameter `name` of `model`, as float64 on the CPU."""
-    # The parameter is looked up by its name, because a script may put another parameter in its
-    # place.
+    """Return the value of the parameter that has this name now, as float64 on the CPU."""
     weights: npt.NDArray[np.float64] = (
         model.get_parameter(name).detach().cpu().to(torch.float64).numpy()
     )

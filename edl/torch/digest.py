@@ -51,7 +51,7 @@ def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
 
 
 def weighted_word_sum(data: torch.Tensor) -> torch.Tensor:
-    """Return the sum of all 32-bit words of `data`, each multiplied by a weight for its position"""
+    """Return the sum modulo 2**64 of the 32-bit words of `data`, weighted by their positions."""
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     padded = torch.nn.functional.pad(data, (0, -len(data) % 4))
     if padded.data_ptr() % 4:
@@ -60,7 +60,7 @@ def weighted_word_sum(data: torch.Tensor) -> torch.Tensor:
     for start in range(0, len(words), CHUNK):
         part = words[start : start + CHUNK].to(torch.int64)
         weights = torch.arange(start, start + len(part), device=data.device) * PRIME
-        weights = (weights ^ (weights >> 29)) * ODD | 1
+        weights = (weights ^ (weights >> 29)) * ODD | 1  # odd, so any change of one word counts
         total += (part * weights).sum()
     return total
 

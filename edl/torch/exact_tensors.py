@@ -44,7 +44,7 @@ class Tensors:
     """The tensors of PyTorch as `ArrayKind`."""
 
     def __init__(self) -> None:
-        self._memory: torch.Tensor | None = None
+        self._memory: torch.Tensor | None = None  # kept: to allocate takes as long as to add up
 
     def largest(self, values: Sequence[torch.Tensor]) -> list[float]:
         """Return for each tensor the largest absolute value in it that is finite, or 0.0."""
@@ -61,7 +61,7 @@ class Tensors:
         return found
 
     def add_up(self, rows: Sequence[Summands], constants: Sequence[float]) -> torch.Tensor:
-        """Return the sums of this worker's summands, in the memory of the last sums if that fits"""
+        """Return this worker's sums, in the memory of the last ones if that fits."""
         sizes = [_size(row.target) for row in rows]
         sums = self._sums(sum(sizes), rows)
         is_gpu = is_launched(sums.device)
@@ -125,7 +125,7 @@ def _add_batch(
     constants: Sequence[float],
     scratch: Sequence[torch.Tensor],
 ) -> None:
-    """Set each total to the sum of its summands, as `add_rounded`."""
+    """Set each total to the sum of its summands, as `add_rounded` does."""
     without = [total for total, own in zip(totals, summands, strict=True) if not own]
     if without:
         torch._foreach_zero_(without)

@@ -20,10 +20,9 @@ from edl.torch.layout import laid_out_like
 class PendingAllreduce:
     """An allreduce of one gradient that this worker has started and not waited for yet."""
 
-    handle: int  # Horovod's handle, to wait for the allreduce
-    sent: torch.Tensor  # the tensor that is sent; it must stay alive until Horovod has read it
-    # the parameter's gradient when it was sent; None if it had none, and zeros were sent
-    local: torch.Tensor | None
+    handle: int  # Horovod's
+    sent: torch.Tensor  # it must stay alive until Horovod has read it
+    local: torch.Tensor | None  # the gradient when it was sent; None: zeros were sent
     version: int  # PyTorch's count of in-place writes to `local` when it was sent
 
 
@@ -31,18 +30,19 @@ class PendingAllreduce:
 class Gradient:
     """The record of one parameter's gradient: when it was computed, sent and averaged."""
 
-    parameter: torch.nn.Parameter  # the parameter, whose `grad` the methods read and set
-    # the `Contribution` of the parameter, by which what is added to its gradient is weighted
-    part: Contribution
+    # Local: computed by this worker. Mean: the average over the global batch. Leftover: still there
+    # from the step before. Steps of this worker are numbered from 1, backward passes from 0.
+
+    parameter: torch.nn.Parameter
+    part: Contribution  # it weights what is added to the gradient
     name: str = ""  # empty: the optimizer does not train it any more
     collective: str = ""  # the name of its allreduce
     computed: int = 0  # the step in which backward computed it last
     computed_in: int = -1  # the number of that backward pass
-    # the allreduce that was started and not waited for; None: there is none
     pending: PendingAllreduce | None = None
     buffer: torch.Tensor | None = None  # memory for the next average
     left: weakref.ref[torch.Tensor] | None = None  # the gradient when the last step was complete
-    left_version: int = 0  # PyTorch's count of in-place writes to that gradient at that time
+    left_version: int = 0  # the count of in-place writes to it then
     local: torch.Tensor | None = None  # with several optimizers: the local gradient
     mean_in: int = -1  # the step whose mean the gradient is; -1: none
     is_mixed: bool = False  # a gradient of an earlier step is part of it
@@ -52,7 +52,7 @@ class Gradient:
     pieces_of: int = -1  # the step that the microbatches belong to
 
     def is_local(self, step: int) -> bool:
-        """Return whether the gradient is this worker's own of step `step`, and not the mean."""
+        """Return whether it is local, or set by the script, and not the mean of `step`."""
         if self.pending is not None:
             return True
         if self.parameter.grad is None or self.mean_in == step:
@@ -60,18 +60,13 @@ class Gradient:
         return self.computed == step or not self.is_leftover()
 
     def is_leftover(self, since: int = 0) -> bool:
-        """Return whether the gradient is still the tensor that the last step has left."""
-        # `since`: how many in-place writes the tensor has had since the end of that step; with any
-        # other number of writes it does not count as a leftover.
+        """Return whether it is what the last step has left, written to `since` times."""
         if self.left is None or (gradient := self.parameter.grad) is None:
             return False
         return self.left() is gradient and gradient._version == self.left_version + since
 
     def refuse_leftover(self, since: int = 0) -> None:
-        """Raise UsageError if the gradient is still the tensor that the last step has left."""
-        # A newcomer does not have it, so its update would differ.
-        # `since`: how many in-place writes the gradient has had since that step, as for
-        # `is_leftover`.
+        """Raise UsageError for a leftover: a newcomer does not have it."""
         if self.is_leftover(since):
             self._refuse()
 
@@ -102,9 +97,6 @@ class Gradient:
 
     def check_unchanged(self) -> None:
         """Check that the script left the local gradient as it was since its allreduce began."""
-        # The allreduce must not have been dropped: `pending` is not None.
-        # UsageError: the script has changed or replaced the gradient; its change would not be in
-        # the mean.
         flight, local = self.pending, self.parameter.grad
         assert flight is not None
         version = 0 if local is None else local._version
@@ -126,7 +118,7 @@ class Gradient:
     # --- microbatches
 
     def put_aside(self, step: int) -> None:
-        """Move the gradient of a microbatch into the sum of its batch; the gradient becomes None"""
+        """Move a microbatch's gradient into the sum, which `zero_grad()` cannot clear."""
         if self.computed != step or (gradient := self.parameter.grad) is None:
             return
         self.parameter.grad = None
@@ -164,16 +156,13 @@ class Gradient:
             self.local, self.mean_in = None, -1
 
     def forget_again(self, step: int) -> None:
-        """Set the gradient to None or zeros again, if the script had done so in step `step`."""
-        # Otherwise nothing changes. It is called after a reduction that was repeated because the
-        # ring broke: that reduction has put the mean in the place of the None or the zeros.
+        """After a repeated reduction, clear the gradient again if the script had in `step`."""
         if self.forgotten_in == step:
             self.parameter.grad, self.local, self.mean_in = self.forgotten, None, -1
 
     def refuse_changed(self, step: int) -> None:
         """Raise UsageError if the script has changed the gradient since it became the mean."""
-        # If the ring broke after that, the survivors would reduce the local gradient again, and the
-        # script's change would be lost.
+        # If the ring broke later, the local gradient would be reduced again, without the change.
         if self.mean_in == step and not self.is_leftover() and not self._is_forgotten():
             raise UsageError(
                 f"the gradient of {self.name} was changed between two backward passes of one step; "

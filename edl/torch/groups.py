@@ -60,7 +60,7 @@ class ParameterGroups:
         return {"now": self.names, "at_start": self._at_start}
 
     def follow(self, theirs: Mapping[str, Names], options: Sequence[Mapping[str, Any]]) -> None:
-        """Make the groups of the optimizer those of the job, in a job's order, where they differ"""
+        """Make the groups of the optimizer those of the job, in the job's order."""
         self.begin()
         assert self._at_start is not None
         wanted, mine = theirs["now"], self.names
@@ -107,7 +107,6 @@ class ParameterGroups:
 
     def _add(self, group: dict[str, Any]) -> None:
         """Add the parameter group `group`, unless it came with the job's state already."""
-        # A call for one of these does nothing, because the group is there, with the job's options.
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else [*given]
         tensors = {one[1] if isinstance(one, tuple) else one for one in given}
@@ -122,9 +121,6 @@ class ParameterGroups:
 
 class Flags:
     """A record of the `requires_grad` flags with which the script's epoch loop began."""
-
-    # By it `changed` tells which flags the loop has changed since, and `follow` sets this worker's
-    # flags to those of the job.
 
     def __init__(self) -> None:
         self._at_start: dict[str, bool] = {}

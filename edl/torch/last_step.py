@@ -10,14 +10,9 @@ import torch
 
 @dataclass
 class LastStep:
-    """The outcome of the last complete step of one optimizer."""
+    """The outcome of one optimizer's last step, in the job's state for workers that missed it."""
 
-    # The state of the job has it, so that a worker that missed the step learns it.
-
-    # whether its update was skipped. If the optimizer decides that by itself, on its device, this
-    # is a tensor, and 0.0 means that the update was made.
-    skipped: bool | torch.Tensor = False
-    # if other workers completed the step without this one, which received their result: a function
-    # that restores this result after the script's `optimizer.step()`. (Some optimizers change
-    # weights even without gradients.) None: there is nothing to restore.
+    skipped: bool | torch.Tensor = False  # a tensor of an optimizer that decides; 0.0: not skipped
+    # Of a step that others completed without this worker: it restores their result after the
+    # script's `optimizer.step()`, since some optimizers change weights even without gradients.
     missed: Callable[[], None] | None = None

@@ -19,8 +19,6 @@ _see: Callable[[Any], None] | None = None
 
 def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
     """Let the meter of the worker see the losses of the script, and the rate of `optimizer`."""
-    # The losses of a script with several optimizers are not seen, because they have different
-    # meanings.
     global _see
     worker = optimizers.worker
     meter, loader = worker.learning, worker.loader
@@ -28,7 +26,7 @@ def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> No
 
     def see(tensors: Any) -> None:
         if not meter.wants_loss or optimizers.several or worker.warming_up:
-            return
+            return  # those of several optimizers have different meanings
         if loader.open and loader.batch_weight and (read := _reader(tensors, optimizers)):
             meter.see_loss(worker.step + 1, read)
 
@@ -45,7 +43,7 @@ def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> No
 
 
 def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | None:
-    """Return a function that returns a loss as a number once the device has computed it."""
+    """Return a function that returns a loss as a number, or None until the device has it."""
     if isinstance(loss, list | tuple) and len(loss) == 1:
         loss = loss[0]
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():

@@ -228,7 +228,7 @@ class DataLoader:
             yield epoch
 
     def _check_length(self) -> None:
-        """Raise a UsageError if the length of the data set has changed since the loader was made"""
+        """Raise a UsageError if the data set has another length than when the loader was made."""
         length = self._length and len(cast(Sized, self.dataset))
         if length != self._length:
             raise UsageError(
@@ -309,9 +309,16 @@ class DataLoader:
         return batch_in_epoch(self._worker)
 
     def __len__(self) -> int:
-        # Before this worker's first step in the job's ring the number is computed for the number of
-        # workers with which the job began, so that a schedule over `epochs * len(loader)` steps is
-        # the same on newcomers.
+        """Return how many batches each worker's script gets in an epoch, rounded up.
+
+        Each microbatch counts as one. Before this worker's first step in the job's ring the number
+        is computed for the number of workers with which the job began, so that a schedule over
+        ``epochs * len(loader)`` steps is the same on newcomers. After it the number is computed for
+        the present number of workers and the present global batch.
+
+        Raises:
+            TypeError: the data set is a stream, whose length is unknown before its end.
+        """
         if not self._source.known_total:
             raise TypeError("a DataLoader of a stream has no length: it shows at its end")
         return self._worker.loader.iterations_of_epoch
@@ -319,9 +326,6 @@ class DataLoader:
 
 class _Parsed(torch.utils.data.Dataset[Any]):
     """A data set for PyTorch's loader whose "indices" are samples that the worker has read."""
-
-    # Samples that go to loader processes are pickled here, so that an error for one that cannot be
-    # pickled is raised in the worker.
 
     def __init__(self, parse: Callable[[Any], Any] | None, is_packed: bool) -> None:
         self._parse = parse
@@ -332,7 +336,7 @@ class _Parsed(torch.utils.data.Dataset[Any]):
         if not self.is_packed:
             return read
         try:
-            return [pickle.dumps(read)]
+            return [pickle.dumps(read)]  # here, so that an error is raised in the worker
         except Exception as error:
             raise UsageError(
                 f"a sample of the stream cannot be sent to the loader's processes ({error}); let "

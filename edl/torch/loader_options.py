@@ -35,6 +35,7 @@ def is_shuffled(loader: DataLoader[Any]) -> bool:
 def seed_of_order(seed: int | None, generator: Any, shuffle: bool) -> int:
     if seed is not None:
         return seed
+    # A generator that orders nothing may have the rank in its seed.
     return generator.initial_seed() if shuffle and isinstance(generator, torch.Generator) else 0
 
 

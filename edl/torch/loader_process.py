@@ -30,8 +30,7 @@ def forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
 
 def make_directory_of_sockets() -> None:
     """Make the directory in which the processes of PyTorch's loader put their sockets."""
-    # Each loader process would otherwise make one of its own (`pymp-*` in the directory for
-    # temporary files), and leave it there, because it is ended by a signal.
+    # Else each process would make its own (`pymp-*`), and leave it: it is ended by a signal.
     multiprocessing.util.get_temp_dir()
 
 
@@ -50,7 +49,7 @@ class LoaderProcessInit:
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
         threading.Thread(target=_obey, args=(worker.pid,), daemon=True).start()
-        let_go_of_the_network()
+        let_go_of_the_network()  # else the other workers cannot see that this one is gone
         send_small_tensors_by_value()
         if self._then is not None:
             self._then(number)
@@ -58,8 +57,7 @@ class LoaderProcessInit:
 
 def _obey(worker: int | None) -> None:
     """Wait for a SIGTERM from the worker's process, and then end this loader process (code 0)."""
-    # A SIGTERM from elsewhere, such as one that goes to every process at once, is ignored, because
-    # the worker needs its loader until it has left the job.
+    # One that goes to every process is ignored: the worker needs its loader until it has left.
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != worker:
         pass
     os._exit(0)

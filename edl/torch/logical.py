@@ -91,11 +91,8 @@ def _instructions(on_gpu: bool) -> str:
 class Means(NamedTuple):
     """The result of a step of all logical workers."""
 
-    # pairs of a gradient's record and the mean gradient over the global batch, for each gradient
-    # that some logical worker has, in the dtype of the parameter
-    gradients: list[tuple[Gradient, torch.Tensor]]
-    # pairs of a buffer and its new value, for each buffer that some forward pass has changed
-    buffers: list[tuple[torch.Tensor, torch.Tensor]]
+    gradients: list[tuple[Gradient, torch.Tensor]]  # that some logical worker has, and the means
+    buffers: list[tuple[torch.Tensor, torch.Tensor]]  # that some pass has changed, and the means
 
 
 class LogicalSums:
@@ -114,9 +111,7 @@ class LogicalSums:
         self._in_piece = False
         self._passed = 0  # backward passes of the present logical worker
         self._versions: dict[Gradient, tuple[torch.Tensor, int]] = {}  # as backward() left them
-        # the number of the step in which a logical worker has gradients for which the script has
-        # not called `optimizer.step()` yet; -1: none has
-        self.unstepped = -1
+        self.unstepped = -1  # the step with gradients for which step() was not called; -1: none
         self._options = PassOptions()
         self._buffers = LogicalBuffers(model)
         self._audit = ExactAudit(worker)
@@ -135,7 +130,7 @@ class LogicalSums:
         self._in_piece = True
 
     def end_backward(self, gradients: Sequence[Gradient]) -> bool:
-        """Note the end of a backward pass; without logical workers, do nothing."""
+        """Note the end of a backward pass; return whether the batch may have another one."""
         if not self._worker.loader.engine.logical:
             return False
         self._passed += 1
@@ -153,9 +148,7 @@ class LogicalSums:
         self.end_piece(gradients)
 
     def end_piece(self, gradients: Sequence[Gradient]) -> None:
-        """Keep the gradients that a backward pass computed, and set those of the model to None"""
-        # UsageError: the script has set a gradient that no backward pass has computed, or changed
-        # one since.
+        """Keep the gradients that a pass has computed, and set those of the model to None."""
         if not self._in_piece:
             return
         self._in_piece = False
@@ -205,6 +198,7 @@ class LogicalSums:
         self, gradients: Sequence[Gradient], weights: Weights, sending: Callable[[], None]
     ) -> Means:
         """Return the mean of each gradient and buffer over all logical workers of the step."""
+        # If the ring breaks, it is called again in the next: what is kept must be as before.
         loader = self._worker.loader
         source, engine = loader.progress.source, loader.engine
         total = weights.total or engine.batches.samples  # of a warm-up, which has no records

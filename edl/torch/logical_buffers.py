@@ -118,7 +118,7 @@ class LogicalBuffers:
         return [f"the buffer {each.path}" for each in self._before]
 
     def end_piece(self, counts: bool) -> list[torch.Tensor]:
-        """Keep what the pass of a logical worker made of the buffers, and put the copies back"""
+        """Put the copies back; return what the pass made of the buffers, kept if it `counts`."""
         after: list[torch.Tensor | None] = [None] * len(self._before)
         looked_at = set(range(len(self._before)))
         for indices, together in self._gpu:
@@ -159,5 +159,5 @@ class LogicalBuffers:
 def _is_compared_later(buffer: torch.Tensor) -> bool:
     """Return whether a buffer is compared at the end of the step, and put back in any case."""
     shape = zip(buffer.shape, buffer.stride(), strict=True)
-    shares = any(size > 1 and step == 0 for size, step in shape)
+    shares = any(size > 1 and step == 0 for size, step in shape)  # so it cannot be written to
     return is_launched(buffer.device) and buffer.numel() <= SMALL and not shares

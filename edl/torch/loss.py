@@ -76,13 +76,12 @@ class LossLook:
 
     def _why_one_is_none(self, losses: list[Any] | tuple[Any, ...], samples: int) -> str | None:
         """Return a text that says why one of `losses` is no mean over its `samples` samples."""
-        # An unreadable graph is no error, because the attributes of its nodes are no public
-        # interface of PyTorch.
         try:
             for loss in losses:
                 if isinstance(loss, torch.Tensor) and (why := self.why_no_mean(loss, samples)):
                     return why
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            # The attributes of nodes are no public interface of PyTorch.
             logger.debug("the losses are not looked at, their graph cannot be read: %s", error)
             self._left = 0
         return None
@@ -91,6 +90,7 @@ class LossLook:
         """Return a text that says why `loss` is no mean over the samples of its batch."""
         for number, term in enumerate(terms_of(loss, samples)):
             key = f"{number}.{term.name}"
+            # The divisor of a mean over the samples grows with their number.
             if (why := why_no_mean(term, self._before.get(key))) is not None:
                 return why
             self._before.setdefault(key, term)
@@ -161,7 +161,7 @@ def _entries(node: Any) -> int:
 
 
 def _total_weight(node: Any) -> float | None:
-    weight = getattr(node, "_saved_total_weight", None)
+    weight = getattr(node, "_saved_total_weight", None)  # of a cross entropy; 0 for ignored ones
     return None if weight is None else float(weight)
 
 
@@ -176,11 +176,12 @@ def _number(node: Any) -> float:
         return abs(float(other))
     if not isinstance(other, torch.Tensor) or other.numel() != 1:
         return 1.0
+    # One that is learned, or computed by the model, says nothing of the size of the batch.
     return math.inf if other.requires_grad else abs(float(other))
 
 
 def _is_penalty(node: Any) -> bool:
-    """Return whether the sum or mean in `node` is a penalty, not one over a batch's samples."""
+    """Return whether `node` sums a penalty: parameters, or values that are means already."""
     waiting, is_of_data = _below(node), False
     for _ in range(DEEPEST):
         if not waiting:
@@ -190,7 +191,7 @@ def _is_penalty(node: Any) -> bool:
         if kind == "Mean" and 0 in getattr(node, "_saved_dim", ()):
             return True
         if kind not in (*_ELEMENTWISE, "AccumulateGrad"):
-            return False
+            return False  # nobody knows
         saved = [getattr(node, name, None) for name in ("_saved_self", "_saved_other")]
         is_of_data |= any(
             isinstance(each, torch.Tensor) and each.numel() > 1 and not each.requires_grad

@@ -122,7 +122,7 @@ class LRSchedule(LRScheduler):
         self._last_lr = self.get_lr()
 
     def _see_groups(self) -> None:
-        """Extend the schedule to parameter groups that the script added since the last update"""
+        """Extend the schedule to parameter groups that the script has added since."""
         refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRSchedule", may_grow=True)
         new = self.optimizer.param_groups[len(self._ratios) :]
         self._ratios += [
@@ -183,7 +183,7 @@ def follow_policy(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_schedulers() -> None:
-    """Check that the script has no LR scheduler for an optimizer whose rate a job's policy sets"""
+    """Check that the script has no LR scheduler where the job's policy sets the rate."""
     for mine in _of_policy:
         if others := [one for one in schedulers_of(mine.optimizer) if one is not mine]:
             raise UsageError(BOTH.format(kind=type(others[0]).__name__))
@@ -259,7 +259,7 @@ class InSamples:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load `state`, of this or another scheduler of the kind, into the wrapped scheduler."""
+        """Load `state`, perhaps of another job, and go on from its step with the next samples."""
         by_samples = step_count(self.scheduler) - steps_before_samples(self.scheduler)
         trained = self._step_interval.samples(by_samples)
         self._load(state)
@@ -300,7 +300,7 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
 def before_each_update(
     optimizer: torch.optim.Optimizer, then: Callable[[Update], None], what: str
 ) -> RemovableHandle:
-    """Let `then` be called right before each update of `optimizer`."""
+    """Let `then` be called right before each update, also one that others have made already."""
     if not hasattr(optimizer, "synchronize"):
         raise UsageError(
             f"{what} needs the optimizer of the job: write optimizer = edl.Optimizer(optimizer, "

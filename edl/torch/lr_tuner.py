@@ -149,13 +149,10 @@ class LRTuner(LRScheduler):
         self._tuner.restore(state_dict)
 
     def _initial_step(self) -> None:
-        # PyTorch's own method would call `step()`, which needs a batch here.
-        self._last_lr = self.get_lr()
+        self._last_lr = self.get_lr()  # PyTorch's own calls step(), which needs a batch here
 
     def _begin_update(self, update: Update) -> None:
         """Set the learning rate right before `update`, the record of the next update."""
-        # If the tuning measures at this number of trained samples, the parameters are copied, too,
-        # so that `step` can select the update.
         self._refuse_others(self.optimizer)
         self._set(update)
         self._tuner.begin_update(current_worker(), update)

@@ -64,7 +64,7 @@ def _sync(metric: Any, *_: Any, **__: Any) -> None:
     states = exchange_objects(call, _moved(own, "cpu"), "all must call it at the same points")
     for name, reduction in metric._reductions.items():
         found = reduced_state([state[name] for state in states], reduction)
-        setattr(metric, name, _moved(found, metric.device))
+        setattr(metric, name, _moved(found, metric.device))  # until `compute()` has ended
 
 
 def reduced_state(values: Sequence[Any], reduction: Callable[[Any], Any] | None) -> Any:

@@ -24,7 +24,7 @@ _PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
 
 
 def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
-    """Map the names in a model's `state_dict()` to its tensors' own names."""
+    """Map the names in `state_dict()` to its tensors' own names; return other values, too."""
     known = {id(tensor): plain_name(name) for name, tensor in model.named_buffers()}
     known |= {id(tensor): plain_name(name) for name, tensor in model.named_parameters()}
     names, besides = {}, {}
@@ -63,12 +63,13 @@ def can_save(value: Any) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """Return a tensor's name `name` without the prefix that `torch.compile` has put into it."""
+    """Return `name` without the prefix that `torch.compile` has put into it."""
     return name.replace(COMPILED, "")
 
 
 def with_plain_names(state: Any) -> Any:
     """Return nested dicts and lists with plain names in place of all texts, keys and values."""
+    # An earlier edl has written the names of a compiled model into its checkpoints.
     if isinstance(state, str):
         return plain_name(state)
     if isinstance(state, dict):

@@ -22,10 +22,6 @@ LEAST_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
 class TorchNoise(NoiseMeter):
     """A meter of the squared gradient norms of one optimizer."""
 
-    # In each measured step it reads all of a gradient with fewer than 4096 numbers, and an eighth
-    # of a larger one, see `NoiseMeter`.
-    # `optimizer`: the optimizer whose gradients are measured.
-
     def __init__(
         self, worker: Worker, optimizer: torch.optim.Optimizer, scale: Callable[[], float]
     ) -> None:
@@ -34,7 +30,7 @@ class TorchNoise(NoiseMeter):
         self._scale = scale
 
     def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
-        """Record the norms of this worker's gradients and of the means over all workers."""
+        """Record the norms of the local gradients and of the means, before these replace them."""
         denominators = {g.parameter: self._denominator(g.parameter) for g, _ in averaged}
         own = [(gradient.parameter, gradient.parameter.grad) for gradient, _ in averaged]
         mean = [(gradient.parameter, average) for gradient, average in averaged]

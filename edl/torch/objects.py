@@ -11,7 +11,7 @@ from edl.torch.api import exchange
 
 
 def exchange_objects(
-    what: str,
+    what: str,  # the script's call, the same on all workers
     value: Any,
     advice: str,
     send: Callable[[bytes], list[bytes]] | None = None,

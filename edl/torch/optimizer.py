@@ -102,9 +102,7 @@ def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
 
 def _refuse_other_exchange(model: torch.nn.Module) -> None:
     """Raise UsageError if another library than edl may average the gradients of `model`, too."""
-    # That is a wrapper such as DDP anywhere in the model, or a process group of `torch.distributed`
-    # with several processes, whether the model uses it or not. edl would average the gradients
-    # again, with other weights.
+    # edl would average them again, with other weights.
     others = {type(one).__name__ for one in model.modules()} & _EXCHANGING
     if others:
         raise UsageError(
@@ -121,7 +119,7 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
 
 
 def _refuse_unlike(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """Raise UsageError for what makes a step of logical workers depend on how many train at once"""
+    """Raise UsageError for what depends on how many logical workers train at once."""
     if inner_optimizers(optimizer):
         raise UsageError(
             f"{type(optimizer).__name__} wraps another optimizer, and may change weights at each "
@@ -138,7 +136,7 @@ def _refuse_unlike(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> 
 
 
 def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
-    """Set hooks before and after each `step()` of `optimizer`."""
+    """Set hooks on `step()`: before it gradients are reduced, after it the job's step ends."""
     stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it
     options: Numbers | None = None  # of its groups, before a step() that makes no update
 
@@ -190,6 +188,7 @@ def _numbers_between(
 
 
 def _refuse_counting(optimizer: torch.optim.Optimizer, before: Numbers | None) -> None:
-    # Its next update would depend on how many microbatches came before.
+    # Its next update would depend on how many microbatches came before. None: it was to make the
+    # update, and a death has given this worker another microbatch meanwhile.
     if before is not None and before != option_numbers(optimizer):
         raise UsageError(COUNTS.format(kind=type(optimizer).__name__))

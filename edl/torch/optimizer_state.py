@@ -53,9 +53,7 @@ def is_sharpness_aware(optimizer: Optimizer) -> bool:
 
 
 def stepping(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer whose `step()` makes the update of `optimizer`."""
-    # For an optimizer of SAM's kind that is the first optimizer that it wraps, otherwise
-    # `optimizer` itself.
+    """Return the optimizer whose `step()` makes the update: SAM's is the first that it wraps."""
     within = [*inner_optimizers(optimizer).values()] if is_sharpness_aware(optimizer) else []
     return within[0] if within else optimizer
 
@@ -101,7 +99,7 @@ def load_state(optimizer: Optimizer, state: dict[str, Any], exact: bool = True) 
     inner = inner_optimizers(optimizer)
     if not inner:
         optimizer.load_state_dict(state)
-        if exact:
+        if exact:  # not if dtypes or devices of the parameters differ from the sender's
             _put_back_converted(optimizer, state)
         lay_out_state(optimizer)
         return
@@ -159,8 +157,8 @@ def with_own_options(
 
 
 def keeps_tensors(optimizer: Optimizer) -> bool:
-    """Whether a `step()` without gradients changes no weights and no tensors of the state"""
-    return type(optimizer).__module__.startswith("torch.optim.")
+    """Return whether a `step()` without gradients changes no weights, nor tensors of the state."""
+    return type(optimizer).__module__.startswith("torch.optim.")  # others may decay a momentum
 
 
 def copied_for_step(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -193,6 +191,7 @@ def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
     kept = {k: v for k, v in held.items() if not isinstance(k, torch.Tensor) or k in listed}
     if len(kept) == len(held):
         return optimizer.state_dict()
+    # PyTorch's own raises a KeyError once a group was removed whose parameters had a state.
     optimizer.state = defaultdict(dict, kept)
     try:
         return optimizer.state_dict()
@@ -210,6 +209,7 @@ def _put_back_converted(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
             own, theirs = where[key], sent.get(name)
             if isinstance(where, tuple) or not isinstance(own, torch.Tensor):
                 continue
+            # NAdam's `mu_product` and ASGD's `eta` and `mu` are float32, whatever the parameter is.
             if isinstance(theirs, torch.Tensor) and not same_kind(own, theirs):
                 where[key] = theirs
 

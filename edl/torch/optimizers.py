@@ -46,7 +46,7 @@ UPDATE_FAILED = (
 class OptimizerReduction(Protocol):
     """The interface through which `Optimizers` directs the reduction of one optimizer."""
 
-    accumulation: Accumulation  # the gradient accumulation of the optimizer
+    accumulation: Accumulation
 
     @property
     def step(self) -> OptimizerStep:
@@ -54,7 +54,7 @@ class OptimizerReduction(Protocol):
 
     @property
     def exchanges(self) -> bool:
-        """Whether the workers can exchange messages: a step is open, and there are other workers"""
+        """Whether `exchange` may be called: a step is open, not reduced, and there are others."""
 
     @property
     def is_broken_off(self) -> bool:
@@ -89,32 +89,26 @@ class OptimizerReduction(Protocol):
         """Prepare for the pass of a logical worker; `seed` is the script's own random seed."""
 
     def end_batch(self) -> None:
-        """Prepare for the next batch."""
+        """Prepare for the next batch; end a step whose reduced gradients were not applied."""
 
 
 class Optimizers:
-    """All optimizers of the script, by their gradient reductions, in the order of their creation"""
+    """All optimizers of the script, by their reductions, in the order of their creation."""
 
     def __init__(self, worker: Worker) -> None:
-        self.worker = worker  # the worker of this process
+        self.worker = worker
+        # More than one, or one that takes two backward passes for an update.
         self.several = False  # no property: it is read once for each parameter
-        # whether gradients stay local until `optimizer.step()` or `synchronize()`, as with
-        # Horovod's optimizer; else they are reduced at the end of `backward()`. With logical
-        # workers only.
+        # Of logical workers: gradients stay local until `step()`, as with Horovod's optimizer.
         self.wait_for_step = False
-        # the parameters whose gradient is zeros, and not None, in an update of logical workers of
-        # which none has computed it
-        self.never_none: frozenset[torch.nn.Parameter] = frozenset()
-        # the GradScaler that has scaled a loss last; None: no GradScaler was used
-        self.scaler: torch.amp.GradScaler | None = None
+        self.never_none: frozenset[torch.nn.Parameter] = frozenset()  # zeros if none computes one
+        self.scaler: torch.amp.GradScaler | None = None  # the one that was used last
         self._reductions: list[OptimizerReduction] = []
         self._computed: list[OptimizerReduction] = []  # in the current backward pass
         self._skipped = 0  # batches in a row without an update
         self._updating: dict[OptimizerReduction, int] = {}  # the last step whose update was begun
         self._numbers: RandomNumbers | None = None
         self._owners: dict[torch.nn.Parameter, OptimizerReduction] = {}
-        # the watcher for the end of a backward pass, at which the optimizers whose gradients it has
-        # computed reduce them
         self.backward_end = BackwardEnd(self._backward_ended)
         worker.loader.on_reduced = self._reduced
 
@@ -186,7 +180,7 @@ class Optimizers:
                     reduction.backward_ended()
 
     def see_failure(self) -> None:
-        """Check whether an exception has ended a backward pass; if so, void its sent gradients."""
+        """Void what a failed backward pass has sent; the script may have caught its exception."""
         if not self.backward_end.failed:
             return
         self.backward_end.failed = False
@@ -204,16 +198,14 @@ class Optimizers:
             yield
 
     def leave_out(self) -> bool:
-        """Handle a batch without a backward pass: it adds nothing to the accumulated gradients."""
-        # Whether the step goes on with another batch or microbatch, because the call is inside of
-        # `no_sync` or before the last microbatch.
+        """Leave out a batch without a backward pass; return whether the step goes on."""
         self.see_failure()
         return any(each.accumulation.leave_out() for each in self._reductions)
 
     # --- the end of a step
 
     def begin_anew(self) -> None:
-        """End the step and begin the next on the same batch, if an optimizer has made its update"""
+        """If an optimizer has made its update, end the step; begin the next on the same batch."""
         if self.several and self.worker.loader.engine.is_between_parts:
             if self.worker.loader.open:
                 self._note_skipped()
@@ -233,6 +225,7 @@ class Optimizers:
     def reduce_broken_off(self, updating: OptimizerReduction) -> None:
         """Before an update, reduce gradients of a backward pass that an exception has ended."""
         if any(each.is_broken_off for each in self._reductions):
+            # The others have reduced all of these at the end of that pass, and wait for this one.
             for each in self._reductions:
                 if each is updating or each.is_broken_off:
                     each.finish()
@@ -247,7 +240,7 @@ class Optimizers:
             self._end_step()
 
     def end_batch(self) -> None:
-        """Prepare all optimizers for the next batch."""
+        """Prepare for the next batch; gradients that were not applied are a skipped update."""
         if self.worker.loader.open:
             self._refuse_broken_off()
             self._count_skipped()
@@ -293,7 +286,7 @@ class Optimizers:
             raise UsageError(BROKEN_OFF)
 
     def _refuse_failed_update(self) -> None:
-        """Raise UsageError if an optimizer has begun its update of the current step."""
+        """Raise UsageError if an optimizer has begun its update of this step and not ended it."""
         for each, number in self._updating.items():
             if number == each.step.number and each.step.state is StepState.REDUCED:
                 raise UsageError(UPDATE_FAILED)
@@ -312,7 +305,7 @@ class Optimizers:
 
     @property
     def _is_decided(self) -> bool:
-        """Whether one of several optimizers has made an update or reduced gradients in this step"""
+        """Whether one of several optimizers has reduced gradients or made an update in the step."""
         updates = self.worker.loader.engine.updates
         return self.several and bool(
             updates or any(each.step.is_decided for each in self._reductions)

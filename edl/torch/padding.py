@@ -30,7 +30,7 @@ class PaddingData:
         kept = self._tensors
         if kept is None or any(_state(tensor) != state for tensor, state in kept):
             self.keep(self._load())
-        return self._copied(self._kept, [])
+        return self._copied(self._kept, [])  # the script may change the containers
 
     def _copied(self, data: Any, tensors: list[tuple[torch.Tensor, object]]) -> Any:
         """Return `data` with new containers; append its tensors with their states to a list."""

@@ -31,9 +31,7 @@ class PendingAllreduces:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._gradients: list[Gradient] = []
-        # whether the gradients sent count for nothing on all workers, because they were sent in a
-        # backward pass that an exception has ended
-        self.is_void = False
+        self.is_void = False  # they were sent in a backward pass that has failed: none count
         self._failed: RingBroken | None = None  # from an early send; raised by the wait
 
     def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
@@ -65,10 +63,7 @@ class PendingAllreduces:
     def with_gradient(
         self, gradients: list[Gradient], reduction: StepReduction, suffix: str
     ) -> tuple[list[Gradient], bool]:
-        """Agree with all workers which parameters have a gradient on at least one worker."""
-        # The records of the parameters with a gradient, in the order of `gradients`; and whether
-        # all gradients must be sent once more after they were averaged, because some worker has
-        # sent void ones.
+        """Agree with all workers which parameters have a gradient, and whether some are void."""
         if self._failed is not None:
             raise self._failed
         step, samples = reduction.step.number, reduction.share.samples
@@ -78,7 +73,7 @@ class PendingAllreduces:
         handle = self._guard(average_start, row, torch.empty_like(row), f"{PRESENT}{suffix}")
         shares, is_void = present(self._wait(handle).tolist())
         found = [each for each, is_there in zip(gradients, shares, strict=True) if is_there]
-        return found, is_void
+        return found, is_void  # void: all are sent once more, when these are averaged
 
     def wait(self, gradient: Gradient) -> torch.Tensor:
         """Wait for the allreduce of `gradient`, which was sent, and return the average."""

@@ -25,8 +25,6 @@ from edl.framework.lr_tuner import mean_loss
 class Probe:
     """A probe of the loss along one update, with copies of the parameters before and after it."""
 
-    # `optimizer`: the optimizer whose update is measured.
-
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
         self._optimizer, self._model = optimizer, model
         self._parameters: list[torch.Tensor] = []
@@ -55,7 +53,6 @@ class Probe:
 
     def losses(self, at: Sequence[float], loss: Callable[[], Any]) -> list[float]:
         """Evaluate a loss at several learning rates of the update whose parameters were copied."""
-        # `holds` must be True.
         assert self.holds
         now, found = self._copies(), []
         with torch.no_grad(), _same_random_numbers(self._devices()) as begin_again:
@@ -105,7 +102,7 @@ class _Buffers:
 
 @contextmanager
 def _same_random_numbers(devices: Sequence[torch.device]) -> Iterator[Callable[[], None]]:
-    """Yield a function that resets PyTorch's generators to their state at the start of the block"""
+    """Yield a function that resets PyTorch's generators to their state before the block."""
     on_cpu = torch.get_rng_state()
     on_devices = [torch.cuda.get_rng_state(device) for device in devices]
 

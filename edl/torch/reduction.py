@@ -81,7 +81,6 @@ class GradientReduction:
         self._pending = PendingAllreduces(self._worker)
         self._averages: list[tuple[Gradient, torch.Tensor]] | None = None
         self._reduction = StepReduction(self._worker, self)
-        # the gradient accumulation of the optimizer
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
         self._noise = TorchNoise(self._worker, optimizer, optimizers.loss_scale)
         self._suffix = str(self._reduction.number or "")  # the end of the names of collectives
@@ -94,8 +93,6 @@ class GradientReduction:
 
     def finish(self) -> None:
         """Wait until every gradient of the step is the mean over its global batch. Idempotent."""
-        # Its gradients are then filled with 0, or with inf if the others have skipped the update,
-        # so that the script's GradScaler skips it, too; and `begin_update` sets them to None.
         if not self._worker.loader.open:
             raise UsageError(NO_BATCH)
         if self._reduction.done:
@@ -179,9 +176,6 @@ class GradientReduction:
 
     def begin_update(self) -> None:
         """Make each gradient the mean over the global batch, right before the optimizer's step."""
-        # In a step that is to change nothing (all batches are padding, or others have completed it
-        # already), all gradients are set to None: momentum or weight decay would change something
-        # for a gradient of zero, too.
         self._optimizers.see_failure()
         self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=True)
         if self._optimizers.several:
@@ -196,6 +190,7 @@ class GradientReduction:
             for gradient in self._gradients:
                 gradient.refuse_mixed(self._reduction.step.number)
         if self._reduction.step.changes_nothing:
+            # For a gradient of zero, momentum or weight decay would change something.
             for parameter in self._listed:
                 parameter.grad = None
 
@@ -230,7 +225,7 @@ class GradientReduction:
 
     @property
     def exchanges(self) -> bool:
-        """Whether the workers can exchange messages: a step is open, and there are other workers"""
+        """Whether `exchange` may be called: a step is open, not reduced, and there are others."""
         return self._reduction.exchanges
 
     def exchange(self, payload: bytes) -> list[bytes]:
@@ -255,13 +250,12 @@ class GradientReduction:
         return self._summed_in == step.number and not step.done
 
     def refuse_changed(self) -> None:
-        """Raise UsageError if the script has changed a gradient since its reduction in this step"""
+        """Raise UsageError if the script has changed a gradient that is reduced in this step."""
         for gradient in self._gradients:
             gradient.refuse_changed(self._reduction.step.number)
 
     def end_batch(self) -> None:
-        """Prepare for the next batch."""
-        # Parameters that the optimizer has got since get their hooks.
+        """Prepare for the next batch; end a step whose reduced gradients were not applied."""
         self.accumulation.drop_zeros(self._listed)
         if self._worker.loader.open and self._reduction.step.is_decided:
             self.end_step(skipped=True)
@@ -289,7 +283,7 @@ class GradientReduction:
             return
         self._listed = listed
         for gradient in self._gradients:
-            gradient.name = ""
+            gradient.name = ""  # it is not sent any more, unless it is listed below
         self._gradients = []
         for name, parameter in optimizer_parameters(self._optimizer, self._model):
             if parameter not in self._hooked:
@@ -387,9 +381,9 @@ class GradientReduction:
     # --- what comes back
 
     def _average(self, weights: Weights) -> list[tuple[Gradient, torch.Tensor]]:
-        """Average all gradients over the ring, and return the means; the gradients do not change"""
+        """Average all gradients over the ring, and return the means; change no gradient."""
         with_gradient, averages, is_void = self._round_trip()
-        if is_void:
+        if is_void:  # a backward pass has failed on some worker: all send theirs again
             for gradient, average in zip(with_gradient, averages, strict=True):
                 gradient.pending, gradient.buffer = None, average
             self._pending.all_done()
@@ -402,8 +396,6 @@ class GradientReduction:
 
     def _round_trip(self) -> tuple[list[Gradient], list[torch.Tensor], bool]:
         """Send the gradients that were not sent yet, and wait for the averages of all."""
-        # The result has the records of the gradients that some worker has; their averages in the
-        # same order, not yet multiplied; and whether some are void, so all must be sent again.
         flights, reduction = self._pending, self._reduction
         with_gradient, is_void = flights.with_gradient(self._gradients, reduction, self._suffix)
         for gradient in with_gradient:
@@ -414,8 +406,6 @@ class GradientReduction:
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
         """Set the gradients to their averages; keep memory of local ones for the next averages."""
-        # A gradient of this worker that is not in `averaged`, because no worker with samples has
-        # it, is set to None.
         step, several = self._reduction.step.number, self._optimizers.several
         for gradient in self._gradients:
             if gradient.pending is None and gradient.is_local(step):

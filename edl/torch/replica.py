@@ -61,15 +61,10 @@ NAMED = ("model", "requires_grad", "extra")  # the keys of a state under which n
 class _Trained:
     """One optimizer that the script has made for this job, with the model that it trains."""
 
-    model: torch.nn.Module  # the model whose parameters the optimizer updates
-    optimizer: torch.optim.Optimizer  # the optimizer of PyTorch, as the script made it
-    # whether the optimizer's last complete step was skipped or made without this worker; it is part
-    # of the state that workers send each other
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer  # as the script made it
     last_step: LastStep
-    # the parameter groups of `optimizer`, made from the two above; it can make them equal to those
-    # of another worker's state
     groups: ParameterGroups = field(init=False)
-    # which options of the groups `optimizer` computes itself
     computed: ComputedOptions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +80,6 @@ class TorchReplica(FrameworkReplica):
     """This worker's copy of the state that all workers of the job share."""
 
     framework = "torch"
-    # the classes of the exceptions that `load` raises for a state of another script
     misfits = (*FrameworkReplica.misfits, RuntimeError)
 
     def __init__(
@@ -93,11 +87,10 @@ class TorchReplica(FrameworkReplica):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         last_step: LastStep | None = None,
-        averages_buffers: bool = False,
+        averages_buffers: bool = False,  # a step of logical workers sets buffers to their means
     ) -> None:
         super().__init__(type(optimizer).__name__)
         self._averages_buffers = averages_buffers
-        # the object that describes, allocates and broadcasts tensors
         self.arrays: TorchArrays = TorchArrays()
         self._scalers = Scalers()
         self._schedulers = Schedulers()
@@ -131,8 +124,7 @@ class TorchReplica(FrameworkReplica):
 
     def objects_from_gradients(self) -> dict[str, Trackable]:
         """Return, by name, the tracked objects whose state a script may compute from gradients."""
-        # A scaler learns of a missed step by the gradients of that step, and reading its state
-        # would wait for the device.
+        # A scaler learns of a missed step by its gradients, and to read it waits for the device.
         things = self.compared_things().items()
         return {n: thing for n, thing in things if not isinstance(thing, torch.amp.GradScaler)}
 
@@ -202,12 +194,10 @@ class TorchReplica(FrameworkReplica):
 
     def signature(self) -> dict[str, str]:
         """Return the shape of each parameter and buffer as a text, by the tensor's name."""
-        # A newcomer must have the same shapes to take over the job's state. Buffers that are not
-        # persistent are left out, since a forward pass may make or enlarge them.
+        # A forward pass may make or enlarge buffers that are not persistent.
         tensors = without(self._model_tensors(), self._non_persistent())
         return {name: str(tuple(one.shape)) for name, one in tensors.items()}
 
-    # a function that returns the bytes of a tensor or array; None for other values
     size_of = staticmethod(size_of)
 
     def buffers(self) -> dict[str, Any]:
@@ -245,7 +235,7 @@ class TorchReplica(FrameworkReplica):
         return rates_of([each.optimizer for each in self._trained])
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Load the job's `state` into this script's objects, as much as `receive` says."""
+        """Load what `receive` says of `state`, which is changed; its tensors may be shared."""
         mine, optional = self._model_tensors(), self._optional(state)
         if odd := sorted((mine.keys() ^ state["model"].keys()) - optional):
             raise UsageError(f"this worker's model differs from the job's in {', '.join(odd)}")
@@ -286,7 +276,6 @@ class TorchReplica(FrameworkReplica):
                 )
 
     def load_thing(self, thing: Trackable, state: Any) -> None:
-        """Load `state`, which is of the present job, into the tracked object `thing`."""
         if isinstance(thing, LRScheduler):
             load_scheduler(thing, state)
         else:
@@ -304,11 +293,12 @@ class TorchReplica(FrameworkReplica):
 
     @staticmethod
     def _load_step(each: _Trained, theirs: dict[str, Any], exact: bool) -> Callable[[], None]:
-        """Load the result of a step that this worker missed into an optimizer."""
+        """Load the result of a step that was missed; return what writes the same once more."""
         groups, own = theirs.pop(GROUPS), each.optimizer
         if groups["now"] != each.groups.names:
             theirs["state"] = _renumbered(theirs["state"], groups["now"], each.groups.names)
         computed = groups[COMPUTED]
+        # Its own options stay: its script and schedulers have yet to make the sender's changes.
         kept = copied_for_step(own, theirs)
         load_state(own, with_own_options(own, theirs, computed), exact)
         return lambda: load_state(own, with_own_options(own, kept, computed), exact)
@@ -351,14 +341,12 @@ class TorchReplica(FrameworkReplica):
         return saved
 
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return `state` with the bytes of each tensor copied into host memory."""
-        # The next call of this method or of `capture` overwrites the copied tensors, because the
-        # host memory is used again.
+        """Return `state` with tensors copied into host memory, which the next call overwrites."""
         return self._copier.copy(state)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
         """Return `state`, from a checkpoint, with its arrays as tensors again."""
-        loaded: dict[str, Any] = to_tensors(state, copy=True)
+        loaded: dict[str, Any] = to_tensors(state, copy=True)  # `copied` overwrites that memory
         named = [name for name in NAMED if name in loaded]
         loaded |= {name: with_plain_names(loaded[name]) for name in named}
         for each in loaded["optimizers"]:
@@ -392,6 +380,7 @@ class TorchReplica(FrameworkReplica):
     def _set_by_a_step(
         self, tensors: Mapping[str, torch.Tensor], names: Iterable[str]
     ) -> list[str]:
+        # The script changes all others: an average of the weights, a target network, a buffer.
         found: set[torch.Tensor] = set()
         for each in self._trained:
             found |= {one for _, one in optimizer_parameters(each.optimizer, each.model)}

@@ -25,9 +25,7 @@ _of_ring: weakref.WeakSet[DistributedSampler[Any]] = weakref.WeakSet()
 
 
 def refuse_partial_samplers() -> None:
-    """Let PyTorch's DistributedSampler refuse the number of logical workers as that of processes"""
-    # A script that divides its evaluation by `edl.size()` would evaluate the samples of no process
-    # for each logical worker above the number of processes.
+    """Let PyTorch's DistributedSampler refuse the number of logical workers for processes."""
     make = DistributedSampler.__init__
     signature = inspect.signature(make)
 
@@ -77,7 +75,7 @@ def _lower_rank(asked: dict[str, Any], logical: int) -> None:
     """Lower the rank of a sampler for all logical workers to the largest that PyTorch takes."""
     rank = asked.get("rank")
     if rank is not None and asked.get("num_replicas") == logical:
-        asked["rank"] = min(rank, logical - 1)
+        asked["rank"] = min(rank, logical - 1)  # a newcomer may expect the rank `logical`
 
 
 def allow_logical_samplers() -> None:

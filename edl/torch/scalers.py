@@ -16,10 +16,8 @@ _see: Callable[[GradScaler], None] | None = None
 
 def see_scalers(see: Callable[[GradScaler], None]) -> None:
     """Register `see`: `see(scaler)` is called each time a GradScaler is about to scale a loss."""
-    # The first call replaces `GradScaler.scale`, because PyTorch has no hook for that and a script
-    # need not name its scaler to edl.
     global _see
-    if _see is None:
+    if _see is None:  # PyTorch has no hook for that, and a script need not name its scaler to edl
         scale = GradScaler.scale
 
         @functools.wraps(scale)
@@ -33,7 +31,7 @@ def see_scalers(see: Callable[[GradScaler], None]) -> None:
 
 
 class Scalers:
-    """The GradScalers of a script, in the order of their first use, that is equal on all workers"""
+    """The GradScalers of a script, in the order of their first use, the same on all workers."""
 
     def __init__(self) -> None:
         self._seen: list[GradScaler] = []
@@ -58,6 +56,7 @@ class Scalers:
     def load(self, states: Sequence[dict[str, Any]]) -> None:
         """Load `states`, the job's states of its scalers in the order of `states`."""
         self._awaiting = list(states)
+        # One that was used in the warm-up only, and by nobody else yet, begins anew.
         theirs = self._awaiting + self._fresh[len(self._awaiting) :]
         for scaler, state in zip(self._seen, theirs, strict=False):
             scaler.load_state_dict(state)

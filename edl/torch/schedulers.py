@@ -46,9 +46,7 @@ _intervals: weakref.WeakKeyDictionary[LRScheduler, StepInterval] = weakref.WeakK
 
 
 def watch_schedulers(skips: Callable[[], bool]) -> None:
-    """Keep a list of all LR schedulers that the script makes in this process from now on."""
-    # It replaces `LRScheduler.__new__`, because PyTorch has no hook for that, and not every
-    # scheduler calls the constructor of the base class.
+    """Keep a list of the LR schedulers that the script makes; no `step()` while `skips()`."""
     _skip_if(AveragedModel, "update_parameters", skips)
 
     def new(kind: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
@@ -58,6 +56,7 @@ def watch_schedulers(skips: Callable[[], bool]) -> None:
         _made.append(weakref.ref(scheduler))
         return scheduler
 
+    # PyTorch has no hook, and not every scheduler calls the constructor of the base class.
     LRScheduler.__new__ = new  # type: ignore[method-assign,assignment]
 
 
@@ -91,9 +90,7 @@ class Schedulers:
         self._optimizers.append(optimizer)
 
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
-        """Return a list with a dict for each scheduler, in the order of their creation."""
-        # `but`: schedulers to leave out, because they are tracked by name; other objects in it are
-        # ignored.
+        """Return a dict for each scheduler, but those that are tracked by name."""
         return [
             {
                 "kind": type(scheduler).__name__,
@@ -105,9 +102,7 @@ class Schedulers:
         ]
 
     def load(self, states: Sequence[dict[str, Any]], but: Collection[Any]) -> list[str]:
-        """Load states of a job's LR schedulers into this script's schedulers of the same classes"""
-        # `but`: schedulers to leave out, because they are tracked by name; other objects in it are
-        # ignored.
+        """Load the job's states into schedulers of the same classes; return the others' classes."""
         mine, unfit = self._mine(but), []
         for theirs in reversed(states):  # the newest first: an earlier one may be of another stage
             fits = [one for one in mine if type(one).__name__ == theirs["kind"]]
@@ -142,7 +137,7 @@ def step_values(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def warn_of_counted_steps(epochs: int) -> None:
-    """Log a warning for each OneCycleLR scheduler of the script that counts steps and not epochs"""
+    """Warn once of each OneCycleLR that counts steps and not epochs."""
     for scheduler in _alive():
         if not isinstance(scheduler, OneCycleLR) or scheduler.total_steps <= epochs:
             continue
@@ -174,14 +169,12 @@ def counts_steps(scheduler: LRScheduler) -> None:
 
 
 def go_on(scheduler: LRScheduler, steps_before: int, interval: Sequence[Any] | None) -> None:
-    """Let a scheduler that counts samples go on with those of the job, whose state it has loaded"""
-    # Otherwise the number of steps for which the schedule is made is in the loaded state, and the
-    # interval of the job belongs to it.
+    """Let a scheduler go on with the samples of the job, perhaps with another global batch."""
     mine, theirs = interval_of(scheduler), StepInterval(*interval) if interval else None
     if mine is not None and theirs is not None:
-        if has_own_function(scheduler):
+        if has_own_function(scheduler):  # to which the script's interval belongs
             steps_before = mine.steps(theirs.samples(steps_before))
-        else:
+        else:  # the loaded state has the number of steps, to which the job's interval belongs
             mine = theirs
     counts_samples(scheduler, steps_before, mine)
 
@@ -240,13 +233,12 @@ def _portable(state: dict[str, Any]) -> Any:
 
 
 def savable(states: list[dict[str, Any]]) -> Any:
-    """Return `states`, from `states`, in a form that a checkpoint can hold."""
+    """Return what `Schedulers.states` has returned in a form that a checkpoint can hold."""
     return map_leaves(states, lambda leaf, _: leaf if can_save(leaf) else STAYS)
 
 
 def load_scheduler(scheduler: LRScheduler, state: Any) -> None:
     """Load `state`, of a scheduler of the same class in the job, into `scheduler`."""
-    # Values for which `state` has a marker, because they could not be sent, stay as they are here.
     scheduler.load_state_dict(_overlaid(scheduler.state_dict(), state))
     _step_values.pop(scheduler, None)  # a newcomer's warm-up had another model
 
@@ -259,6 +251,7 @@ def _overlaid(mine: Any, theirs: Any) -> Any:
             for name, value in theirs.items()
             if name in mine or not _has_marker(value)
         }
+        # In checkpoints of an earlier edl the Counter of a MultiStepLR is a plain dict.
         return dict_of_kind(kind_of_dict(mine if type(theirs) is dict else theirs), values)
     lists = type(mine) in _LISTS and type(theirs) in _LISTS
     if lists and len(mine) == len(theirs):

@@ -32,13 +32,11 @@ _aside = np.random.MT19937()  # NumPy's generator while a batch is loaded in the
 class Items(list[Any]):
     """A list of the indices of a batch's samples, with the seeds to load them with."""
 
-    epoch_seed = -1  # the seed of the epoch; -1: the samples are loaded without seeds
-    # the position of each sample in the epoch; with `epoch_seed` it seeds the sample
-    keys: Sequence[int] = ()
+    epoch_seed = -1  # -1: the samples are loaded without seeds
+    keys: Sequence[int] = ()  # the position of each sample in the epoch
 
     @classmethod
     def of(cls, items: list[Any], epoch_seed: int, keys: Sequence[int]) -> Items:
-        """Return a list of indices with seeds."""
         made = cls(items)
         made.epoch_seed, made.keys = epoch_seed, keys
         return made
@@ -118,22 +116,19 @@ def draws_nothing(dataset: Any) -> bool:
         return draws_nothing(dataset.dataset)
     if isinstance(dataset, torch.utils.data.ConcatDataset):
         return all(map(draws_nothing, dataset.datasets))
-    return type(dataset) in DRAWS_NOTHING
+    return type(dataset) in DRAWS_NOTHING  # derived classes may draw
 
 
 def reads_batches(dataset: Any) -> bool:
     """Return whether `dataset` reads all samples of a batch at once, by its `__getitems__`."""
     subset = torch.utils.data.Subset
     if isinstance(dataset, subset) and type(dataset).__getitems__ is subset.__getitems__:
-        return reads_batches(dataset.dataset)
+        return reads_batches(dataset.dataset)  # a Subset has that method for any data set
     return hasattr(dataset, "__getitems__")
 
 
 class Seeded(torch.utils.data.Dataset[Any]):
     """A data set that seeds the random generators before it reads a sample of another data set."""
-
-    # `in_thread`: whether batches are loaded in the training thread, whose own random numbers must
-    # not change.
 
     def __init__(self, dataset: Any, in_thread: bool) -> None:
         vars(self).update(dataset=dataset, in_thread=in_thread)
@@ -150,13 +145,11 @@ class Seeded(torch.utils.data.Dataset[Any]):
         return self.dataset[item]
 
     def __getitems__(self, items: list[Any]) -> list[Any]:
-        # `items`: the indices of the samples; if it is an `Items` with seeds, these are used,
-        # otherwise no generator is seeded.
         if not isinstance(items, Items) or items.epoch_seed < 0:
             return self._read(items)
         if not self.in_thread:
             return self._read_seeded(items)
-        with generators_aside():
+        with generators_aside():  # the training thread's own random numbers must not change
             return self._read_seeded(items)
 
     def _read_seeded(self, items: Items) -> list[Any]:
@@ -180,16 +173,13 @@ class Seeded(torch.utils.data.Dataset[Any]):
 
 
 class _LastSeed:
-    """A holder of the seed of the batch that this process read last, for its collate function"""
+    """The seed of the batch that this process has read last, for its collate function."""
 
-    batch = 0  # the seed; 0 before the first batch
+    batch = 0
 
 
 class SeededCollate:
-    """A wrapper of a collate function that seeds the random generators before each batch."""
-
-    # `in_thread`: whether batches are loaded in the training thread, whose own random numbers must
-    # not change.
+    """A collate function with seeded generators: it may draw, for mixup or MLM masks."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], in_thread: bool) -> None:
         self._collate, self._in_thread = collate, in_thread

@@ -22,9 +22,7 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def send_small_tensors_by_value() -> None:
     """Let this process send tensors of up to `MOST_BYTES` by value through its queues."""
-    # The receiver gets a tensor of the same bits, shape, strides and type, in memory of its own: it
-    # shares none with the sender, nor with another tensor of the batch, as it would with PyTorch
-    # alone.
+    # The receiver's memory is its own, shared neither with the sender nor with another tensor.
     ForkingPickler.register(torch.Tensor, _reduced)
 
 
@@ -49,6 +47,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _rebuilt(
     data: bytes, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]
 ) -> torch.Tensor:
+    # In PyTorch's own memory, which is aligned: the bits of a product of matrices may depend on
+    # that, and those of a convolution on the strides of dimensions of one element.
     tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
     _memory(tensor)[:] = np.frombuffer(data, np.uint8)
     return tensor

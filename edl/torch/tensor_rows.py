@@ -59,11 +59,13 @@ def as_read(batch: Any) -> Any:
 
 
 def _is_stacked() -> bool:
+    # The script may have registered its own function for tensors or tuples.
     own = default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn
     return not own and not any(issubclass(tuple, kind) for kind in default_collate_fn_map)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
+    # Others have other strides than what PyTorch's loader stacks, or no `index_select`.
     dense = tensor.layout == torch.strided and not tensor.is_nested and tensor.dtype in _TYPES
     return type(tensor) is torch.Tensor and dense and tensor.is_contiguous()
 

@@ -30,6 +30,7 @@ class TorchArrays:
         for piece in transfers(sent):
             if piece[0].device == "cpu":
                 size = sum(reference.size for reference in piece)
+                # Written to now: that takes longer than the transfer, for which all workers wait.
                 flat = torch.empty(size, dtype=torch.uint8).zero_()
                 self._reserved.setdefault(size, []).append(flat)
 
@@ -55,8 +56,6 @@ class TorchArrays:
         keep: bool,
     ) -> dict[int, torch.Tensor]:
         """Broadcast the tensors of a state from rank `root`; all workers call it."""
-        # A worker that does not keep the tensors receives all broadcasts in one scratch buffer for
-        # each type of device, because touching new memory would cost it more than the transfer.
         parts_sent = list(transfers(sent))
         buffers: list[torch.Tensor] = []
         handles: list[int] = []
@@ -68,7 +67,7 @@ class TorchArrays:
                 flat = parts[0] if len(parts) == 1 else torch.cat(parts)
             elif keep:
                 flat = self._kept_buffer(size, kind)
-            else:
+            else:  # one buffer for all: to touch new memory would cost more than the transfer
                 if kind not in scratch:
                     scratch[kind] = _new_buffer(COLLECTIVE_BYTES, kind)
                 flat = scratch[kind]
@@ -110,7 +109,7 @@ def _start_broadcasts(flat: torch.Tensor, size: int, root: int, name: str) -> li
     """Start the broadcasts of one flat buffer, of at most `COLLECTIVE_BYTES` each."""
     handles = []
     for start in range(0, size, COLLECTIVE_BYTES):
-        begin = start if size <= len(flat) else 0
+        begin = start if size <= len(flat) else 0  # each overwrites a scratch buffer
         part = flat[begin : begin + min(COLLECTIVE_BYTES, size - start)]
         handles.append(broadcast_start(part, root, f"{name}.{start}"))
     return handles
