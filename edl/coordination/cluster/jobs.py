@@ -37,7 +37,7 @@ class ClusterJobs:
     # --- reading
 
     def list(self) -> tuple[StoredJob, ...]:
-        """Read the jobs of the cluster, ended ones too, return them in the order of submission"""
+        """Read the jobs of the cluster, ended ones too, in the order of submission."""
         names = self._nodes.read(children(self._paths.jobs))[0]
         if names is None:
             raise self._nodes.unknown()
@@ -85,6 +85,8 @@ class ClusterJobs:
     def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
         """Let `job` end for good or, if it has ended, let its records be removed."""
 
+        # Without `submitted_s`, a repeated call removes the records of the job that the first one
+        # has ended, or ends another job that has got its name.
         def change(before: Wanted, life: JobLife) -> Wanted:
             if submitted_s is not None:
                 check_submission(self.get(job), submitted_s)
