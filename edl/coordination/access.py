@@ -45,7 +45,7 @@ class Access:
         return [make_digest_acl(self.job, self._password, all=True)]
 
     def opens(self, acl: list[ACL]) -> bool:
-        """Whether a node was made with this secret: its ACL gives this identity all rights."""
+        """Return whether this secret made a node: its ACL gives this identity all rights."""
         mine = self.acl[0].id
         return any(one.id == mine and one.perms == Permissions.ALL for one in acl)
 

@@ -134,7 +134,6 @@ class Election:
     def leads(self, wake: OnChange = None) -> Leadership | None:
         """Return this candidate's leadership, or None; this may begin a term."""
         # Called on kazoo's connection thread, so it must not block.
-        # Called on kazoo's connection thread, so it must not block.
         self._wake = wake
         for _ in range(ATTEMPTS):
             if not self._watched:

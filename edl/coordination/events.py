@@ -115,7 +115,7 @@ class EventLogNodes(Generic[E]):
         numbers = sorted(map(sequence, names))
         doomed = [paths.event(number) for number in numbers[: max(0, len(numbers) - keep)]]
         deadline_s, removed = time.monotonic() + within_s, 0
-        # At least one part is removed, so that a slow server makes progress, too.
+        # At least one part is removed.
         while removed < len(doomed) and (not removed or time.monotonic() < deadline_s):
             part = doomed[removed : removed + _AT_ONCE]
             session.read_all("trim events", [delete_node(path) for path in part])

@@ -174,8 +174,8 @@ class JobStore:
 
     def was_lost(self, error: UnknownJob) -> bool:
         """Return whether ZooKeeper has lost the job, so that this process may write it again."""
-        # Never read; or it had ended, so that somebody may have removed it.
         job = self.copy.job
+        # Never read; or it had ended, so that somebody may have removed it.
         if job is None or job.state.over or isinstance(error, AccessDenied):
             return False
         return lifecycle.current_run(self.session, self.paths) in (None, self.nodes.run)

@@ -111,7 +111,6 @@ def start_local(
 
 def check_directory(directory: Path) -> None:
     """Raise a UsageError if the files of a local ZooKeeper cannot be kept in `directory`."""
-    # It would be overwritten and closed to other users.
     files = _ServerFiles(directory)
     try:
         names = {one.name for one in files.directory.iterdir()}
@@ -119,6 +118,7 @@ def check_directory(directory: Path) -> None:
         return
     except OSError as error:
         raise UsageError(f"cannot keep ZooKeeper in {directory}: {error.strerror}") from None
+    # They would be overwritten and closed to other users.
     if names and not files.are_ours(names):
         raise UsageError(
             f"{directory} is not empty, and no ZooKeeper of edl has run there; name a new directory"

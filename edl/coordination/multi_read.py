@@ -78,7 +78,8 @@ def watch_together(
     client: KazooClient, issues: Sequence[Issue], answers: Sequence[Any], zxid: int
 ) -> Any:
     """Set the watches of reads that were sent together; return kazoo's pending result, or None."""
-    # `zxid` is of before the reads: the watches of nodes that have changed since fire at once.
+    # `zxid` is of before the reads: when the answer comes, the watches of nodes that have changed
+    # since have fired.
     watched = [
         (one.read.method == CHILDREN, _full_path(client, one.read.path), one.watch)
         for one, answer in zip(issues, answers, strict=True)

@@ -60,10 +60,10 @@ class PolicyNodes:
 
     def put_learned(self, learned: ScalingProfile) -> None:
         """Write the throughputs that an earlier start of the job measured, by size."""
-        # The present start has measured a size itself, or was given these before.
         path = self._nodes.paths.learned
 
         def change(found: dict[str, Any]) -> dict[str, Any]:
+            # The present start has measured a size itself, or was given these before.
             return found if found.get("seen") else learned.to_json()
 
         self._nodes.compare_and_set(path, change)

@@ -45,7 +45,7 @@ def fetch(
 def http_put(
     address: str, port: int, path: str, body: bytes, timeout_s: float
 ) -> tuple[int, bytes]:
-    """PUT, unsigned, to a worker's daemon; return the answer's status, any, and body."""
+    """PUT, unsigned, to a worker's daemon; return status, also of an error, and body."""
     return _request("PUT", address, port, path, body, timeout_s)[:2]
 
 
@@ -98,9 +98,7 @@ class Health:
 
     # REFUSED: no process listens at the port; SILENT: no answer came
     liveness: Liveness
-    report: Mapping[str, Any] = field(  # what it says of itself
-        default_factory=dict
-    )  # what the worker says of itself; empty without
+    report: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
 
     def answer(self, run: str) -> ProbeResult:
         """Return the liveness and who answered: perhaps another worker, or "w3 of another job"."""

@@ -109,12 +109,12 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
 
     def close(self) -> None:
-        """Close the connection as soon as the bytes already written are sent; do not wait for it"""
+        """Close once the written bytes are sent; an answer not written yet is never sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close once the written bytes are sent; an answer not written yet is never sent."""
+        """Close the connection at once, and drop written bytes that were not sent yet."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -80,9 +80,7 @@ class _Gathering:
     """The requests that wait until each key of one set of keys is stored."""
 
     missing: set[str]  # keys that are not stored yet
-    held: set[asyncio.Future[None]] = field(  # also released at a close
-        default_factory=set
-    )  # also answered if the scope is closed
+    held: set[asyncio.Future[None]] = field(default_factory=set)  # released at a close, too
 
 
 @dataclass
@@ -257,7 +255,7 @@ async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
 
 
 async def _arrival(room: _Scope, key: str) -> bytes | None:
-    """Wait until `key`, not stored yet, is stored; return its value, None: scope closed."""
+    """Wait until `key`, not stored yet, is stored; return its value (None: scope closed)."""
     future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     room.held.setdefault(key, set()).add(future)
     try:

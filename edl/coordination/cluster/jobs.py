@@ -65,7 +65,7 @@ class ClusterJobs:
         return access
 
     def secret(self, job: str) -> str | None:
-        """Return the secret of the runs of `job`; None before its first run, and without the job"""
+        """Return the secret of the runs of `job`; None before its first run, or without it."""
         path = self._paths.secret(job)
         secret = content(path, self._nodes.read(get(path))[0]).get("secret")
         return None if secret is None else str(secret)

@@ -178,7 +178,7 @@ class ClusterWriter:
             raise CoordinationError(f"{path} could not be written; try again")
 
     def remove_job(self, job: StoredJob) -> bool:
-        """Remove the records of an ended job and the key it was submitted with, and log an event"""
+        """Remove an ended job's records and its key; False: it has changed since it was read."""
         # The caller has removed the last run's nodes: that needs the secret, which goes here.
         path, life = self.paths.job(job.name), self.paths.life(job.name)
         about, names = self._nodes.read(get(path), children(path))
@@ -198,7 +198,7 @@ class ClusterWriter:
         return self.commit([*writes, _deletion(path), event])
 
     def remove_host(self, host: HostView) -> bool:
-        """Remove an ended job's records and its key; False: it has changed since it was read."""
+        """Remove a host that offers nothing, has no run, is not drained; False: it has changed."""
         path, assigned = self.paths.host(host.name), self.paths.assigned(host.name)
         names = self._nodes.read(children(path))[0]
         if names is None or {"offer", "drained"} & set(names) or _has_runs(host):

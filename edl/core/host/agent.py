@@ -184,7 +184,7 @@ def _has_left(snapshot: Snapshot, own: AgentState, now: float) -> bool:
 def _places(
     lacking: int, slots: int | None, occupied: set[int], staying: set[int], own: AgentState
 ) -> list[tuple[int, Process | None]]:
-    """Return up to `lacking` pairs (slot, its last process): free slots first, then disabled ones."""
+    """Return up to `lacking` pairs (slot, its last process): free slots, then disabled ones."""
     last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
     used_up = {slot for slot, process in last.items() if process.used_up}
     count = max(0, lacking) + len(occupied | used_up)

@@ -31,7 +31,7 @@ def exit_status(code: int) -> int:
 
 
 def killed_in_wrapper(code: int) -> int:
-    """Return -n for the code 128 + n of a wrapper (`bash train.sh`) whose command signal n killed."""
+    """Return -n for 128 + n, the code of a wrapper (a shell script) with a command killed by n."""
     # Not for a script that has reported its end: it has chosen the code.
     return 128 - code if code - 128 in _DEADLY else code
 

@@ -62,7 +62,7 @@ class Headlines:
         self._since_s: float | None = None  # when the first part came that is not told yet
 
     def take(self, events: Iterable[Event], wanted: int, now_s: float) -> list[str]:
-        """Return the lines that the agent should show, in order, given the newest events."""
+        """Return the lines to show, given the newest events, each passed once; call it often."""
         lines = [line for event in events for line in self._take(event, wanted)]
         waits = bool(self._causes) or self._repair is not None or self._planned is not None
         if not waits:
@@ -74,7 +74,7 @@ class Headlines:
         return lines
 
     def rest(self, wanted: int) -> list[str]:
-        """Return the lines to show, given the newest events, each passed once; call it often."""
+        """Return the lines that still wait for events, with what is known; then none waits."""
         lines = [] if self._planned is None else [_line(self._planned)]
         self._planned = None
         if self._repair is not None or self._causes:
@@ -98,7 +98,7 @@ class Headlines:
         return [] if event.kind in NOT_SHOWN else [_line(event)]
 
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
-        """Keep how a worker has ended, for the line of the crash, which names the survivors, too"""
+        """Keep how a worker has ended, for the line of the crash, which names the survivors."""
         if details.worker in self._told:
             return []
         cause = f"{_place(details, self._host)}{how(details.exit_code or 0)}"

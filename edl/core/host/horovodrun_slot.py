@@ -68,23 +68,19 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 
 @dataclass(frozen=True)
 class SlotLimits(SupervisorLimits):
-    """The time limits of an `edl-worker`, in seconds; "for X": to wait for X. The driver: horovodrun's."""
+    """The time limits of an `edl-worker`, in seconds; "for X": to wait for X."""
 
-    release_s: float = (
-        30.0  # for the driver to take the slot back, after `edl-worker` was asked to end
-    )
+    # for the driver to take the slot back, after `edl-worker` was asked to end
+    release_s: float = 30.0
     barred_s: float = 3.0  # for the worker to end on a barred host; the driver kills it after 5 s
     unseen_s: float = 10.0  # for one whose ssh ended with horovodrun to see the latter's end
-    removal_s: float = (
-        30.0  # for the processes of a slot that was taken back, before slots are placed
-    )
+    # for the processes of a slot that was taken back to end, before the driver may place slots
+    removal_s: float = 30.0
     freed_s: float = 1.0  # for the driver to see that the process of such a slot has ended
     # for the driver to carry out a new desired number; then it is asked to place the slots again
     follow_s: float = 15.0
     discover_s: float = 5.0  # for `edl-discover`, if horovodrun runs it, to say what is desired
-    move_s: float = (
-        10.0  # for `edl-worker` processes that the driver starts on other hosts to report
-    )
+    move_s: float = 10.0  # for `edl-worker` processes that it starts on other hosts to report
     round_s: float = 60.0  # for the driver to answer a slot that has asked it, once the job is over
     shutdown_s: float = 6.0  # for horovodrun to end: SIGTERM to its processes, SIGKILL after 5 s
     # for an `edl-worker` to register in its slot, after all that have were asked to end; less than
@@ -142,7 +138,7 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
     if own.living:
         known = all(p.seated and p.worker not in snapshot.evicted for p in own.living)
         if own.removed and not known:
-            # No leader takes out a worker that was never in a ring.
+            # No leader takes out a worker that is evicted or was never in a ring.
             return SupervisorDecision(
                 reason, endings=end_processes(own.living, own.limits, now, reason)
             )
@@ -173,9 +169,7 @@ def _all_were_asked_to_end(snapshot: Snapshot, own: SlotState, ending_s: float, 
     if not ending or kept(snapshot) | awaited != ending or snapshot.members:
         return False
     if snapshot.generation is None:
-        return (
-            True  # workers that came after are ended by their own `edl-worker` when the job is over
-        )
+        return True  # workers that are not registered are ended when the job is over
     return bool(dead_ring(snapshot, own)) and not ring_is_away(snapshot, own, now)
 
 
@@ -322,7 +316,7 @@ class SlotRelease:
         self._written: Placement | None = None  # by the last attempt, if it was
 
     def choice(self, sizes: Sizes) -> Callable[[Placement], Placement]:
-        """Return the function for one attempt; it may be called again before anything is written."""
+        """Return the function for one attempt, which may call it again before it writes."""
         before = self._written
 
         def lower(now: Placement) -> Placement:

@@ -184,7 +184,7 @@ def _killed(living: Sequence[Process], job: Job) -> tuple[EndProcess, ...]:
 def _stuck(
     snapshot: Snapshot, living: Sequence[Process], limits: SupervisorLimits, quiet: float
 ) -> list[Process]:
-    """Return the processes of a stopping job that hold up its ring, so that it completes no step"""
+    """Return the processes that hold up the ring of a stopping job; none while it may step."""
     usual = snapshot.status.median_step_s
     limit = min(limits.stop_s, max(limits.stuck_s, limits.stuck_steps * usual))
     # With a checkpoint a worker may evaluate, which completes no step either.
@@ -280,14 +280,13 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
     if generation is None or not mine:
         return None
     if any(p.stopped for p in mine):
-        # Others may train on, if only their sessions are lost.
+        # The agent that told them to end writes that, if ZooKeeper comes back.
         late = _dead_for(generation, own, now) >= own.limits.away_s
         return JobOutcome(JobState.STOPPED, TOLD) if late else None
     if not _others_are_dead(snapshot, generation, own, now):
         return None
     failed = [p for p in mine if p.failed] or [p for p in mine if p.exit_code]
     if not failed:
-        # The leader may yet say so itself, or others go on without these.
         settled = all(now - (p.exited or 0.0) >= own.limits.settle_s for p in mine)
         all_well = JobOutcome(JobState.FINISHED, "all workers have exited with code 0")
         return all_well if settled else None

@@ -44,7 +44,7 @@ class LostSlots:
         self._asked_for: frozenset[tuple[str, int]] = frozenset()
 
     def see(self, snapshot: Snapshot, answered: float, now: float) -> bool:
-        """Update the attributes; return, once for each set of lost slots, whether to ask the driver."""
+        """Update the attributes; return, once for a set of lost slots, whether to ask."""
         # A slot that is assigned again is another edl-worker's, which may be on its way.
         slots = assigned_slots(snapshot)
         self._assigned = {slot: self._assigned.get(slot, now) for slot in slots}

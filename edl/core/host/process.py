@@ -176,14 +176,14 @@ class Process:
         return backoff_s(self.failures_now, longest_s) if waits else 0.0
 
     def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
-        """Return whether it is open if this process deserted the others, or all have finished."""
+        """Return whether it is still open if this process deserted the others or all finished."""
         left = self.exit_code == 0 and self.seated and self.departing is None
         left = left and self.ending_since is None
         late = now - (self.exited or 0.0) >= settle_s
         return left and not self.deserted and state is JobState.RUNNING and not late
 
     def ending_text(self, host: str) -> str:
-        """Return a sentence about the end of this process, which must have ended, on host `host`"""
+        """Return a sentence about the end, on `host`, of this process, which must have ended."""
         assert self.exit_code is not None
         what = f"{self.name} on {host} {how(self.exit_code)}"
         if self.failed:
@@ -323,7 +323,7 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
 
 
 def _since(known: float | None, holds: bool, now: float) -> float | None:
-    """Return since when a condition holds: `now` if it did not hold before; None if it does not."""
+    """Return since when a condition holds, which did since `known`; None if it does not."""
     if not holds:
         return None
     return now if known is None else known

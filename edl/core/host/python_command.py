@@ -83,7 +83,7 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
 
 
 def transparent(command: Sequence[str]) -> tuple[str, ...] | None:
-    """Return `command` with its script run through edl.transparent; None: it runs no Python code."""
+    """Return `command` with its script run through edl.transparent; None: no Python code."""
     python = parse_command(command)
     if python is None or python.main is Main.OTHER:
         return None

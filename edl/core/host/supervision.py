@@ -237,7 +237,7 @@ def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[R
 
 
 def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
-    """Return our processes of the newest generation if no worker, of any launcher, has its state."""
+    """Return our processes of the newest generation if no worker of any launcher has its state."""
     members = snapshot.generation.worker_ids if snapshot.generation else ()
     left = {p.worker for p in own.living} | {m.id for m in foreign(snapshot, own)} | own.answering
     return (
@@ -248,7 +248,7 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
 
 
 def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
-    """Return the workers of other launchers to ask whether they live; none if one is known to."""
+    """Return the workers of other launchers to ask whether they live, if none is known to."""
     generation, silent = snapshot.generation, replace(own, answering=frozenset())
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
         return ()
