@@ -240,6 +240,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._signals.clear()
         if self._release is None or own.ending_since is None or own.disabled:
             return
+        # A horovodrun that ends signals all slots, of which none is to be removed.
         if now - own.ending_since < limits.shutdown_s:
             return
         if snapshot is not None and snapshot.desired.hosts:
