@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 def looked(look: Callable[[], T], limit_s: float, otherwise: T) -> T:
     """Return what `look` returns, or `otherwise` if that takes longer than `limit_s` seconds."""
-    # `look` uses a directory in a thread of its own, because on a file server that is away it may
-    # take for ever. It must raise no error.
+    # In a thread: on a file server that is away, `look`, which must raise no error, may take for
+    # ever.
     found: list[T] = []
     thread = threading.Thread(
         target=lambda: found.append(look()), name="edl-checkpoint-look", daemon=True

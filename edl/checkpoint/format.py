@@ -70,39 +70,28 @@ _ZEROS = "0" * 64
 class Manifest:
     """The job's position when a checkpoint was written, and what the job had learned until then."""
 
-    job: str  # the name of the job
-    run: str  # the identifier of the start of the job that wrote the checkpoint
-    step: int  # how many updates the job had made
-    epoch: int  # the number of the epoch that the job was in, from 0
-    framework: str  # the name of the script's framework, such as "torch"
+    job: str
+    run: str  # this start of the job
+    step: int  # updates that the job had made
+    epoch: int  # from 0
+    framework: str  # such as "torch"
     source: Mapping[str, Any]  # what is trained on: total, seed, shuffle, batch_size
-    # the ledger (which samples of the epoch are done, leased and free), as JSON values
-    ledger: Mapping[str, Any]
+    ledger: Mapping[str, Any]  # which samples of the epoch are done, leased and free
     saved_at: float = 0.0  # wall clock
-    # the job's scaling profile (its measured throughput at each number of workers), as JSON values;
-    # empty: none, or not known
+    # the measured throughput at each number of workers; empty: none, or not known
     learned: Mapping[str, Any] = field(default_factory=dict)
-    # how many samples the job had trained, over all epochs; -1: the version of edl that wrote the
-    # file did not record it
-    samples: int = -1
-    # the estimate of the job's gradient noise scale, as JSON values; empty: none
+    samples: int = -1  # trained over all epochs; -1: an older edl did not record it
+    # of the gradient noise scale; empty: none
     noise: Mapping[str, Any] = field(default_factory=dict)
-    # the script's finished calls of Keras' `fit`, the first one first, each as the fields of an
-    # `DoneFit` by name
+    # finished calls of Keras' `fit`, the first one first, each as the fields of a `DoneFit`
     fits: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    # the seed that the script had given to its framework last, in a job with logical workers; -1:
-    # not known
-    seed: int = -1
-    # what the last bits of the writer's results depended on, as the fields of an `Arithmetic` by
-    # name; empty: not known
+    seed: int = -1  # given last to the framework, with logical workers; -1: not known
+    # the fields of an `Arithmetic`, on which the last bits of results depend; empty: not known
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
-    # why callbacks had stopped the call of Keras' `fit` that had just ended; empty: they had not, a
-    # call was under way, or the version of edl did not record it
-    fit_stopped: str = ""
-    # how long the job trains, as the fields of an `TrainingLength` by name; empty: not known
+    fit_stopped: str = ""  # why callbacks had stopped the last call of `fit`; empty: not
+    # the fields of a `TrainingLength`; empty: not known
     length: Mapping[str, Any] = field(default_factory=dict)
-    # the newest changes of the global batch, the oldest first, each as [number of the first update
-    # with the new size, size in samples]; empty: not known
+    # changes of the global batch, the oldest first: [first update with it, samples]
     batches: Sequence[Sequence[int]] = field(default_factory=list)
 
 
@@ -113,13 +102,11 @@ _MANIFEST = frozenset(one.name for one in fields(Manifest))
 class Checkpoint:
     """A checkpoint that was read from a file and found intact."""
 
-    path: Location  # the file
-    manifest: Manifest  # the job's position when the file was written
-    # the state of model, optimizer and tracked objects, as it was given to `pack_state`:
-    # containers, values and arrays
+    path: Location
+    manifest: Manifest
+    # of model, optimizer and tracked objects, as it was given to `pack_state`
     state: Any
-    # the record of each tensor of the state, by name
-    tensors: Mapping[str, TensorRecord] = field(default_factory=dict)
+    tensors: Mapping[str, TensorRecord] = field(default_factory=dict)  # by name
 
 
 def path_of(directory: L, step: int) -> L:
@@ -152,16 +139,15 @@ def names_in(directory: Location) -> list[str]:
 class PackedState:
     """A state in the form in which a checkpoint file holds it; `pack_state` returns it."""
 
-    tree: Any  # the containers and plain values as JSON values, with a name in place of each array
-    blobs: Mapping[str, Blob]  # the arrays that were copied, by the names that stand in `tree`
-    # the rank of the worker that copied it, by the name of each other array
+    tree: Any  # JSON values, with a name in place of each array
+    blobs: Mapping[str, Blob]  # the arrays that were copied, by these names
+    # the rank that has copied it, by the name of each other array
     elsewhere: Mapping[str, int] = field(default_factory=dict)
 
 
 def pack_state(state: Any) -> PackedState:
     """Divide `state` into JSON values and arrays, for `write`."""
-    # An array that lies in one piece in memory is not copied, so it must not change until it is
-    # written.
+    # One that lies in one piece is not copied: it must not change until it is written.
     arrays: dict[str, Blob | RankArray] = {}
     tree = to_tree(state, (), arrays)
     return PackedState(
@@ -172,7 +158,7 @@ def pack_state(state: Any) -> PackedState:
 
 
 def check_plain_values(state: PackedState) -> None:
-    """Check that the plain values of `state` do not make a file's header too long."""
+    """Find a too long header early: the thread of `write` cannot stop a job at its start."""
     text = json.dumps(json.dumps(state.tree, separators=(",", ":")))  # a text within the header
     try:
         check_header_length(len(text))
@@ -195,8 +181,8 @@ def write(
 
 def prune(directory: Location, step: int, keep: int) -> None:
     """Remove all checkpoints of steps up to `step` except the `keep` newest of them."""
-    # They were refused when the job began to continue from an earlier one, so good ones must not be
-    # removed in favour of them.
+    # Later ones were refused when the job went on from an earlier one: no good one goes in their
+    # favour.
     newest = path_of(directory, step).name
     for path in [path for path in checkpoint_files(directory) if path.name <= newest][keep:]:
         path.unlink(missing_ok=True)
@@ -225,7 +211,7 @@ def is_checkpoint(path: Location) -> bool:
 
 
 def read_manifest(path: Location) -> Manifest:
-    """Return the manifest of the checkpoint in the file `path`."""
+    """Return the manifest of a checkpoint; damaged data behind its header are not noticed."""
     with _opened(path) as file:
         header = _read_header(path, file)
     for other in named_files(path, header.tensors):
@@ -285,8 +271,7 @@ def _elsewhere(path: Location, records: Mapping[str, TensorRecord]) -> dict[str,
 def _serialized(
     manifest: Manifest, state: PackedState, records: Mapping[str, TensorRecord]
 ) -> list[bytes | memoryview]:
-    """Return the contents of a checkpoint's file, in pieces, in order."""
-    # CheckpointError: if the header is so long that reading would refuse it.
+    """Return a checkpoint's file in pieces: LENGTH and header, then the arrays, not copied."""
     own = {name: blob for name, blob in state.blobs.items() if not records[name].file}
     layout = Layout.of(own)
     about = {
@@ -322,15 +307,13 @@ def _opened(path: Location) -> Iterator[BinaryIO]:
 class _CheckpointHeader:
     """The header of a checkpoint file."""
 
-    length: int  # the number of bytes of LENGTH and header together; the data begin there
-    manifest: Manifest  # the job's position
-    state: Any  # the containers and plain values of the state, as JSON values
-    tensors: Mapping[str, TensorRecord]  # the record of each array, by name
-    # for each array in this file by name, its first byte in the data and the byte after its last
-    # one
+    length: int  # of LENGTH and header together, in bytes; the data begin there
+    manifest: Manifest
+    state: Any  # containers and plain values, as JSON values
+    tensors: Mapping[str, TensorRecord]  # by name
+    # by name: its first byte in the data and the byte after its last one
     places: Mapping[str, tuple[int, int]]
-    # in a file of format 2 the SHA-256 of the data, in hexadecimal digits; else empty
-    payload_sha256: str
+    payload_sha256: str  # of the data, in a file of format 2; else empty
 
     @property
     def payload_bytes(self) -> int:

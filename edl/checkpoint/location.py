@@ -36,11 +36,11 @@ INSTALL = "pip install 'edl-horovod[fsspec]'"
 
 @dataclass(frozen=True)
 class RemotePath:
-    """The path of a file or directory in a file system of fsspec."""
+    """The path of a file or directory in a file system of fsspec; all its errors are OSErrors."""
 
-    url: str  # the URL, as messages and records have it
+    url: str  # as messages and records have it
     within: str  # the path in the file system
-    system: Any = field(compare=False, repr=False)  # the file system of fsspec
+    system: Any = field(compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.url
@@ -143,8 +143,9 @@ class RemotePath:
 
     @contextmanager
     def _deferred(self) -> Iterator[Any]:
-        """Provide the file, opened for writing, while entered."""
+        """Provide the file for writing; it appears at the end of the block, unless that fails."""
         if self.is_of_one_process:
+            # The file system in memory has transactions only, which count for all its files.
             with self.system.transaction, self.system.open(self.within, "wb") as file:
                 yield file
             return

@@ -23,7 +23,7 @@ FILE = "logged.json"
 class LoggedSteps:
     """The highest logged step by series, in the file `logged.json` of a checkpoint directory."""
 
-    # In one with a URL nothing is kept, because a write there would hold up the training.
+    # In a directory with a URL nothing is kept: a write there would hold up the training.
 
     def __init__(self, directory: Location) -> None:
         self._path = None if isinstance(directory, RemotePath) else directory / FILE
@@ -44,6 +44,7 @@ class LoggedSteps:
         """Write that `series` was logged up to `step`; the others stay as they are."""
         if self._path is None:
             return
+        # While one write waits for a file server, later ones wait for nothing.
         with self._lock:
             self._unwritten[series] = step
             waits = self._is_writing

@@ -38,16 +38,14 @@ class OwnerSuperseded(CheckpointError):
 class Owner:
     """A ring that has claimed a directory of checkpoints."""
 
-    job: str  # the name of the job
-    run: str  # the identifier of the start of the job that the ring belongs to
-    generation: int  # the number of the ring's generation
-    # the runs from which the run has taken the directory, the newest last
-    replaced: tuple[str, ...] = ()
-    # where its first workers answer `/health`, as "host:port"; empty: not known
-    members: tuple[str, ...] = ()
+    job: str
+    run: str  # this start of the job
+    generation: int  # of the ring
+    replaced: tuple[str, ...] = ()  # runs that had the directory before, the newest last
+    members: tuple[str, ...] = ()  # "host:port" of `/health`; empty: not known
 
     def replaced_by(self, newest: Owner) -> str:
-        """Return why this ring may not write into the directory any more, as a clause."""
+        """Return why this ring may not write any more, as a clause; empty if it may."""
         if newest.run != self.run:
             return "" if newest.run in self.replaced else _goes_on_in(newest)
         if newest.generation > self.generation:
@@ -59,7 +57,7 @@ class Owner:
 
 
 def owner_of(directory: Location) -> Owner | None:
-    """Return the ring that has claimed `directory` last."""
+    """Return the ring that has claimed `directory` last, or None; OSError: one may have."""
     path = directory / FILE
     try:
         values = json.loads(_text_of(path))
@@ -73,7 +71,7 @@ def owner_of(directory: Location) -> Owner | None:
 
 
 def _text_of(path: Location) -> str:
-    """Return the text of the file `path`, which is read again if that fails."""
+    """Return the text of a file; a server may fail for a moment, so it is read again."""
     for pause_s in PAUSES_S:
         try:
             return path.read_text()
@@ -99,7 +97,6 @@ def take_over(directory: Location, owner: Owner) -> Owner:
 
 def renew(directory: Location, owner: Owner) -> Owner:
     """Claim `directory` for a ring that is about to save, and return the claim."""
-    # OwnerSuperseded: the ring must not save any more; the message says why.
     newest = owner_of(directory)
     if newest is not None:
         if why := owner.replaced_by(newest):
@@ -110,7 +107,7 @@ def renew(directory: Location, owner: Owner) -> Owner:
 
 
 def check_run(directory: Location, owner: Owner) -> None:
-    """Raise an error if another start of the job has taken `directory` from that of `owner`."""
+    """Raise OwnerSuperseded if another start has the directory, before a file gets its name."""
     newest = owner_of(directory)
     if newest is not None and newest.run not in (owner.run, *owner.replaced):
         raise OwnerSuperseded(_goes_on_in(newest))

@@ -45,12 +45,10 @@ class PartMissing(CheckpointError):
 class PartPlace:
     """The names of the parts of one checkpoint."""
 
-    directory: Location  # the directory of checkpoints
-    step: int  # the number of the step
-    # eight hexadecimal digits that are those of no other ring, of this start of the job or another
-    # one
-    ring: str
-    size: int  # how many parts there are, one of each worker
+    directory: Location
+    step: int
+    ring: str  # eight hexadecimal digits that no other ring has, of whatever start of the job
+    size: int  # how many parts, one of each worker
 
     @classmethod
     def of(cls, directory: Location, step: int, owner: Owner, size: int) -> PartPlace:
@@ -68,10 +66,8 @@ class PartPlace:
 class Part:
     """A part of a checkpoint that is there."""
 
-    # the record of each of its tensors, by name; the `file` of those that lie in the part itself is
-    # empty
-    records: Mapping[str, TensorRecord]
-    size: int  # the size of its file in bytes
+    records: Mapping[str, TensorRecord]  # by name; `file` is empty for those in the part itself
+    size: int  # of its file in bytes
 
 
 def write_part(
@@ -168,7 +164,7 @@ def remove_parts(directory: Location, step: int) -> None:
 
 
 def _named_by(path: Location) -> set[str] | None:
-    """Return the names of the files that the checkpoint `path` names."""
+    """Return the files that a checkpoint names; none without it, None: it cannot be read."""
     try:
         return {record.file for record in read_records(path).values()}
     except CheckpointError:

@@ -29,7 +29,7 @@ _OTHER = {
 
 def check_source(found: Checkpoint, source: Source) -> None:
     """Check that a checkpoint's sample numbers mean the same samples in this script."""
-    # Size, seed, shuffling and files of the data set must be equal.
+    # The batch size may differ.
     for name, mine in (
         ("total", source.total),
         ("seed", source.seed),
@@ -74,7 +74,7 @@ def check_logical(found: Checkpoint, source: Source, names_directory: bool) -> N
 
 
 def warn_of_another_job(found: Checkpoint, job: str) -> None:
-    """Log a warning if a checkpoint is of a job of another name, and users have given both names"""
+    """Warn of a checkpoint of another given name: a sweep may share a directory by mistake."""
     before = found.manifest.job
     if job != before and is_given_name(job) and is_given_name(before):
         logger.warning(

@@ -54,8 +54,8 @@ class Blob:
     """An array in plain bytes."""
 
     kind: str  # "numpy", "torch", ...
-    dtype: str  # the name of the type of the array's elements, like "float32"
-    shape: tuple[int, ...]  # the shape of the array; empty for a single number
+    dtype: str  # of its elements, like "float32"
+    shape: tuple[int, ...]  # empty for a single number
     data: memoryview  # bytes, in C order
     device: str = "cpu"  # where it lived: a device type
 
@@ -64,13 +64,13 @@ class Blob:
 class Layout:
     """The order of tensors in a safetensors file, and what its header says about each."""
 
-    blobs: tuple[tuple[str, Blob], ...]  # pairs of name and array, in the order of the data
-    # the header's entry of each tensor by name: type, shape and place in the data
-    entries: Mapping[str, Mapping[str, Any]]
+    blobs: tuple[tuple[str, Blob], ...]  # in the order of the data
+    entries: Mapping[str, Mapping[str, Any]]  # by name: type, shape and place
 
     @classmethod
     def of(cls, blobs: Mapping[str, Blob]) -> Layout:
         """Return the layout of a file with the arrays in `blobs` (by name), without gaps."""
+        # So each begins at a multiple of its alignment.
         ordered = sorted(blobs.items(), key=lambda item: -_alignment(item[1]))
         entries: dict[str, Any] = {}
         offset = 0
@@ -84,7 +84,6 @@ class Layout:
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
         """Return the first bytes of the file, LENGTH and the header; the data follow them."""
-        # CheckpointError: if the header is so long that reading would refuse it.
         text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
         check_header_length(len(text))
@@ -157,10 +156,9 @@ def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
 class Header:
     """The header of a safetensors file."""
 
-    length: int  # the number of bytes before the data: those of LENGTH and of the header
-    metadata: Mapping[str, str]  # texts by name
-    # the first byte of each tensor in the data and the byte after its last one, by name
-    places: Mapping[str, tuple[int, int]]
+    length: int  # of LENGTH and header, in bytes
+    metadata: Mapping[str, str]
+    places: Mapping[str, tuple[int, int]]  # by name: first byte, end
 
     @property
     def file_bytes(self) -> int:
@@ -199,6 +197,8 @@ def write_whole(
     """Write a file, whole or not at all, and return its size in bytes."""
     if isinstance(path, RemotePath):
         return path.write_whole(chunks, check)
+    # Synced before it is renamed, and the directory after that: a power cut leaves the old file or
+    # the whole new one.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -223,7 +223,7 @@ def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
 
 
 def _alignment(blob: Blob) -> int:
-    """Return the number of bytes at a multiple of which `blob` must begin in the data."""
+    """Return the largest power of two that divides the size of an element; 0 if empty."""
     item = blob.data.nbytes // max(1, math.prod(blob.shape))
     return item & -item
 
@@ -234,6 +234,7 @@ def _sync_directory(directory: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
+        # Some file systems, of virtual machines and Windows servers, cannot do it.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:

@@ -16,25 +16,21 @@ from edl.core.step.training_length import NO_LENGTH, TrainingLength
 
 @dataclass(frozen=True)
 class JobRecords:
-    """The job's records that saving and restoring read and write, as functions."""
+    """The job's records that saving and restoring use, as functions, for any thread."""
 
-    # writes an event, called as `log(details, step, reason)`; any thread may call it
-    log: Callable[[Details, int, str], None]
-    # records the newest checkpoint; called with the path of the directory and the step when one is
-    # written or was restored, from any thread
+    log: Callable[[Details, int, str], None]  # (details, step, reason)
+    # the directory and step of a checkpoint that was written or restored
     saved: Callable[[str, int], None]
-    # returns the job's scaling profile (its measured throughput at each number of workers) as JSON
-    # values; any thread may call it
-    learned: Callable[[], Mapping[str, Any]] = dict
+    learned: Callable[[], Mapping[str, Any]] = dict  # the scaling profile, as JSON
 
 
 class Durable(Protocol):
     """The interface to copy and load the state that a checkpoint holds."""
 
-    framework: str  # the name of the framework, which checkpoints record
+    framework: str  # which checkpoints record
 
     def capture(self, share: StateShare = WHOLE_STATE) -> Any:
-        """A copy of the state that later steps do not change; the training thread calls it"""
+        """Return a copy, for `pack_state`, of a part of the state; in the training thread."""
 
     def restore(self, state: Any) -> None:
         """Load `state`, which `capture` returned, into the model, optimizer and objects."""
@@ -44,46 +40,33 @@ class Durable(Protocol):
 class CheckpointPosition:
     """The job's position in its data, which a checkpoint stores with the job's state."""
 
-    step: int  # how many updates the job has made
-    source: Source  # the description of the training data
-    # which positions of the epoch are done, leased and free, with the epoch's number
-    ledger: Ledger
-    samples: int  # how many samples the job has trained, over all epochs
-    # the estimate of the gradient noise scale, as JSON values; empty: none
+    step: int  # updates that the job has made
+    source: Source
+    ledger: Ledger  # of the epoch
+    samples: int  # trained over all epochs
+    # the gradient noise scale, as JSON; empty: none
     noise: Mapping[str, Any] = field(default_factory=dict)
-    # the finished calls of Keras' `fit`, the first one first, each as the fields of an `DoneFit` by
-    # name
-    fits: Sequence[Mapping[str, Any]] = ()
-    # the seed that the script has given to its framework last, in a job with logical workers; -1:
-    # not known
-    seed: int = -1
-    # why callbacks have stopped the present call of Keras' `fit`, which has ended; empty: they have
-    # not, or it is under way
-    fit_stopped: str = ""
-    # what the last bits of rank 0's results depend on, as the fields of an `Arithmetic` by name;
-    # empty: not known
+    fits: Sequence[Mapping[str, Any]] = ()  # calls of Keras' `fit`, as fields of `DoneFit`
+    seed: int = -1  # given last to the framework, with logical workers; -1: not known
+    fit_stopped: str = ""  # why callbacks have stopped the call of `fit` that has ended; else empty
+    # fields of `Arithmetic`; empty: not known
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
-    length: TrainingLength = NO_LENGTH  # how long the job trains
-    # the newest changes of the global batch, the oldest first, each as (number of the first update
-    # with the new size, size in samples)
-    batches: Sequence[tuple[int, int]] = ()
+    length: TrainingLength = NO_LENGTH
+    batches: Sequence[tuple[int, int]] = ()  # of the global batch: (first update with it, samples)
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
     """The settings of a job's checkpoints, as one start of the job has them."""
 
-    directory: Location  # where checkpoints are written: a local directory, or one with a URL
-    every_s: float  # seconds between the begins of two saves
-    keep: int  # how many of the newest checkpoints are kept when a new one is written
-    job: str  # the name of the job
-    run: str  # the identifier of this start of the job
-    save_timeout_s: float  # how many seconds the last checkpoint before an end may take
-    # a directory to continue from, `directory` or another one; None: the job was not told to resume
-    resume_from: Location | None = None
-    # whether the job begins afresh if `resume_from` has no file of a checkpoint; else that is an
-    # error. Damaged files, or another directory that is missing, are an error in any case.
+    directory: Location  # where checkpoints are written
+    every_s: float  # between the begins of two saves
+    keep: int  # the newest ones
+    job: str
+    run: str  # this start of the job
+    save_timeout_s: float  # for the last checkpoint before an end
+    resume_from: Location | None = None  # `directory` or another one; None: it does not resume
+    # begin afresh if `resume_from` has no checkpoint; damaged files are an error in any case
     or_begin: bool = False
-    sharded: bool = False  # whether the workers save the state together, each a part of it
-    # whether the user has named `resume_from` itself (`--resume-from`)
-    names_directory: bool = False
+    sharded: bool = False  # each worker saves a part of the state
+    names_directory: bool = False  # the user has named `resume_from` (`--resume-from`)

@@ -52,10 +52,11 @@ def to_tree(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob | RankArray
 
 def can_hold(value: Any) -> bool:
     """Return whether a value has the same type when a checkpoint that holds it is read."""
-    # A masked array would lose its mask.
     if isinstance(value, np.ndarray):
+        # It would lose its mask.
         if value.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
             return False
+        # The text of a structured type, or of bfloat16 of ml_dtypes, names bytes only.
         return bool(np.dtype(value.dtype.str) == value.dtype)
     if value is None or isinstance(value, bool | int | float | str | bytes | Blob | RankArray):
         return True
@@ -64,13 +65,13 @@ def can_hold(value: Any) -> bool:
 
 def _number(value: np.generic) -> int | float | None:
     """Return a NumPy scalar as Python's number; None if that would be another value."""
-    # A date in nanoseconds, for example, would be an integer.
+    # A date in nanoseconds would be an integer.
     number = None if value.dtype.kind in "mM" else value.item()
     return number if isinstance(number, int | float) else None
 
 
 def _blob(array: np.ndarray[Any, Any]) -> Blob | None:
-    """Return an array as a Blob with the same memory, if it is contiguous; None if it is refused"""
+    """Return an array as a Blob, with the same memory if contiguous; None: it is refused."""
     if not can_hold(array):
         return None
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

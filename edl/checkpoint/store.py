@@ -57,15 +57,14 @@ Resume = Callable[
 
 
 class Checkpoints:
-    """An object that saves and restores one worker's state. Only the training thread may use it."""
+    """An object that saves and restores one worker's state, for the training thread only."""
 
     def __init__(self, config: CheckpointConfig, records: JobRecords) -> None:
         self._config = config
         self._records = records
         self._due_at: float | None = None
         self._refused = set[Location]()  # checkpoints that are not intact
-        # writes the checkpoints, in a thread of its own
-        self.writer = CheckpointWriter(config, records)
+        self.writer = CheckpointWriter(config, records)  # in a thread of its own
 
     def check_directory(self) -> None:
         """Create the directory of checkpoints, and check that files can be written into it."""
@@ -95,7 +94,7 @@ class Checkpoints:
         resume: Resume,
         fits: int = 0,
     ) -> Checkpoint | None:
-        """Load the newest good checkpoint that this start of the job may read."""
+        """Load the newest good checkpoint; with another number of `fits` it is only returned."""
         found = self._find()
         if found is None:
             return None
@@ -184,11 +183,12 @@ class Checkpoints:
         return time.monotonic() >= due_at or self.writer.parts_failed
 
     def distrust_parts(self) -> None:
-        """Let rank 0 save the whole state at the next boundary: workers' states have differed."""
+        """Let rank 0 save all at the next boundary: states differed, and parts may mix them."""
         self.writer.parts_failed = self._config.sharded
 
     def save_part(self, at: CheckpointPosition, replica: Durable, share: StateShare) -> None:
         """Save this worker's part of a checkpoint, which all workers have agreed on; not rank 0."""
+        # Else there is no checkpoint this time.
         if not self.writer.is_writing:
             self.writer.save(at, replica, share)
 
@@ -200,7 +200,7 @@ class Checkpoints:
         size: int = 1,
         agreed: bool = False,
     ) -> None:
-        """Save a checkpoint if `every_s` seconds have passed; rank 0 calls it between two steps."""
+        """Save if `every_s` have passed, as rank 0 between steps: copy now, write in a thread."""
         now = time.monotonic()
         if self._due_at is None:
             begins = at.step == 0 and self.writer.last_step < 0
@@ -230,8 +230,8 @@ class Checkpoints:
 
     def _age_of_newest(self) -> float:
         """Return the seconds since the last save, from which a new rank 0 counts on."""
-        # If the new rank 0 always counted from its own beginning, a job whose workers all live for
-        # less than `every_s` would never save.
+        # Else a job whose workers all live for less than `every_s` would never save. Clocks that
+        # differ shift this one save only.
         if self.writer.last_step >= 0:  # this worker has read it, or written it
             return 0.0
         age_s = looked(self._look_at_age, LOOK_S, otherwise=0.0)
@@ -260,7 +260,7 @@ class Checkpoints:
         late: str = "",
         size: int = 1,
     ) -> str:
-        """Save the state before the job ends, and wait until it is written."""
+        """Save before the job ends, and wait till it is written; return why it was not, or ""."""
         writer, deadline = self.writer, time.monotonic() + timeout_s
         writer.hurry()
         in_time = writer.wait(timeout_s) and time.monotonic() < deadline
@@ -277,10 +277,9 @@ class Checkpoints:
         return "" if writer.last_step == at.step else writer.why_failed
 
     def newest_saved(self, step: int | None, limit_s: float) -> tuple[int | None, str]:
-        """Return the step and the directory of the newest checkpoint that a job can resume from."""
-        # A checkpoint of another start that was not restored may have been refused because its data
-        # are damaged; so one of an earlier step counts only if this worker has restored and written
-        # none.
+        """Return the step (-1: none; None: not known) and directory of the newest checkpoint."""
+        # One of another start may have been refused as damaged: of an earlier step, it counts only
+        # if this worker has restored and written none.
         known, directory = self.writer.last_step, str(self._config.directory)
         if known == step:
             return known, directory

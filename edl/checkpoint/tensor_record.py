@@ -20,15 +20,15 @@ PART = re.compile(r"part-(\d{12})-[0-9a-f]{8}-\d{5}-of-\d{5}\.safetensors")
 class TensorRecord:
     """The description of one tensor in the header of a checkpoint."""
 
-    kind: str  # the library whose names `dtype` and `device` are, as in `Blob`
-    dtype: str  # the name of the type of its elements
+    kind: str  # as in `Blob`
+    dtype: str
     shape: tuple[int, ...]
-    device: str  # the type of the device that it was on
-    sha256: str = ""  # the SHA-256 of its data, in hexadecimal digits; empty in a file of format 2
-    # the name of the file in the same directory that has its data; empty: the checkpoint's
-    file: str = ""
+    device: str  # its type
+    sha256: str = ""  # of its data; empty in a file of format 2
+    file: str = ""  # the file beside the checkpoint's that has its data; empty: the latter
 
     def __post_init__(self) -> None:
+        # Only a forged header can have it.
         if self.file and not is_named_by_checkpoints(self.file):
             raise ValueError(f"a file {self.file!r}")
 

@@ -45,7 +45,7 @@ class UnchangedTensors:
     def set_aside(
         self, step: int, state: PackedState, check: Callable[[], None] = nothing
     ) -> tuple[Mapping[str, TensorRecord], int]:
-        """Write tensors with not changed since the checkpoint before into a file of their own"""
+        """Write tensors that are as in the checkpoint before into a file of their own, once."""
         before = self._before if self._step < step else {}
         kept = {name for name in files.names_in(self._directory) if UNCHANGED.fullmatch(name)}
         found, fresh = dict[str, TensorRecord](), list[str]()
@@ -70,7 +70,7 @@ class UnchangedTensors:
 
 
 def check_named(path: Location, records: Mapping[str, TensorRecord]) -> None:
-    """Check that the files are there which a checkpoint is about to name."""
+    """Raise OSError if a later ring has removed a file that a checkpoint is about to name."""
     for other in named_files(path, records):
         file_bytes(other)
 
@@ -78,6 +78,8 @@ def check_named(path: Location, records: Mapping[str, TensorRecord]) -> None:
 def remove_unreferenced(directory: Location) -> None:
     """Remove files of unchanged tensors that no checkpoint in `directory` names any more."""
     found = {name: UNCHANGED.fullmatch(name) for name in files.names_in(directory)}
+    # A worker of an earlier ring may be about to name a file if a checkpoint of its step or an
+    # earlier one is there, and one that cannot be read may name any.
     steps = {name: int(match[1]) for name, match in found.items() if match is not None}
     if not steps:
         return

@@ -46,7 +46,7 @@ def checkpoint_at(path: Location) -> Checkpoint:
 
 
 def weights(path: Location) -> Mapping[str, Any]:
-    """Return the weights of a model from a file, by the names that its `state_dict()` has."""
+    """Return a model's weights from a checkpoint, a directory or another file, by their names."""
     check_is_whole(path)
     if path.is_dir() or files.is_checkpoint(path):
         return _model(checkpoint_at(path))
@@ -57,9 +57,6 @@ def export_weights(
     source: Location, target: Path, tied_once: bool = False
 ) -> tuple[Checkpoint, int, int]:
     """Write the weights of a checkpoint into a safetensors file, without optimizer and ledger."""
-    # A tensor with several names in the model is written under each of them, so that the file is a
-    # whole `state_dict()`.
-    # `target`: the file to write, which must not exist yet.
     if target.suffix in _OTHERS:
         raise UsageError(
             f"{target} would be a safetensors file, whatever its name; choose "
@@ -81,6 +78,7 @@ def export_weights(
     layout = Layout.of(blobs)
     header = layout.header({**ties, "format": _TOOLS.get(found.manifest.framework, "np")})
     try:
+        # One with several names is written under each, so that the file is a whole `state_dict()`.
         size = write_whole(target, [header, *(blob.data for _, blob in layout.blobs)])
     except OSError as error:
         raise CheckpointError(f"cannot write {target}: {error.strerror}") from error

@@ -39,13 +39,12 @@ logger = logging.getLogger(__name__)
 class _Copy:
     """A copy of the state, or of a part of it, that is to be written."""
 
-    manifest: Manifest  # the job's position, without what the job has learned, which is added
-    owner: Owner  # the ring that saves, which claims the directory again
-    state: PackedState  # the state, or the part of it that this worker writes
-    share: StateShare  # which part that is
-    capture_s: float  # how many seconds the training thread took to copy it, for the log
-    # how many seconds the last checkpoint of the job has; None: it is not the last one
-    last_s: float | None
+    manifest: Manifest  # without what the job has learned, which is added
+    owner: Owner  # the ring that saves
+    state: PackedState  # what this worker writes of it
+    share: StateShare
+    capture_s: float  # that the training thread took to copy it
+    last_s: float | None  # for the last checkpoint of the job; None: it is not that
 
 
 class CheckpointWriter:
@@ -54,20 +53,14 @@ class CheckpointWriter:
     def __init__(self, config: CheckpointConfig, records: JobRecords) -> None:
         self.config = config
         self._records = records
-        # the number of the generation of this worker's ring; 0 before `take_over`
-        self.generation = 0
+        self.generation = 0  # of this worker's ring; 0 before `take_over`
         self.members: tuple[str, ...] = ()  # of the ring, where they answer
-        # why this ring must not save any more, as the writing thread has found before a save;
-        # empty: it has not found that
-        self.superseded = ""
-        # the step of the newest checkpoint that this worker has written, or read in the directory;
-        # -1: there is none
+        self.superseded = ""  # why this ring must not save any more, as the thread has found
+        # the newest that this worker has written, or read in the directory; -1: none
         self.last_step = -1
-        # why the last checkpoint was not written, as a sentence
-        self.why_failed = "its last checkpoint was not written"
-        self.disk = ""  # where the disk of the directory is mounted; empty: not known, or no disk
-        # whether the last checkpoint was to be one in parts, and was not written or is not to be
-        # trusted; `save` sets it to False
+        self.why_failed = "its last checkpoint was not written"  # why the last one was not
+        self.disk = ""  # its mount point; empty: not known, or no disk
+        # the last one in parts was not written or is not to be trusted, till the next `save`
         self.parts_failed = False
         self._replaced: tuple[str, ...] = ()  # runs from which this one has the directory
         self._writing: threading.Thread | None = None
@@ -78,7 +71,7 @@ class CheckpointWriter:
         self._last_part: tuple[int, Location] | None = None  # step and file
 
     def take_over(self, generation: int) -> None:
-        """Claim the directory of checkpoints for this worker's new ring."""
+        """Claim the directory for this worker's new ring; older rings then save no more."""
         self.generation = generation
         try:
             self._replaced = take_over(self.config.directory, self._owner).replaced
@@ -110,7 +103,6 @@ class CheckpointWriter:
         last_s: float | None = None,
     ) -> None:
         """Copy the state, start a thread that writes it into a file, and return without waiting."""
-        # If a part of it does not come, that is no failure, because the caller saves all then.
         began = time.monotonic()
         self.parts_failed = False
         config, source = self.config, at.source
@@ -177,7 +169,7 @@ class CheckpointWriter:
         self._hurry.set()
 
     def failed(self, step: int, why: str, superseded: bool = False) -> None:
-        """Log that a checkpoint was not written, and keep the reason in `why_failed`."""
+        """Log why a checkpoint was not written; the storage, which may hang, is not touched."""
         reason = f"the checkpoint of step {step} was not written: {why}"
         logger.warning("%s", reason)
         self.why_failed = reason
@@ -185,7 +177,7 @@ class CheckpointWriter:
         self._records.log(details, step, reason)
 
     def failed_if_slow(self, step: int, limit_s: float) -> None:
-        """Report that no checkpoint of `step` is written if the save before it takes too long."""
+        """Report once that `step` is not saved, if the save before it takes too long."""
         before, began_s = self._begun
         taken_s = time.monotonic() - began_s
         if taken_s >= limit_s and not self._is_slow:
@@ -277,12 +269,11 @@ class CheckpointWriter:
         logger.warning("part %d of step %d was not written: %s", share.rank + 1, step, why)
 
     def _remove_last_part(self, path: Location) -> None:
-        """Remove the last part that this worker wrote, if it belongs to no checkpoint."""
-        # A part that is about to be written again, after the same step, stays until it is replaced,
-        # because rank 0 may be about to name it.
+        """Remove this worker's last part, if no checkpoint names it; rank 0 may not see it."""
         if self._last_part is not None:
             step, last = self._last_part
             there = files.names_in(last.parent)
+            # After the same step it is replaced, as rank 0 may be about to name it.
             if last != path and files.path_of(last.parent, step).name not in there:
                 last.unlink(missing_ok=True)
             self._last_part = None

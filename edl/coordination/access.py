@@ -31,9 +31,8 @@ removed when it is empty, which only those who know its secret can bring about."
 class Access:
     """The ZooKeeper identity that follows from the name and the secret of a job or cluster."""
 
-    job: str  # The name of the job or cluster, which is also the user name of the identity
-    # The secret of the job or cluster, from which the password of the identity is derived
-    secret: str = field(repr=False)
+    job: str  # its name, which is also the user name of the identity
+    secret: str = field(repr=False)  # its password is derived from this
 
     @cached_property
     def credential(self) -> str:
@@ -46,7 +45,7 @@ class Access:
         return [make_digest_acl(self.job, self._password, all=True)]
 
     def opens(self, acl: list[ACL]) -> bool:
-        """Whether a node was made with this secret: its ACL gives this identity all rights"""
+        """Return whether this secret made a node: its ACL gives this identity all rights."""
         mine = self.acl[0].id
         return any(one.id == mine and one.perms == Permissions.ALL for one in acl)
 

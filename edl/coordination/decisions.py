@@ -61,8 +61,6 @@ class DecisionWriter:
 
     def carry_out(self, decision: MembershipDecision, events: Sequence[Event] = ()) -> None:
         """Write a membership decision and its events in one transaction."""
-        # If somebody else has changed the desired workers, their devices or the global batch since
-        # the decision was made, nothing of that is overwritten, and an error is raised.
         for _ in range(ATTEMPTS):
             writes = self._writes(decision)
             if not writes:
@@ -87,7 +85,6 @@ class DecisionWriter:
 
     def put_policy(self, before: JobPolicy, policy: JobPolicy, event: Event) -> None:
         """Replace the policy `before` of the job by `policy`, and log `event`, at once."""
-        # A policy that somebody else has set since `before` was read is not overwritten.
         path = self._nodes.paths.policy
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -99,8 +96,6 @@ class DecisionWriter:
 
     def put_learned(self, learned: ScalingProfile) -> None:
         """Replace the stored throughputs that the job has measured; a later leader reads them."""
-        # `learned`: The measured throughput of each size (number of workers), and the state of the
-        # policy's size rule.
         self._leadership.commit([Write(self._nodes.paths.learned, learned.to_json())])
 
     def _logged(self, event: Event) -> Write:
@@ -108,9 +103,6 @@ class DecisionWriter:
 
     def _writes(self, decision: MembershipDecision) -> list[Write]:
         """Read the nodes that `decision` changes, and return the writes that change them."""
-        # CoordinationError: since the decision was made, somebody else has changed the generation
-        # or the desired or assigned workers that it overwrites, or has withdrawn a request that it
-        # grants, or a worker that it evicts has left as agreed.
         paths = self._nodes.paths
         registered = [paths.member(worker) for worker in sorted(decision.registered)]
         evicted = {worker: paths.evicted_worker(worker) for worker in decision.evict}
@@ -186,7 +178,6 @@ class DecisionWriter:
 
     def _requests(self, asks: Iterable[Request]) -> list[Write]:
         """Return the writes that add requests of the leader itself to the job's requests."""
-        # `asks`: The requests; their numbers do not count, because ZooKeeper numbers them.
         prefix = f"{self._nodes.paths.requests}/r-"
-        numberless = (replace(request, number=-1) for request in asks)
+        numberless = (replace(request, number=-1) for request in asks)  # ZooKeeper numbers them
         return [Write(prefix, request.to_json(), sequence=True) for request in numberless]

@@ -43,6 +43,7 @@ def set_desired(
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
         made.append(_changed(p, found, choose, by, why, terms, devices))
         new, event = _written(p, found, made[-1])
+        # A running `edl profile` then leaves the job at that size.
         if by is RequestedBy.PERSON and found.get(hold):
             new |= {hold: {**found[hold], "asked": True}}
         if by is RequestedBy.PERSON and made[-1] and found.get(p.policy):
@@ -75,6 +76,7 @@ def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batc
     if change.desired.batch != batch:
         new |= {p.desired: replace(change.desired, batch=batch).to_json()}
     writes = [(path, encode(values), versions[path]) for path, values in new.items()]
+    # False: somebody else has changed a record since; the cluster's leader decides again
     return not writes or nodes.try_write(writes, event)
 
 

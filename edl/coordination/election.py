@@ -52,32 +52,29 @@ _FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)
 class Write:
     """One write of a leader: set the value of a node (the default), or create or delete a node."""
 
-    path: str  # The node. With `sequence`, the beginning of its name.
-    value: Mapping[str, Any]  # The JSON object that the node holds afterwards
-    # The version that the node must have to be set or deleted; -1 accepts any version
-    version: int = -1
-    create: bool = False  # Create the node, which must not exist, instead of setting it
-    # Create the node, and let ZooKeeper append the next sequence number to its name
-    sequence: bool = False
-    delete: bool = False  # Delete the node, which must have no children; `value` does not count
-    # Leave the node as it is, and require that it exists; `value` does not count
-    check: bool = False
+    path: str  # with `sequence`, the beginning of the name
+    value: Mapping[str, Any]  # the JSON object that the node holds afterwards
+    version: int = -1  # that the node must have to be set or deleted; -1: any
+    create: bool = False  # the node must not exist
+    sequence: bool = False  # create it; ZooKeeper appends a number to the name
+    delete: bool = False  # the node must have no children; `value` does not count
+    check: bool = False  # only require that the node exists; `value` does not count
 
 
 @dataclass(frozen=True)
 class _Term(Record):
-    """The field of the leader node that the election reads; its other fields describe the leader"""
+    """The field of the leader node that the election reads; the others describe the leader."""
 
-    term: int  # The number of the newest term, from 1
+    term: int  # of the newest term, from 1
 
 
 def candidate_of(node: str) -> str:
-    """Return the name of the candidate that created an election node."""
+    """Return the name of the candidate that made the node `<candidate>-<token>-<sequence>`."""
     return node.rsplit("-", 2)[0]
 
 
 def nodes_of(names: Iterable[str], candidate: str) -> list[str]:
-    """Return, in the order of `names`, the election nodes that one candidate has created."""
+    """Return the nodes of one candidate, one for each of its sessions; ended ones vanish late."""
     return [name for name in names if candidate_of(name) == candidate]
 
 
@@ -135,14 +132,8 @@ class Election:
             raise self._missing() from None
 
     def leads(self, wake: OnChange = None) -> Leadership | None:
-        """Return this candidate's leadership, or None if it does not lead."""
-        # If this candidate has come first in the election since the last call, this starts a new
-        # term.
-        # `wake`: Called when the answer may have changed, because this candidate's node or the node
-        # before it is gone, or when the connection is lost.
-        # It runs on kazoo's connection thread, so it must not block.
-        # None if another candidate leads, and if this object is no candidate (never entered,
-        # removed, session lost): see `enter`.
+        """Return this candidate's leadership, or None; this may begin a term."""
+        # Called on kazoo's connection thread, so it must not block.
         self._wake = wake
         for _ in range(ATTEMPTS):
             if not self._watched:
@@ -196,8 +187,8 @@ class Election:
 
     def remove(self, candidate: str) -> bool:
         """Remove a candidate from the election, which ends its term if it leads."""
-        # This is safe at any time, because the fence refuses later writes of a removed leader.
         nodes = nodes_of(self._candidates(), candidate)
+        # Safe at any time: the fence refuses later writes of a removed leader.
         self._delete(nodes)
         return bool(nodes)
 
@@ -206,7 +197,6 @@ class Election:
         return f"{self.candidate}-{self._token}-"
 
     def _no_election(self) -> CoordinationError:
-        """Return the default error for an election whose nodes do not exist (see `missing`)."""
         return CoordinationError(
             f"there is no election at {self.path} with the leader in {self.leader_path}; "
             "create both nodes first"
@@ -224,19 +214,20 @@ class Election:
         return None not in self.session.read_all("watch the election", nodes)
 
     def _remove_others(self, candidates: Sequence[str]) -> None:
-        # This candidate does not take such a node for its own and so does not lead with it, while
-        # all other candidates would wait behind it.
+        # The fence makes that safe. One may be of the present session, with the old token, if the
+        # session ended between two requests of `enter`; all others would wait behind it, and we
+        # never lead with it.
         own = nodes_of(candidates, self.candidate)
         self._delete(name for name in own if not name.startswith(self._prefix))
 
     def _delete(self, names: Iterable[str]) -> None:
-        """Delete the election nodes with the names `names`, of which some may be gone already."""
         for name in names:
 
             def build(transaction: TransactionRequest, name: str = name) -> None:
                 self._add_fence(transaction)
                 transaction.delete(f"{self.path}/{name}")
 
+            # A node may be gone already; that is no error.
             try:
                 self.session.transact("remove a candidate", build)
             except Refused as refused:
@@ -244,14 +235,15 @@ class Election:
                     raise self._missing() from None
 
     def _add_fence(self, transaction: TransactionRequest) -> None:
+        # Terms need no such check: who removes the fence removes the candidates' nodes, too.
         if self._fence is not None:
             transaction.check(self._fence, -1)
 
     def _mine(self, candidates: Sequence[str]) -> str | None:
         """Return the name of this candidate's node, or None if it has none."""
-        # The node is found by its token, because the answer to its creation may have been lost.
         if not self._token:
             return None
+        # By its token, as the answer to its creation may have been lost.
         return next((name for name in candidates if name.startswith(self._prefix)), None)
 
     def _begin_term(self, mine: str) -> Leadership | None:
@@ -264,6 +256,7 @@ class Election:
         node = f"{self.path}/{mine}"
 
         def build(transaction: TransactionRequest) -> None:
+            # Both checks: we are still a candidate, and nobody began a term since the read.
             transaction.check(node, -1)
             data = encode({**self.record, "term": term})
             transaction.set_data(self.leader_path, data, answer[1].version)
@@ -282,14 +275,9 @@ class Election:
 
 
 class Leadership:
-    """One term of one leader, as `leads` returns it."""
+    """One term of one leader; when it is over, each write raises LeadershipLost instead."""
 
-    # When the term is over, each write raises LeadershipLost and has changed nothing; an ended term
-    # never begins again.
-    # `leader_version`: The version of the leader node since the term started.
-
-    # The number of operations of the fence, which come before a leader's writes
-    CHECKS: ClassVar[int] = 2
+    CHECKS: ClassVar[int] = 2  # operations of the fence, before a leader's writes
 
     def __init__(
         self,
@@ -302,9 +290,7 @@ class Leadership:
     ) -> None:
         self.term = term
         self.node = node
-        # Tells the time by ZooKeeper's clock: for records whose times the next leader, on another
-        # host, compares with its own
-        self.clock = clock
+        self.clock = clock  # for times that the next leader, on another host, compares with its own
         self._session = session
         self._leader_path = leader_path
         self._leader_version = leader_version
@@ -321,7 +307,7 @@ class Leadership:
             ) from refused
 
     def try_commit(self, writes: Sequence[Write]) -> None:
-        """Do all writes in one fenced transaction."""
+        """Do all writes in one fenced transaction; raise Refused if a node is not as expected."""
         try:
             self._session.transact("write as the leader", partial(self._build, writes=writes))
         except Refused as refused:
@@ -344,20 +330,17 @@ class Leadership:
 
     def add_fence(self, transaction: TransactionRequest) -> None:
         """Add the fence to `transaction`: two checks that fail when the term is over."""
-        # They check that the leader's own election node exists, and that the leader node has not
-        # changed since the term started. The session of the transaction must be able to read both.
+        # Its session must be able to read both nodes.
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)
 
     def checked(self, refused: Refused) -> Refused:
         """Return the error of a transaction that began with the fence, as one without the fence."""
-        # LeadershipLost: the fence has refused the transaction, because the term is over.
         if refused.index < self.CHECKS and isinstance(refused.error, _FENCED):
             raise LeadershipLost(self.term) from refused
         return Refused(refused.index - self.CHECKS, refused.error)
 
     def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:
-        """Add the leader's `writes` to `transaction`, after the fence."""
         self.add_fence(transaction)
         for write in writes:
             if write.check:

@@ -54,17 +54,16 @@ class EventLogNodes(Generic[E]):
         return self._first() + sequence(path)
 
     def read(self, after: int = -1) -> list[tuple[int, E]]:
-        """Return the logged events with a number above `after`, as (number, event), oldest first"""
+        """Return the events with a number above `after`, as (number, event), oldest first."""
         return self._read(after, None)
 
     def read_known(
         self, after: int = -1, unreadable: OnUnreadable = leave_out
     ) -> list[tuple[int, E]]:
-        """Return what `read` returns, without the events that this edl cannot read."""
+        """Return what `read` returns, without events that only a newer edl can read."""
         return self._read(after, unreadable)
 
     def _read(self, after: int, unreadable: OnUnreadable | None) -> list[tuple[int, E]]:
-        """Return the events with a number above `after`, as `read` does."""
         session, paths = self._nodes.session, self._nodes.paths
         names, counted = session.read_all("read events", [children(paths.events), self._counter])
         if names is None:
@@ -105,7 +104,7 @@ class EventLogNodes(Generic[E]):
         return get(self._nodes.paths.events, ignore_changes)
 
     def _first(self) -> int:
-        """Return the number at which the log begins, also if that event was removed since."""
+        """Return the number at which the log begins (mostly 0), also if that event is gone."""
         paths = self._nodes.paths
         return first_of(paths.events, self._nodes.read(self._counter)[0])
 
@@ -116,6 +115,7 @@ class EventLogNodes(Generic[E]):
         numbers = sorted(map(sequence, names))
         doomed = [paths.event(number) for number in numbers[: max(0, len(numbers) - keep)]]
         deadline_s, removed = time.monotonic() + within_s, 0
+        # At least one part is removed.
         while removed < len(doomed) and (not removed or time.monotonic() < deadline_s):
             part = doomed[removed : removed + _AT_ONCE]
             session.read_all("trim events", [delete_node(path) for path in part])
@@ -126,8 +126,8 @@ class EventLogNodes(Generic[E]):
 class EventNodes(EventLogNodes[Event]):
     """The event log of one job; events are numbered from 0."""
 
-    # After ZooKeeper had lost the job and it was written again, the numbers begin at the next
-    # multiple of `edl.coordination.job_copy.NUMBERS` (a million), so that no number is used twice.
+    # In a job that was written again after ZooKeeper had lost it, the numbers begin at a multiple
+    # of `job_copy.NUMBERS`, so that none is used twice.
 
     def __init__(self, nodes: JobNodes) -> None:
         super().__init__(nodes, Event)

@@ -19,7 +19,7 @@ from edl.errors import CoordinationError
 
 
 class FencedSession(Session):
-    """A session whose transactions change nothing once the term of a leader is over."""
+    """A session that can only read before `lead`, and changes nothing once that term is over."""
 
     _leadership: Leadership | None = None
 
@@ -30,11 +30,10 @@ class FencedSession(Session):
         self._leadership = leadership
 
     def catch_up(self) -> None:
-        """When all can be read in this session that any session has written before the call"""
+        """Wait until this session can read all that any session has written before the call."""
         self.call("catch up", lambda client: client.sync_async("/"), repeat=True)
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do all operations of a transaction, or none of them; return their results in order."""
         leadership = self._leadership
         if leadership is None:
             raise CoordinationError(f"cannot {what}: this session writes for no leader")

@@ -38,6 +38,7 @@ class JobCopy:
 
     def keep(self, fixed: Mapping[str, Any], evicted: Iterable[tuple[str, bytes]]) -> None:
         """Replace the copy by the answers to a newer read."""
+        # With a node missing, the job is lost or being removed: the copy stays.
         if None not in fixed.values():
             self._fixed = {path: answer[0] for path, answer in fixed.items()}
             self._evicted = dict(evicted)
@@ -66,7 +67,6 @@ class JobCopy:
 
     def write(self, session: Session, run: str, event: Event) -> bool:
         """Create the job's nodes again from the copy and append an event, in one transaction."""
-        # The copy must not be empty.
         ensure_shared(session, "write a job", JOBS)
         build = partial(self._build, run=run, event=event)
         try:
@@ -77,8 +77,8 @@ class JobCopy:
 
     def _build(self, transaction: TransactionRequest, run: str, event: Event) -> None:
         """Add to `transaction` the creation of the job's nodes, its evictions and an event."""
-        # Worker ids and event numbers continue at the next multiple of `NUMBERS`, so that none is
-        # used again: the copy does not know all.
+        # The copy does not know all ids and event numbers that were used. A worker that has not
+        # joined a ring yet keeps its own.
         paths = self._paths
         first = encode({"first": self._first_event() + NUMBERS})
         contents = {**self._fixed, paths.ids: first, paths.events: first}

@@ -57,11 +57,11 @@ from edl.errors import AccessDenied, UnknownJob
 class WorkerView(NamedTuple):
     """The records of a job that a worker reads while it does not lead."""
 
-    job: Job  # The record of the job
-    generation: Generation | None  # The newest generation; None before the first one
-    evicted: Mapping[int, str]  # The reason of each eviction, by the id of the evicted worker
-    leader: Leader | None  # The leader of the newest term; None before the first one
-    policy: JobPolicy  # The policy of the job; an empty one if it has none
+    job: Job
+    generation: Generation | None  # None before the first one
+    evicted: Mapping[int, str]  # the reason of each eviction, by worker
+    leader: Leader | None  # of the newest term; None before the first one
+    policy: JobPolicy
 
 
 class JobStore:
@@ -108,9 +108,8 @@ class JobStore:
 
     def snapshot(self, wake: OnChange = None) -> Snapshot:
         """Read the nodes of the job at about one time, and return them as records."""
-        # It runs on kazoo's connection thread, so it must not block.
-        # If it is given, the nodes that it is called for are read only if they are new or have
-        # changed since the last snapshot.
+        # `wake` is called on kazoo's connection thread, so it must not block. Without it all nodes
+        # are read; with it, those that it watches only if they are new or have changed.
         p = self.paths
         parents = (p.hosts, p.members, p.requests, p.evicted, p.slots)
         # What is desired comes before what is assigned, which wakes: so a leader that read only
@@ -150,9 +149,7 @@ class JobStore:
 
     def watch_generation(self, wake: OnChange) -> WorkerView:
         """Read and watch the nodes that a worker needs while it does not lead."""
-        # `wake`: Called on kazoo's connection thread, so it must not block, when the job, its
-        # generation, leader or policy or the evictions change, or the connection is lost; call this
-        # method again then.
+        # `wake` is called on kazoo's connection thread, so it must not block.
         p, fence = self.paths, self.nodes.fence
         news = (p.job, p.generation, p.leader, p.policy)
         wakers = {path: wake if path in news else ignore_changes for path in p.describing}
@@ -177,9 +174,8 @@ class JobStore:
 
     def was_lost(self, error: UnknownJob) -> bool:
         """Return whether ZooKeeper has lost the job, so that this process may write it again."""
-        # The answer is False if this process never read the job, if the job had ended when this
-        # process last read it (it may have been removed), or if a new job has its name.
         job = self.copy.job
+        # Never read; or it had ended, so that somebody may have removed it.
         if job is None or job.state.over or isinstance(error, AccessDenied):
             return False
         return lifecycle.current_run(self.session, self.paths) in (None, self.nodes.run)
@@ -199,8 +195,8 @@ class JobStore:
         event: Event | None = None,
     ) -> bool:
         """Move the job to `state` if it is in one of the states `only_from`."""
-        # `end_within_s`: Within how many seconds the job is to save everything and end, because it
-        # is preempted; 0: the job keeps the bound that it has, if any.
+        # `end_within_s`: of a preemption, to save everything and end; 0: as it was. `exit_code` 0
+        # likewise.
         moved = False
 
         def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -233,10 +229,10 @@ class JobStore:
 
     def put_saved(self, directory: str, step: int, only_later: bool = False) -> None:
         """Record in the job where its newest checkpoint is, in place of the one recorded before."""
-        # A job that resumes from an earlier one, because the newest is damaged, has to record it.
         saved = {"checkpoint": directory, "saved_step": step}
 
         def change(values: dict[str, Any]) -> dict[str, Any]:
+            # A job that resumes from an earlier one, as the newest is damaged, has to record that.
             if only_later and Job.from_json(values).saved_step >= step:
                 return values
             return {**values, **saved}
@@ -267,7 +263,7 @@ class JobStore:
         return desired.discover(self.nodes, slots, first, min_np, max_np)
 
     def assign(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
-        """Replace the numbers of workers that a launcher that assigns by slot keeps on each host"""
+        """Replace the numbers of workers by host, for a launcher that assigns by slot."""
 
         def changed(values: dict[str, Any]) -> dict[str, Any]:
             return {**values, "hosts": change(dict(values["hosts"]))}
@@ -275,8 +271,6 @@ class JobStore:
         self.nodes.compare_and_set(self.paths.assigned, changed)
 
     def _job(self, answer: Any) -> Job:
-        """Return the record of the job in `answer`, the data and stat of the job's node as read."""
-        # UnknownJob: `answer` is None, because there is no such node.
         if answer is None:
             raise self.nodes.unknown()
         return record(Job, (self.paths.job, answer[0]))

@@ -24,11 +24,9 @@ SHARE = 8  # nodes that are looked at together take up to 1/8 of the bytes that 
 class Tree:
     """The nodes of a job that a bounded read has found."""
 
-    # The paths of nodes that can be removed in this order: children come before their parents, and
-    # no node has a child that is not in the list
+    # children come before their parents, and no node has a child that is not in the list
     nodes: list[str]
-    # Why this list does not have all nodes of the job, as the end of a sentence about a node below
-    # the job's; empty: it has all
+    # why nodes are missing, as the end of a sentence about a node below the job's; empty: none is
     unread: str
 
 
@@ -48,13 +46,15 @@ def all_nodes(session: Session, root: str) -> list[str]:
 
 def some_nodes(session: Session, root: str, kept: Collection[str]) -> Tree:
     """Read the nodes from `root` down, at a bounded cost, and return those that can be removed."""
+    # Down one branch, at each node to the child with the fewest children, until a node is found
+    # that can be removed, so that some are found; then several branches together.
     read = _BoundedRead(session, frozenset(kept))
     read.run(root)
     return read.tree(root)
 
 
 class _BoundedRead:
-    """One read of a part of a job's nodes, depth first."""
+    """One read of a part of a job's nodes, depth first; `exists` counts children before a read."""
 
     def __init__(self, session: Session, kept: frozenset[str]) -> None:
         self._session = session
@@ -92,8 +92,8 @@ class _BoundedRead:
 
     def _read_names(self) -> int:
         """Read the names of the children of the next nodes; return of how many nodes."""
-        # It is one node until a node was found that can be removed: else a few chains would use up
-        # what may be read before one of them ends.
+        # One node until one was found that can be removed: else a few chains would use up what may
+        # be read before one of them ends.
         batch: list[str] = []
         while self._inner and len(batch) < min(1 + self._removable, READ_AT_ONCE):
             path, count = self._inner.pop()
@@ -140,8 +140,7 @@ class _BoundedRead:
 
     def _take(self, parents: int) -> list[str]:
         """Remove the next unseen nodes, children of up to `parents` parents; return their paths."""
-        # They are at most `READ_AT_ONCE`, and take up to 1/8 of the bytes that are left, so that
-        # much is left for what is below them; but one is taken if it is possible at all.
+        # Only 1/8 of the bytes that are left, so that much is left for what is below.
         least = self._bytes - self._bytes // SHARE
         taken: list[str] = []
         for _ in range(min(parents, len(self._unseen))):
@@ -158,7 +157,7 @@ class _BoundedRead:
         return taken
 
     def _pays(self, path: str) -> bool:
-        """Subtract a request about `path` from what may be read; return False if it is too much."""
+        """Subtract a request about `path` from what may be read; False: it is too much."""
         size = len(path.encode()) + REQUEST_BYTES
         if size > self._bytes:
             return False

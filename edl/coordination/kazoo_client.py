@@ -27,12 +27,10 @@ class QuietLog(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Return the message `msg` and the arguments `kwargs` of a log call unchanged."""
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log the message `msg` at DEBUG, whatever its level, without the credentials of a job."""
-        # Messages below DEBUG are dropped, because they show the session's password.
         if level >= logging.DEBUG:  # below that, it shows the session's password
             shown = ("Auth(...)" if isinstance(one, Auth) else one for one in args)
             super().log(logging.DEBUG, msg, *shown, **kwargs)
@@ -44,8 +42,9 @@ _interrupted = threading.local()  # error: what a signal handler has raised in a
 class SignalSafeSocket:
     """The socket by which kazoo's client wakes its connection thread, for each request."""
 
-    # kazoo takes every exception of `send` for the end of the connection, also one that a signal
-    # handler raises there, such as KeyboardInterrupt: Ctrl-C would be lost.
+    # kazoo takes every exception of `send` for the end of the connection, also the
+    # KeyboardInterrupt of a signal handler: Ctrl-C would be lost. So it is kept, and `Client`
+    # raises it.
 
     def __init__(self, wrapped: socket.socket) -> None:
         self._wrapped = wrapped
@@ -65,12 +64,13 @@ class SignalSafeSocket:
 class PollHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """The threads of kazoo's client, which wait for its sockets by one system call."""
 
-    # They are daemon threads, and a process that ends with an open session does not wait for them.
-    # kazoo's own exit handler does: it would stop them before edl's exit handler closes the
-    # session, and a SIGTERM to a worker would interrupt it, with a traceback.
+    # kazoo makes and closes an epoll object for each wait, three a request: a third of the
+    # processor time of a leader that reads.
 
     def start(self) -> None:
         """Start the threads; a second call before `stop` does nothing."""
+        # They are daemon threads. kazoo's exit handler would stop them before edl's closes the
+        # session, and a SIGTERM to a worker would interrupt it, with a traceback.
         super().start()
         atexit.unregister(self.stop)
 
@@ -81,7 +81,7 @@ class PollHandler(SequentialThreadingHandler):  # type: ignore[misc]
         others: Sequence[Any],
         timeout: float | None = None,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Wait until a socket can be read or written, and return that can, as select.select does"""
+        """Wait as select.select does; a socket whose connection is lost counts as ready."""
         if timeout is not None and timeout < 0:
             raise ValueError("timeout must be non-negative")
         events: dict[int, int] = {}
@@ -106,12 +106,12 @@ class PollHandler(SequentialThreadingHandler):  # type: ignore[misc]
 class Client(KazooClient):  # type: ignore[misc]
     """Kazoo's client, which also connects again to a ZooKeeper that has lost its data."""
 
-    # An emptied server would refuse the client for ever, and look as if it were away. So when the
-    # session must be over by its time-out, this client says that it has seen no transaction.
+    # A server refuses a client that has seen a newer transaction: it may only be behind. One that
+    # lost its data would refuse for ever, and look as if it were away. So when the session must be
+    # over, this client says that it has seen no transaction.
 
     granted_s: float | None = None  # the session time-out; None: there was no connection yet
-    # When the connection was lost, on the monotonic clock; None while connected
-    away_since: float | None = None
+    away_since: float | None = None  # on the monotonic clock; None while connected
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -127,7 +127,6 @@ class Client(KazooClient):  # type: ignore[misc]
 
     @property
     def last_zxid(self) -> int:
-        """The id of the newest transaction that this client has seen, as it tells the server."""
         away_since = self.away_since
         lasts_s = math.inf if self.granted_s is None else self.granted_s
         if away_since is not None and time.monotonic() - away_since > lasts_s:
@@ -139,8 +138,8 @@ class Client(KazooClient):  # type: ignore[misc]
         self._last_zxid = zxid
 
     def _call(self, request: Any, async_object: Any) -> Any:
-        """Send `request` by kazoo, and return kazoo's answer."""
         answer = super()._call(request, async_object)
+        # What SignalSafeSocket kept: the request is sent by now.
         error, _interrupted.error = getattr(_interrupted, "error", None), None
         if error is not None:
             raise error
@@ -155,10 +154,11 @@ def shut_within(client: KazooClient, limit_s: float) -> None:
     """Stop and close `client` in a thread of its own; wait at most `limit_s` seconds."""
     if sys.is_finalizing():  # the collector ends an open session: no thread runs any more
         return
+    # kazoo's stop() waits without limit, for a connection attempt and its threads.
     thread = threading.Thread(target=_shut, args=(client,), name="edl-zk-stop", daemon=True)
     try:
         thread.start()
-    except RuntimeError:
+    except RuntimeError:  # exit handlers of Python 3.12 start no thread
         _shut(client)
         return
     thread.join(limit_s)
@@ -168,7 +168,7 @@ def shut_within(client: KazooClient, limit_s: float) -> None:
 
 
 def _shut(client: KazooClient) -> None:
-    """End the session of `client` and free its threads and sockets, connected or not."""
+    """End the session of `client` and free its threads and sockets; by one thread at a time."""
     try:
         client.stop()
         client.close()

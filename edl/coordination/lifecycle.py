@@ -62,7 +62,7 @@ class _Leftovers:
     """The nodes that a dead or ended job still has in ZooKeeper, as far as they were read."""
 
     tree: Tree  # its nodes that were read and can be removed; empty without a job
-    run_node: str | None  # the path of its node `run/<token>`; None: it has none
+    run_node: str | None  # `run/<token>`; None: it has none
 
     @property
     def nodes(self) -> list[str]:
@@ -93,10 +93,13 @@ def create_job(
     """Create the job's nodes in one transaction, and return the token of this start of the job."""
     if session.access is None or session.access.job != paths.name:
         raise CoordinationError(f"job {paths.name} can only be created with a secret of its own")
+    # The code of a job that is not trusted may have written any addresses and very many nodes: no
+    # port is asked then, and its nodes may be removed part by part (PartlyRemoved).
     for _ in range(_attempts(trusted)):
         try:
             runs, root = session.read_all("read a job", [children(paths.run), get(paths.root)])
             if run is not None and _token(paths, runs) == run:
+                # This start exists already, running or ended.
                 return run
             old = _Leftovers(Tree([], ""), None)
             if root is not None:
@@ -184,8 +187,8 @@ def job_names(session: Session) -> tuple[str, ...]:
 
 def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
     """Prove all secrets in `known` to ZooKeeper, and return the ones that open an existing job."""
-    # Other jobs are left out even if they can be read, because anybody may have written them, and
-    # `edl join` would run their commands here.
+    # Only a process that knows the secret can have given the root its ACL. A job that can be read
+    # may be anybody's, and `edl join` would run its commands here.
     session.identify(*known)
     return _opened(session, known)
 
@@ -287,6 +290,7 @@ def _registered(session: Session, paths: JobPaths, trusted: bool) -> list[tuple[
         found = session.read_all("read a job", [children(parent) for parent in kinds])
         named = zip(kinds.values(), found, strict=True)
         return [(kind, name) for kind, names in named for name in sorted(names or ())]
+    # The nodes may be very many.
     stats = session.read_all("read a job", [exists(parent) for parent in kinds])
     return [
         ("", f"{counted(stat.numChildren, 'node')} in {parent}")
@@ -300,6 +304,8 @@ def _thin_out(session: Session, paths: JobPaths, old: _Leftovers) -> None:
     if long := next((path for path in old.nodes if _size(path) > CHUNK_BYTES), None):
         why = f"has too long a path to be removed, {long[:80]}..."
         raise NotRemovable(paths.name, paths.root, why)
+    # Their number is not bounded; the rest fits into one transaction, unless the job's code has
+    # written other nodes.
     many = tuple(f"{parent}/" for parent in (paths.events, paths.requests, paths.evicted))
     nodes = [path for path in old.nodes if path.startswith(many)]
     if not old.whole or not _fits(path for path in old.nodes if not path.startswith(many)):

@@ -69,12 +69,12 @@ _LOGBACK = """\
 class LocalServer:
     """The local ZooKeeper that runs on this machine, as `local_status` has found it."""
 
-    hosts: str  # The address and port at which this machine reaches it, such as "127.0.0.1:PORT"
-    address: str  # The address that it listens on; "0.0.0.0" for all addresses of this machine
-    port: int  # The port that it listens on
-    pid: int  # Its process id
-    version: str  # The version of ZooKeeper; empty if the server does not answer at the moment
-    data_dir: Path  # The directory of its data
+    hosts: str  # as this machine reaches it, such as "127.0.0.1:PORT"
+    address: str  # that it listens on; "0.0.0.0": all of this machine
+    port: int
+    pid: int
+    version: str  # of ZooKeeper; empty if the server does not answer at the moment
+    data_dir: Path
     log_file: Path
 
 
@@ -86,7 +86,6 @@ def start_local(
     port: int | None = None,
 ) -> str:
     """Start the local ZooKeeper unless it runs, wait until it answers, and return `host:port`."""
-    # At another address it stays, because other hosts would not find a new one.
     files = _ServerFiles(state_dir)
     with files.lock():
         kept_address, kept_port = files.endpoint()
@@ -112,8 +111,6 @@ def start_local(
 
 def check_directory(directory: Path) -> None:
     """Raise a UsageError if the files of a local ZooKeeper cannot be kept in `directory`."""
-    # The directory of another ZooKeeper, or of anything else, is refused: it would be overwritten
-    # and closed to other users.
     files = _ServerFiles(directory)
     try:
         names = {one.name for one in files.directory.iterdir()}
@@ -121,6 +118,7 @@ def check_directory(directory: Path) -> None:
         return
     except OSError as error:
         raise UsageError(f"cannot keep ZooKeeper in {directory}: {error.strerror}") from None
+    # They would be overwritten and closed to other users.
     if names and not files.are_ours(names):
         raise UsageError(
             f"{directory} is not empty, and no ZooKeeper of edl has run there; name a new directory"
@@ -190,7 +188,7 @@ class _ServerFiles:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Create the server's directory, closed to other users, and hold its lock meanwhile"""
+        """Create the server's directory, closed to other users, and hold its lock meanwhile."""
         self.data.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         lock = FileLock(self.directory / "lock", LOCK_S, fallback_to_soft=False)
@@ -204,7 +202,7 @@ class _ServerFiles:
             yield
 
     def endpoint(self) -> tuple[str, int]:
-        """Return the address and the port in the configuration file."""
+        """Return the configured address and port; before the first start, 127.0.0.1 and 0."""
         values = self._configured()
         port = values.get("clientPort", "")
         return values.get("clientPortAddress", LOOPBACK), int(port) if port.isdigit() else 0
@@ -236,12 +234,15 @@ class _ServerFiles:
         try:
             known = json.loads(self._pid_file.read_text())
             process = psutil.Process(int(known["pid"]))
+            # The id may have gone to another process meanwhile.
             if self._is_ours(process):
                 return process
         except (OSError, ValueError, KeyError, TypeError, psutil.Error):
             pass
         if not search:
             return None
+        # A start may have been killed before it wrote the file, and two servers on one directory
+        # destroy its data.
         return next((p for p in psutil.process_iter() if self._is_ours(p)), None)
 
     def configure(self, address: str, port: int) -> None:
@@ -305,6 +306,7 @@ class _ServerFiles:
 def _lives(process: psutil.Process) -> bool:
     """Return whether a thread of `process` runs."""
     try:
+        # Of a process whose first thread has ended, other threads may keep files and port.
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
         return process.is_running() and (not is_zombie or process.num_threads() > 1)
     except psutil.NoSuchProcess:

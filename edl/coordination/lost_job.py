@@ -81,8 +81,6 @@ class WorkersLostJob(LostJob):
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
         """Return whether it is this worker's turn to write the lost job again."""
-        # `trains`: Whether this worker belongs to the job and is not evicted; if not, it never
-        # writes.
         if not trains or missed_s < begins_s(self.own, generation):
             return False
         members = () if generation is None else (*generation.members, *generation.previous)
@@ -101,11 +99,13 @@ class WorkersLostJob(LostJob):
 class LaunchersLostJob(LostJob):
     """The procedure for a launcher: it writes a lost job again only if no worker answers."""
 
-    # Workers come first, because a live worker may have read newer nodes of the job.
+    # Workers come first: a live one may have read newer nodes of the job.
 
     # Whether this launcher may write the job at all; True until the caller sets it. An agent that
     # `edl host` keeps for one start of a job sets it to False: its copy may be older than the stop
     # and the removal of the job.
+    # Whether this launcher may write the job. The agent that `edl host` keeps for one start of a
+    # job may not: its copy may be older than the stop and the removal of the job.
     writes = True
 
     def _trains(self, generation: Generation | None) -> bool:

@@ -51,7 +51,7 @@ class WatchedRead:
     """A read of one node that sets a watch; it can be sent like any request."""
 
     read: Read
-    watch: Watcher  # Called by kazoo when the watch fires
+    watch: Watcher
 
     def __call__(self, client: KazooClient) -> Any:
         return self.read(client, watch=self.watch)
@@ -68,7 +68,7 @@ def _read_of(issue: Issue) -> Read | None:
 
 
 def read_together(client: KazooClient, issues: Sequence[Issue]) -> Any:
-    """Send reads as one request; return kazoo's pending result."""
+    """Send reads as one request, without watches; its result is a list of answers and errors."""
     reads = [read for one in issues if (read := _read_of(one)) is not None]
     parts = tuple((_CODES[one.method], _full_path(client, one.path)) for one in reads)
     return _send(client, _ReadRequest(parts))
@@ -78,7 +78,8 @@ def watch_together(
     client: KazooClient, issues: Sequence[Issue], answers: Sequence[Any], zxid: int
 ) -> Any:
     """Set the watches of reads that were sent together; return kazoo's pending result, or None."""
-    # When the result has come, the watches of all nodes that have changed since have fired.
+    # `zxid` is of before the reads: when the answer comes, the watches of nodes that have changed
+    # since have fired.
     watched = [
         (one.read.method == CHILDREN, _full_path(client, one.read.path), one.watch)
         for one, answer in zip(issues, answers, strict=True)
@@ -101,7 +102,7 @@ def _send(client: KazooClient, request: Any) -> Any:
 class _ReadRequest(NamedTuple):
     """The request that reads many nodes, as kazoo's client sends it."""
 
-    parts: tuple[tuple[int, str], ...]  # The code of the operation, and the path, of each read
+    parts: tuple[tuple[int, str], ...]  # the code of the operation, and the path, of each read
 
     @property
     def type(self) -> int:
@@ -134,10 +135,9 @@ class _ReadRequest(NamedTuple):
 class _WatchRequest(NamedTuple):
     """The request that sets many watches."""
 
-    client: KazooClient  # The client that sends it, in which the watches are noted
-    zxid: int  # The transaction since which a change counts
-    # For each node, whether its children are watched, its path, and who is called
-    watched: tuple[tuple[bool, str, Watcher], ...]
+    client: KazooClient  # in which the watches are noted
+    zxid: int  # since which a change counts
+    watched: tuple[tuple[bool, str, Watcher], ...]  # of children?, path, who is called
 
     @property
     def type(self) -> int:
@@ -146,6 +146,8 @@ class _WatchRequest(NamedTuple):
 
     def serialize(self) -> bytes:
         """Note the watches, and return the request as ZooKeeper's protocol has it."""
+        # On the connection thread, which alone may change this, and before the server can tell of a
+        # change.
         for of_children, path, watch in self.watched:
             noted = self.client._child_watchers if of_children else self.client._data_watchers
             noted[path].add(watch)

@@ -88,7 +88,7 @@ class Nodes(ABC, Generic[P]):
         paths: Sequence[str],
         change: Callable[[Mapping[str, Values]], tuple[Mapping[str, Values], Record | None]],
     ) -> Mapping[str, Values]:
-        """Change the values of several nodes and append an event, in one transaction."""
+        """Change nodes and append an event, in one transaction, unless no value changes."""
         for attempt in range(ATTEMPTS):
             if attempt:  # without pauses two frequent writers would collide each time
                 time.sleep(CHANCE.uniform(0.0, min(PAUSE_MAX_S, PAUSE_S * 2**attempt)))
@@ -157,7 +157,7 @@ class JobNodes(Nodes[JobPaths]):
 
     @property
     def fence(self) -> str | None:
-        """The path of the node of the start that this process belongs to; None if it is unknown"""
+        """The node of the start that this process belongs to, which so writes into no later one."""
         return None if self._run is None else f"{self.paths.run}/{self._run}"
 
     def belong_to(self, run: str) -> None:
@@ -203,6 +203,7 @@ class JobNodes(Nodes[JobPaths]):
         transaction.check(f"{self.paths.run}/{self.run}", -1)
         for other, version in versions.items():
             transaction.check(other, version)
+        # Set the node if this session has made it, and else replace it: it ends with its session.
         if old is not None and old[1].ephemeralOwner == self.session.session_id:
             transaction.set_data(path, data, old[1].version)
             return
@@ -217,7 +218,7 @@ def content(path: str, answer: Any) -> dict[str, Any]:
 
 
 def first_of(path: str, answer: Any) -> int:
-    """Return the number that the first child of the node at `path` has got."""
+    """Return the number to add to the sequence numbers of the children of the node at `path`."""
     return int(content(path, answer).get("first", 0))
 
 

@@ -34,7 +34,7 @@ from edl.core.snapshot import Snapshot
 
 def conclude(store: JobStore, outcome: JobOutcome, snapshot: Snapshot) -> None:
     """Write the end of the job into its record, and an event of that end, in one transaction."""
-    # If the job's state has changed since, nothing is written.
+    # Nothing is written if the state has changed since the snapshot.
     state, before = outcome.state, snapshot.job.state
     event = _event(store, _ENDS[state](), outcome.reason, snapshot)
     store.set_job_state(state, outcome.reason, outcome.exit_code, only_from=(before,), event=event)
@@ -85,8 +85,7 @@ def worker_frozen(
     store: JobStore, process: Process, host: str, stacks: str, snapshot: Snapshot
 ) -> None:
     """Record as an event that a worker does not answer or is suspended; nothing is done to it."""
-    # `stacks`: the path of the file with the stacks of its threads, on that host; empty: there is
-    # none, because the worker is suspended.
+    # `stacks` is a file on that host; empty: the worker is suspended.
     reason = f"{process.name} on {host} does not answer; where its threads are: {stacks}"
     if not stacks:
         reason = f"{process.name} on {host} is killed: {process.why}"

@@ -113,7 +113,6 @@ class JobPaths:
         return f"{self.members}/{worker}"
 
     def evicted_worker(self, worker: int) -> str:
-        """Return the path of the node that records the eviction of the worker with the id given."""
         return f"{self.evicted}/{worker}"
 
     def request(self, number: int) -> str:

@@ -32,7 +32,7 @@ class PolicyNodes:
         return record_or_none(JobPolicy, path, answer) or JobPolicy()
 
     def change(self, change: Callable[[JobPolicy], JobPolicy], why: str) -> JobPolicy:
-        """Replace the policy of the job by `change(policy)`, log an event, and return the result"""
+        """Replace the policy of the job by `change(policy)`, log an event, return the result."""
         p = self._nodes.paths
 
         def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -52,7 +52,7 @@ class PolicyNodes:
         )
 
     def learned(self) -> ScalingProfile:
-        """The throughputs that the job has measured, by size; without any, an empty profile"""
+        """Return the throughputs that the job has measured, by size; maybe none."""
         path = self._nodes.paths.learned
         return (
             record_or_none(ScalingProfile, path, self._nodes.read(get(path))[0]) or ScalingProfile()
@@ -60,12 +60,10 @@ class PolicyNodes:
 
     def put_learned(self, learned: ScalingProfile) -> None:
         """Write the throughputs that an earlier start of the job measured, by size."""
-        # Nothing is written if the present start has measured a size itself, or was given such
-        # throughputs before.
-        # `learned`: The measured throughput of each size, and the state of the policy's size rule.
         path = self._nodes.paths.learned
 
         def change(found: dict[str, Any]) -> dict[str, Any]:
+            # The present start has measured a size itself, or was given these before.
             return found if found.get("seen") else learned.to_json()
 
         self._nodes.compare_and_set(path, change)

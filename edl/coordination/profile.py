@@ -14,8 +14,6 @@ from edl.core.job.profile_hold import ProfileHold
 class ProfileNode:
     """The nodes of one job that hold its profile and its hold, the right to profile the job."""
 
-    # A profile is the throughput of the job by number of workers, measured by `edl profile`.
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
@@ -24,7 +22,7 @@ class ProfileNode:
         self._nodes.compare_and_set(self._nodes.paths.profile, lambda _: curve.to_json())
 
     def get(self) -> Curve | None:
-        """The newest profile of the job (throughput by number of workers); None without one"""
+        """Return the newest profile of the job; None without one."""
         path = self._nodes.paths.profile
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -37,7 +35,7 @@ class ProfileNode:
         return self._nodes.put_ephemeral(path, hold, lambda held: held["token"] == hold.token)
 
     def held(self) -> ProfileHold | None:
-        """Return the record of the process that profiles the job now; None without one, or a job"""
+        """Return the record of the process that profiles the job now; None without one."""
         path = self._nodes.paths.profile_hold
         return record_or_none(ProfileHold, path, self._nodes.read(get(path))[0])
 

@@ -33,13 +33,14 @@ GET, CHILDREN, _EXISTS = "get_async", "get_children_async", "exists_async"
 class Read:
     """A read of one node, which `read_all` can send."""
 
-    method: str  # The name of the asynchronous method of kazoo's client that reads
-    path: str  # The path of the node
-    # Called once, on kazoo's connection thread, when the node changes or the connection is lost; it
-    # must not block. None sets no watch.
+    method: str  # of kazoo's client
+    path: str
+    # called once, on kazoo's connection thread, when the node changes or the connection is lost, so
+    # it must not block; with it the session keeps the answer until then
     wake: OnChange = None
 
     def __hash__(self) -> int:
+        # Fast: a leader looks up thousands of reads each time it reads its job.
         return hash(self.path)
 
     @property
@@ -52,17 +53,17 @@ class Read:
 
 
 def get(path: str, wake: OnChange = None) -> Read:
-    """Return a read whose answer is the (data, stat) of the node at `path`."""
+    """Return a read of the (data, stat) of a node, or None; an absent node is not watched."""
     return Read(GET, path, wake)
 
 
 def children(path: str, wake: OnChange = None) -> Read:
-    """Return a read whose answer is the list of the names of the children of a node, unordered."""
+    """Return a read of the names of the children of a node, unordered; None without a node."""
     return Read(CHILDREN, path, wake)
 
 
 def exists(path: str, wake: OnChange = None) -> Read:
-    """Return a read of the stat of the node at `path`; its answer is None without a node."""
+    """Return a read of the stat of the node at `path`, or None; an absent node is watched, too."""
     return Read(_EXISTS, path, wake)
 
 

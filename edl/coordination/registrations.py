@@ -48,7 +48,7 @@ class MemberNodes:
         return first_of(ids, answer) + sequence(path)
 
     def put(self, member: Member) -> None:
-        """Write the node of the worker that `member` describes; it lives as long as this session"""
+        """Write the node of a worker, which lives as long as this session."""
         paths, ours = self._nodes.paths, partial(_is_of, member.attempt_id)
         if not self._nodes.put_ephemeral(paths.member(member.id), member, ours):
             raise CoordinationError(
@@ -57,7 +57,7 @@ class MemberNodes:
             )
 
     def remove(self, worker: int, attempt_id: str) -> None:
-        """Remove the member node and the candidate nodes of a dead worker."""
+        """Remove the nodes of a dead worker: no candidate waits until its session ends."""
         session, paths = self._nodes.session, self._nodes.paths
         run, own = f"{paths.run}/{self._nodes.run}", paths.member(worker)
         for _ in range(ATTEMPTS):
@@ -105,8 +105,7 @@ class HostNodes:
 
     def put(self, host: Host, is_dead: Callable[[Host], bool] = lambda _: False) -> None:
         """Write the node of the agent that `host` describes; it lives as long as this session."""
-        # A record with devices is written only while the job may use them all: otherwise an agent
-        # that slept could declare a device that another job has got meanwhile.
+        # Else an agent that slept could declare a device that another job has got meanwhile.
         owner = host
 
         def ours(values: Mapping[str, Any]) -> bool:
@@ -134,8 +133,7 @@ class HostNodes:
 
     def ask_to_leave(self, name: str) -> bool:
         """Write into the node of a host's agent the request to take the host out of the job."""
-        # The request is lost if the session of the agent ends, because the agent then writes its
-        # node anew.
+        # Lost if the session of the agent ends, as the agent then writes its node anew.
         node = self._nodes.paths.host(name)
         try:
             self._nodes.compare_and_set(node, lambda host: {**host, "leaving": True})
@@ -153,4 +151,5 @@ class SlotNodes:
     def put(self, slot: SlotRecord) -> None:
         """Write the node of the edl-worker that `slot` describes; it ends with this session."""
         node = self._nodes.paths.slot(slot.host, slot.slot)
+        # horovodrun's driver has one process in a slot: the node of an earlier one is replaced.
         self._nodes.put_ephemeral(node, slot, lambda values: True)

@@ -53,7 +53,6 @@ def _decoded(values: Mapping[str, Any], number: int) -> list[bytes] | None:
 
 
 def _size(values: Mapping[str, Any]) -> int:
-    """Return the length of all messages in `values` together, as texts."""
     return sum(
         sum(map(len, one["answer"] if "answer" in one else one["sent"].values()))
         for one in values["exchanges"]

@@ -38,6 +38,7 @@ def new_secret() -> str:
 
 def announce(state: Path, job: str, secret: str, of: str = JOBS) -> None:
     """Add `secret` to the stored secrets of `job`, before the job is created with it."""
+    # Before: if the process died in between, nobody could open the job again.
     directory = _directory(state, job, of)
     earlier = [one for one in _lines(directory / "secrets") if one != secret][1 - KEPT :]
     replace_file(directory / "secrets", [*earlier, secret])
@@ -85,8 +86,7 @@ def _lines(path: Path) -> list[str]:
 
 def replace_file(path: Path, lines: Sequence[str]) -> None:
     """Replace the file at `path` by one with `lines`, readable for this user only."""
-    # A reader sees the old or the new file, never a part of one (mkstemp creates it with mode
-    # 0600).
+    # A reader sees the old or the new file whole; mkstemp creates it with mode 0600.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w") as file:

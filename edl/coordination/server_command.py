@@ -24,7 +24,7 @@ _JVM = (
 
 
 def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
-    """Return the command that starts a ZooKeeper server, without its last argument."""
+    """Return the command that starts a ZooKeeper server; the caller appends the configuration."""
     home = environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
     if java is None:

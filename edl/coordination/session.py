@@ -91,9 +91,8 @@ class Refused(Exception):
 class Session:
     """A connection to ZooKeeper with one session at a time; a new session follows a lost one."""
 
-    # All methods may be called from any thread, except that a listener must not call ZooKeeper, and
-    # that threads which create nodes must agree on when `identify` is called: it decides to whom
-    # these are open.
+    # Any thread may call the methods, but no listener may call ZooKeeper, and threads that create
+    # nodes must agree on when `identify` is called: it decides to whom these are open.
 
     def __init__(
         self,
@@ -107,8 +106,6 @@ class Session:
         self._identities = {} if access is None else {access: None}  # in order
         self.session_timeout_s = session_timeout_s
         self.connect_timeout_s = connect_timeout_s
-        # The longest that one request takes: the session time-out, but at least 1 and at most 5
-        # seconds
         self.request_timeout_s = _request_timeout_s(session_timeout_s)
         self._client: Client | None = None
         self._epoch = 0
@@ -151,7 +148,7 @@ class Session:
             self._changed.wait_for(lambda: self._epoch > 0, self.connect_timeout_s)
 
     def close(self) -> None:
-        """End the session and remove its ephemeral nodes; listeners are not called. Idempotent."""
+        """End the session and its ephemeral nodes; listeners are not called. Idempotent."""
         self._closing = True
         with self._changed:
             self._changed.notify_all()
@@ -173,7 +170,7 @@ class Session:
 
     @property
     def client(self) -> Client:
-        """The kazoo client that has this session."""
+        """The kazoo client; its calls may block for long, and raise kazoo's errors."""
         if self._client is None:
             raise CoordinationError("the ZooKeeper session has not been started")
         return self._client
@@ -207,7 +204,7 @@ class Session:
         return int(identity[0]) if identity and identity[0] else 0
 
     def expire(self) -> None:
-        """Make ZooKeeper end the present session, as if the client had been silent too long."""
+        """Make ZooKeeper end the present session, as after a long silence; for chaos tests."""
         identity = self.client.client_id
         if not self.connected or not identity:
             raise CoordinationError("there is no session to expire: ZooKeeper is away")
@@ -232,7 +229,7 @@ class Session:
             )
 
     def identify(self, *known: Access) -> None:
-        """Prove to ZooKeeper that this process knows the secrets of jobs, that opens their nodes"""
+        """Prove secrets of jobs to ZooKeeper; the last one closes what is created from now on."""
         if not known:
             return
         with self._alone(time.monotonic() + self.request_timeout_s):
@@ -267,23 +264,22 @@ class Session:
 
     def add_listener(self, fn: Callable[[str], None]) -> None:
         """Call `fn(state)` whenever the connection becomes "connected", "suspended" or "lost"."""
-        # `fn` runs on kazoo's connection thread, after earlier listeners, so it must return at once
-        # and must not call ZooKeeper.
+        # On kazoo's connection thread: it must return at once and not call ZooKeeper. All watches
+        # have fired and are gone on a loss.
         self._listeners.append(fn)
 
     def call(self, what: str, issue: Issue, repeat: bool = False) -> Any:
         """Send one request and return its answer, or raise an error after `request_timeout_s`."""
-        # `repeat`: Whether the request may be sent again when the connection breaks under it,
-        # because doing it twice does no harm.
+        # `repeat`: send it again if the connection breaks, as doing it twice does no harm.
         return self._answers_to(what, (issue,), (), repeat)[0]
 
     def read_all(self, what: str, issues: Sequence[Issue]) -> list[Any]:
-        """Send several reads together and return their answers in order, None for a missing node"""
+        """Send several reads together; return their answers in order, None for a missing node."""
         ask = partial(self._answers_to, what, absent=(NoNodeError,), repeat=True)
         return self._watched.answers(issues, ask)
 
     def read_open(self, what: str, issues: Sequence[Issue]) -> list[Any]:
-        """Send several reads together; return their answers in order, None for a closed node"""
+        """As `read_all`, with None for nodes closed to this session, too; no answer is kept."""
         return self._answers_to(what, issues, (NoNodeError, NoAuthError), True)
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
@@ -325,7 +321,6 @@ class Session:
         absent: tuple[type[Exception], ...],
         repeat: bool,
     ) -> list[Any]:
-        """Send requests together, and return their answers; see `_answers_to`."""
         deadline = time.monotonic() + self.request_timeout_s
         while True:
             client = self._await_connection(what, deadline)
@@ -361,6 +356,7 @@ class Session:
     ) -> list[Any] | None:
         """Send reads as one request, and return their answers; None: by many, from now on."""
         with self._alone(deadline):
+            # Until it has answered: an old server may do anything at such a request.
             self._has_multi_read = False
             zxid = client.last_zxid
             pending = read_together(client, issues)
@@ -389,7 +385,6 @@ class Session:
 
     @staticmethod
     def _answer(pending: Any, absent: tuple[type[Exception], ...], deadline: float) -> Any:
-        """Wait for the result of a request and return it."""
         try:
             return pending.get(timeout=max(0.001, deadline - time.monotonic()))
         except absent:
@@ -413,7 +408,7 @@ class Session:
         return client
 
     def _on_state(self, state: str) -> None:
-        """Record the new `state` of the connection, kazoo's word for it, and call the listeners."""
+        """Record the state of the connection, call the listeners; on kazoo's connection thread."""
         if self._closing:
             return
         connected, client = state == KazooState.CONNECTED, self.client

@@ -21,6 +21,7 @@ from edl.errors import AccessDenied, CoordinationError
 
 def ensure_shared(session: Session, what: str, path: str) -> None:
     """Create the node at `path`, the nodes above it, and the chroot, as far as they are missing."""
+    # A ZooKeeper that has lost its data has no chroot either.
     ensure = partial(KazooClient.ensure_path_async, path=path, acl=SHARED)
     chroot = session.client.chroot
     try:

@@ -80,7 +80,8 @@ def _is_watched(issue: Issue) -> TypeGuard[Read]:
 class Watch:
     """The callback that kazoo calls when the watch of `read` fires."""
 
-    reads: WatchedReads = field(repr=False)  # The cache from which the answer to `read` is dropped
+    # Equal for equal reads, so that kazoo keeps, and calls, only one of them.
+    reads: WatchedReads = field(repr=False)
     read: Read
 
     def __call__(self, event: object) -> None:
@@ -88,7 +89,7 @@ class Watch:
 
 
 class InOrder(PollHandler):
-    """kazoo's threads, except that a `Watch` runs at once on the connection thread."""
+    """kazoo's threads, but a `Watch` runs at once, before a later answer comes."""
 
     def create_socket_pair(self) -> tuple[Any, SignalSafeSocket]:
         """Return two connected sockets; by the second one, requests wake the connection thread."""

@@ -9,9 +9,8 @@ from collections.abc import Callable
 class ZooKeeperClock:
     """A clock that was set once by a time stamp of ZooKeeper, and then counts on by itself."""
 
-    # It is ahead of ZooKeeper's clock by the time that the write took at most, so that a time stamp
-    # which ZooKeeper gives later is not in its future.
-    # `stamp_s`: the time stamp that ZooKeeper gave to a write, in seconds since 1970.
+    # Ahead of ZooKeeper's clock by at most the time of the write: no later stamp is in its future.
+    # Monotonic: a step of the host's clock does not change it.
 
     def __init__(
         self, stamp_s: float, asked_s: float, monotonic: Callable[[], float] = time.monotonic

@@ -28,7 +28,7 @@ class Rows(Protocol):
     """The interface of one column in one part of a data set: it reads rows by their numbers."""
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the rows with the numbers `rows`, in that order."""
+        """Return a new array of the rows, in that order and the machine's byte order."""
 
 
 class InMemory:
@@ -148,7 +148,7 @@ def native(array: Array) -> Array:
 
 def row_bytes(dtype: np.dtype[Any], row: tuple[int, ...]) -> int:
     """Return the exact size of one row in bytes."""
-    # The result is a Python integer, because a damaged header may claim more than 64 bits hold.
+    # In Python's integers: a damaged header may claim more than 64 bits hold.
     return dtype.itemsize * math.prod(row)
 
 

@@ -30,14 +30,11 @@ LOGGED_ONE_BY_ONE = 50  # events about what is left out, before the rest is logg
 class Fragment:
     """A part of a data set: what one file holds, or several files that are read side by side."""
 
-    # the name of the file, without its folder; several are joined by commas. For arrays in memory,
-    # their names.
+    # of the file, without its folder, or of several, joined by commas; for arrays in memory, theirs
     name: str
-    size: int  # the size in bytes of all its files together
-    count: int  # the number of records, without those that are left out
-    # a checksum of where the records lie, equal on two hosts if the part has the same records at
-    # the same places
-    digest: int
+    size: int  # of all its files in bytes
+    count: int  # of records, without those that are left out
+    digest: int  # of where records lie, equal on two hosts
     skipped: tuple[tuple[str, Skipped], ...] = ()  # (path, what)
 
     @classmethod
@@ -91,7 +88,7 @@ class Dataset(ABC, Generic[Record]):
         return self.__getitems__([index])[0]
 
     def __iter__(self) -> Iterator[Record]:
-        # Without this method Python would take it for the end of the data set.
+        # Else Python would take an IndexError of `parse` for the end.
         for index in range(len(self)):
             yield self[index]
 
@@ -168,12 +165,11 @@ class Dataset(ABC, Generic[Record]):
 
 def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the events to log about what a data set leaves out: pairs of a reason and details."""
-    # One more event sums up all others (`parts`, `files`, `bytes`), because the log keeps a limited
-    # number of events.
     skipped = dataset.skipped if isinstance(dataset, Dataset) else ()
     for path, one in skipped[:LOGGED_ONE_BY_ONE]:
         reason = f"{path}: {one.bytes} bytes from byte {one.offset} are left out: {one.reason}"
         yield reason, {"file": path, "offset": one.offset, "bytes": one.bytes}
+    # The log keeps a limited number of events.
     rest = skipped[LOGGED_ONE_BY_ONE:]
     if rest:
         size, files = sum(one.bytes for _, one in rest), len({path for path, _ in rest})

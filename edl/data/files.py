@@ -74,7 +74,7 @@ def compression_of(head: bytes) -> str | None:
 
 
 def refuse_compressed(path: str, or_zlib: bool = False) -> None:
-    """Raise a DataError if a file begins like one that is compressed; else do nothing."""
+    """Raise a DataError if a file is compressed: a user's mistake, and no damage to skip."""
     with open(path, "rb") as file:
         head = file.read(16)
     compression = compression_of(head)
@@ -91,8 +91,8 @@ def refuse_compressed(path: str, or_zlib: bool = False) -> None:
 class Stamp:
     """The size and the modification time of a file: if both are equal, it counts as unchanged."""
 
-    size: int  # the size in bytes
-    mtime_ns: int  # the modification time in nanoseconds since 1970
+    size: int  # in bytes
+    mtime_ns: int  # since 1970
 
     @classmethod
     def of(cls, file: str | int) -> Stamp:
@@ -107,10 +107,7 @@ class Stamp:
 class Readable:
     """An open file that is read at given offsets, so forks and threads may use the same object."""
 
-    # If the file is cut off while it is read, a DataError is raised; a file mapped into memory
-    # would crash the process.
-    # DataError: if the file cannot be opened, or has changed since it was indexed.
-
+    # A file that is cut off raises a DataError; mapped into memory it would crash the process.
     def __init__(self, path: str, stamp: Stamp) -> None:
         self.path = path
         self._descriptor = -1
@@ -152,7 +149,7 @@ class Readable:
 
 
 class PerProcess(Generic[Opened]):
-    """A cache of objects, such as open files, that one process has made; `get` makes them."""
+    """A cache of objects, such as open files, of one process; forks and copies begin empty."""
 
     def __init__(self, limit: int, weigh: Callable[[Opened], int] | None = None) -> None:
         self._limit = limit
@@ -176,6 +173,7 @@ class PerProcess(Generic[Opened]):
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key]
+        # Two threads may both make it; one is kept.
         made = make()
         with self._lock:
             if key not in self._held:

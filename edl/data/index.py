@@ -66,18 +66,14 @@ class Skipped:
 class Index:
     """The records that one pass over a file has found."""
 
-    # arrays of integers by name, each of one dimension, such as the first byte of each record;
-    # their meaning depends on the kind of file
+    # by name, one-dimensional, such as the first byte of each record
     arrays: Mapping[str, Integers] = field(default_factory=dict)
-    # other results by name, as JSON values, such as the types of the columns; their meaning depends
-    # on the kind of file
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    skipped: tuple[Skipped, ...] = ()  # the byte ranges of the file that are left out
+    facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values, such as types of columns
+    skipped: tuple[Skipped, ...] = ()
 
     def digest(self) -> int:
         """Return a CRC-32C of the index that is equal, on every host, for equal indexes."""
-        # The arrays, the facts and the byte ranges in `skipped` enter; the reasons do not, because
-        # libraries change their words.
+        # The reasons do not enter: libraries change their words.
         places = [(one.offset, one.bytes) for one in self.skipped]
         crc = google_crc32c.value(json.dumps([self.facts, places], sort_keys=True).encode())
         for name in sorted(self.arrays):
@@ -110,9 +106,9 @@ class Index:
 class Indexed:
     """A file with its index, as `index_of` returns it."""
 
-    path: str  # the file
-    stamp: Stamp  # the size and modification time of the file when it was indexed
-    index: Index  # where the records of the file lie
+    path: str
+    stamp: Stamp  # when it was indexed
+    index: Index
 
 
 def check_policy(on_error: str) -> None:
@@ -168,7 +164,7 @@ class _IndexPath:
         self._lock = folder / f"{key[:2]}.lock"
 
     def _head(self, stamp: Stamp, payload: bytes) -> bytes:
-        """Return the first line of the index file: what the index belongs to, and a checksum."""
+        """Return the first line: what the index belongs to, and a checksum; else it is outdated."""
         about = [VERSION, self._kind, os.path.realpath(self._path), stamp.size, stamp.mtime_ns]
         about += [len(payload), google_crc32c.value(payload)]
         return MAGIC + json.dumps(about).encode() + b"\n"
@@ -189,6 +185,7 @@ class _IndexPath:
         payload = made.index.payload()
         fresh = self._file.with_suffix(f".{uuid.uuid4().hex}.new")
         try:
+            # That of another process may be removed, whose write then fails; the indexes are equal.
             for left in self._file.parent.glob(f"{self._file.stem}.*.new"):
                 left.unlink(missing_ok=True)
             fresh.write_bytes(self._head(made.stamp, payload) + payload)
@@ -200,7 +197,7 @@ class _IndexPath:
 
     @contextlib.contextmanager
     def locked(self, wait_s: float) -> Iterator[None]:
-        """Hold the lock of the index during the `with` block, waiting for it first."""
+        """Hold the lock during the block, or run it without, if it cannot be had in time."""
         lock = FileLock(self._lock, wait_s, fallback_to_soft=False)
         try:
             lock.acquire()

@@ -62,13 +62,11 @@ UNREADABLE = (
 class NpyHeader:
     """The contents of the header of a `.npy` file."""
 
-    dtype: np.dtype[Any]  # the type of the array's elements
-    # the shape of the array; a record is a row, so the first number counts records. () for a single
-    # value.
+    dtype: np.dtype[Any]
+    # the first number counts records, which are rows; () for a single value
     shape: tuple[int, ...]
-    fortran: bool  # whether the array is stored in Fortran's order, column after column
-    # the length of the header in bytes, with its first bytes (magic): where the data begin
-    length: int
+    fortran: bool  # stored column after column
+    length: int  # in bytes, with the magic: the data begin there
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -194,11 +192,9 @@ def check_counts(columns: list[tuple[str, ...]]) -> None:
 class _RowsFound:
     """The rows that a `.npy` file has, which are fewer than its header says if it is cut off."""
 
-    header: NpyHeader | None  # the header of the array; None if it is damaged
-    rows: int  # how many whole rows the file has; 0 if the header is damaged
-    # the byte from which on the rest of the array is missing or damaged; 0 if nothing is, or if the
-    # header is damaged
-    offset: int = 0
+    header: NpyHeader | None  # None if it is damaged
+    rows: int  # whole rows that the file has; 0 if the header is damaged
+    offset: int = 0  # where the damage begins; 0: nowhere, or in the header
     problem: str = ""  # why there are no more rows; empty if all are there
 
 
@@ -257,7 +253,6 @@ def _part(
 
 def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _RowsFound) -> Rows:
     """Return the array of a `.npy` file as a column whose rows are read when they are needed."""
-    # `found`: what was found in the file; its `header` must not be None.
     assert found.header is not None
     reader = partial(opened.get, path, partial(Readable, path, stamp))
     return Stored(reader, found.header.length, found.header.dtype, found.header.row)

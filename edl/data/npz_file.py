@@ -111,7 +111,7 @@ def npz(
 
 
 class CompressedArray:
-    """A column: an array in a compressed member of a `.npz` file, held in memory."""
+    """A column in a compressed member of a `.npz` file, in memory; a copy loads it again."""
 
     def __init__(self, path: str, stamp: Stamp, name: str) -> None:
         self._path, self._stamp, self._name = path, stamp, name
@@ -158,11 +158,12 @@ def index_members(path: str, size: int, skip: bool) -> Index:
 
 
 def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> dict[str, int | str]:
-    """Return the header of one member and the offset of its data, for the index of the archive."""
+    """Return a member's header in hexadecimal and its data's offset; -1: it is compressed."""
     with archive.open(member) as content:
         header = read_header(content)
         if not header.dtype.hasobject and member.file_size != header.stored_bytes:
             raise BadHeader(f"{member.filename} has {member.file_size} bytes and says another size")
+        # At the end zipfile compares the checksum.
         while content.read(CHUNK_BYTES):
             pass
         content.seek(0)

@@ -152,8 +152,8 @@ class _RowGroup:
     """A decoded row group, in about the memory that PyArrow takes for it."""
 
     def __init__(self, table: pyarrow.Table) -> None:
-        self.bytes = int(table.nbytes)  # the size of `table` in memory, in bytes
-        # the values of each column in row order, by the column's name
+        self.bytes = int(table.nbytes)  # of `table` in memory
+        # by column
         self.values = {name: _values(table.column(name)) for name in table.column_names}
 
     def check(self) -> None:
@@ -169,8 +169,6 @@ def _weight(group: _RowGroup) -> int:
 
 class _Reader:
     """A Parquet file, open in this process; threads that call `decode` wait for each other."""
-
-    # DataError: if the file cannot be opened, or has changed since it was indexed.
 
     def __init__(self, path: str, stamp: Stamp) -> None:
         Readable(path, stamp)
@@ -219,8 +217,7 @@ def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) ->
 
 
 def open_file(path: str) -> pyarrow.parquet.ParquetFile:
-    """Return the Parquet file `path`, opened so that PyArrow starts no threads."""
-    # Threads would not survive a fork of the process.
+    """Return a Parquet file without PyArrow's threads, which would not survive a fork."""
     return _arrow().parquet.ParquetFile(
         path, memory_map=False, pre_buffer=False, page_checksum_verification=True
     )
@@ -232,7 +229,7 @@ def read_group(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str
 
 
 def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> str:
-    """Read one row group to the last value; return in one line why that fails, or "" if it works"""
+    """Read one row group to the last value; return in one line why that fails, or ""."""
     try:
         table = read_group(file, number, columns)
         table.validate(full=True)
@@ -309,7 +306,7 @@ class _Optional(Sequence[Any]):
 
 
 class _Lists(Sequence[Any]):
-    """The values of a column of lists of numbers, in row order; the numbers lie in one array."""
+    """A column of lists of numbers; each one read is a new array, or a list with None in it."""
 
     def __init__(self, lists: pyarrow.Array) -> None:
         numbers = lists.flatten()  # without those of lists that are missing
@@ -333,7 +330,7 @@ class _Lists(Sequence[Any]):
 class _Objects(Sequence[Any]):
     """A column of values that PyArrow converts to Python objects, each when it is read."""
 
-    # Converting all at once would take several times the memory for short texts.
+    # All at once would take several times the memory for short texts.
 
     def __init__(self, array: pyarrow.Array) -> None:
         self._array = array
@@ -373,8 +370,7 @@ def _missing(array: pyarrow.Array) -> Mask:
 
 
 def _arrow() -> Any:
-    """Return the module `pyarrow`, imported in the first call, with its parts that are used here"""
-    # It is imported late because it is large and seldom needed.
+    """Return pyarrow, imported in the first call, as it is large and seldom needed."""
     try:
         import pyarrow
         import pyarrow.compute

@@ -17,7 +17,7 @@ STARTS, LENGTHS = "starts", "lengths"  # of the records' bytes in the file
 
 
 class SpanDataset(Dataset[Record]):
-    """A data set whose records are spans of bytes in files."""
+    """A data set whose records are spans of bytes in files; its index takes 16 bytes for each."""
 
     def __init__(
         self,

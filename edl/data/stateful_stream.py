@@ -32,9 +32,8 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Any:
         """Return the data set's position in its samples."""
-        # The copy is sent to newcomers and written into checkpoints: it must consist of dicts,
-        # lists, tuples, texts, bytes, numbers, booleans, None, and NumPy arrays or the framework's
-        # tensors.
+        # It is copied, sent to newcomers and written into checkpoints: dicts, lists, tuples, texts,
+        # bytes, numbers, booleans, None, and NumPy arrays or the framework's tensors.
 
     def load_state_dict(self, state: Any) -> None:
         """Go to the position `state`, a result of `state_dict`, perhaps on another worker."""
@@ -44,10 +43,9 @@ class Stateful(Protocol):
 class _Mark:
     """A state of a data set, kept to read again from its position."""
 
-    at: int  # how many samples of the epoch come before the position
-    state: Any  # the result of the data set's `state_dict()` at the position
-    # digests of the next `HEAD` samples, by which the state is checked; fewer until they are read,
-    # or at the end of the data
+    at: int  # samples of the epoch before it
+    state: Any  # the data set's `state_dict()`
+    # digests of the next `HEAD` samples, or fewer yet, by which the state is checked
     followed: list[str]
 
 
@@ -98,13 +96,14 @@ class StatefulStream(ShardReader):
         self._marks = [_Mark(at, kept, list(digests)) for at, kept, digests in state["marks"]]
 
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
-        """Load the last usable state at or before a sample, and return the samples from there on"""
+        """Load the last usable state at or before a sample, and return the samples from there."""
         if epoch != self._epoch:
             self._epoch, self._marks = epoch, []
         self._tell_epoch(epoch)
         while earlier := [mark for mark in self._marks if mark.at <= offset and mark.followed]:
             mark = max(earlier, key=lambda one: one.at)
             head, rest = self._go_on(mark.state)
+            # A data set that shuffles in a buffer may leave that out of its state.
             if _digests(head[: len(mark.followed)]) == mark.followed:
                 return self._from(mark.at, head, rest)
             self._marks.remove(mark)
@@ -112,8 +111,6 @@ class StatefulStream(ShardReader):
 
     def _take(self, count: int) -> list[Any]:
         """Return the next `count` samples; fewer, or none, at the end of the epoch."""
-        # Also keep a state of the data set if `MARK_EVERY` samples or more were read since the last
-        # one kept.
         begin, taken = self._at, super()._take(count)
         for mark in self._marks:
             missing = mark.at + len(mark.followed) - begin
@@ -150,8 +147,7 @@ def _digests(samples: list[Any]) -> list[str]:
 
 
 def _content(value: Any) -> Any:
-    """Return a sample, or a value in it, as plain Python values that are equal for equal samples"""
-    # Pickles would not serve: those of two equal samples may differ.
+    """Return a sample as plain values, equal for equal samples, as pickles may not be."""
     if isinstance(value, dict):
         return [(_content(key), _content(item)) for key, item in value.items()]
     if isinstance(value, list | tuple):

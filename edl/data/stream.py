@@ -209,9 +209,7 @@ class Stream(ShardReader):
 
 
 def refuse_in_stream(what: str) -> None:
-    """Check that this thread is not in code of the script that yields a stream's samples."""
-    # Functions whose result differs between workers, such as `edl.rank()`, call this first, because
-    # all workers must read the same samples from a stream.
+    """Refuse, while a stream is read, what differs between workers: all must read the same."""
     if getattr(_here, "reading", False):
         raise UsageError(
             f"the stream asks for {what}; all workers must read the same samples, and edl shares "
@@ -253,8 +251,7 @@ def _iterated(samples: Any) -> Iterator[Any]:
 
 
 def _offset_of(open: Open) -> _Offset:
-    """Return how the script's function `open` takes an offset."""
-    # It is NONE otherwise, and for a built-in function whose parameters Python cannot list.
+    """Return how the script's `open` takes an offset: by name, as its second argument, or not."""
     try:
         parameters = [*inspect.signature(open).parameters.values()]
     except (TypeError, ValueError):  # of a built-in

@@ -82,7 +82,7 @@ class TextLines(SpanDataset[Any]):
         super().__init__("text", paths, parse, on_error, str(verified), make)
 
     def _record(self, readable: Readable, start: int, length: int) -> Any:
-        r"""Read a line and return it decoded; without an encoding return its bytes."""
+        r"""Read a line without a `\r` at its end; return it decoded, or its bytes."""
         line = readable.read(start, length)
         if line.endswith(b"\r"):
             line = line[:-1]
@@ -155,12 +155,11 @@ def _is_in(data: bytes, encoding: str) -> bool:
 
 def _checked(encoding: str | None) -> str | None:
     """Return `encoding` if it exists and a newline is one byte of its own in it."""
-    # It is utf-8 in place of utf-8-sig, which would look for a byte order mark in each line.
     if encoding is None:
         return None
     try:
         if codecs.lookup(encoding).name == "utf-8-sig":
-            return "utf-8"
+            return "utf-8"  # the other would look for a byte order mark in each line
         suits = "a\r\n".encode(encoding) == b"a\r\n"
     except (LookupError, ValueError):
         raise UsageError(f"there is no encoding {encoding!r}") from None

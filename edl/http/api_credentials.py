@@ -21,13 +21,12 @@ def api_key(secret: str, cluster: str) -> str:
 
 def new_token(secret: str, cluster: str, expires_s: float) -> str:
     """Return a bearer token for the API of a cluster."""
-    # `expires_s`: when the token ends, in seconds since 1970.
     expires = f"{int(expires_s):x}"
     return f"edl-{expires}-{_proof(secret, cluster, expires)}"
 
 
 def token_end_s(secret: str, cluster: str, token: str) -> float | None:
-    """When a bearer token ends, in seconds since 1970; None: it is no token of the cluster"""
+    """Return when a bearer token ends, in seconds since 1970; None: it is not the cluster's."""
     match = _TOKEN.fullmatch(token)
     expected = _proof(secret, cluster, match[1] if match else "")
     if match is None or not hmac.compare_digest(match[2], expected):

@@ -38,14 +38,14 @@ END_TOLD_S = 5.0  # for one worker to answer that it knows
 def fetch(
     address: str, port: int, path: str, timeout_s: float, most_bytes: int = ANSWER_BYTES
 ) -> tuple[int, bytes]:
-    """Send a GET to a worker's daemon; return a pair, the status and the body of the answer."""
+    """GET a path of a worker's daemon; the exchange takes up to twice `timeout_s`."""
     return _request("GET", address, port, path, None, timeout_s, most_bytes=most_bytes)[:2]
 
 
 def http_put(
     address: str, port: int, path: str, body: bytes, timeout_s: float
 ) -> tuple[int, bytes]:
-    """Send an unsigned PUT to a worker's daemon; return a pair, the answer's status and body."""
+    """PUT, unsigned, to a worker's daemon; return status, also of an error, and body."""
     return _request("PUT", address, port, path, body, timeout_s)[:2]
 
 
@@ -60,19 +60,18 @@ def send_change(
     body: bytes = b"",
 ) -> tuple[int, bytes]:
     """Send a signed request that changes something in a worker, and return the answer."""
-    # The status is 401 if the signature was not accepted, because the port belongs to another
-    # worker or another job.
     response = _request(method, address, port, path, body, timeout_s)
     scheme, _, nonce = response.challenge.partition(" ")
     if response.status != 401 or scheme != SCHEME:
         return response[:2]
+    # 401 again: the port belongs to another worker or job.
     signed = authorization(key, nonce, worker, method, path, body)
     response = _request(method, address, port, path, body, timeout_s, signed)
     return response[:2]
 
 
 def script_of(member: RingMember) -> ScriptOfJob | None:
-    """Ask a worker's daemon to describe its script: model, calls of Keras' `fit`, epoch."""
+    """Ask a worker's daemon to describe its script; None without a valid answer in time."""
     try:
         status, body = fetch(member.address, member.port, MODEL_PATH, MODEL_S)
         if status != 200:
@@ -97,13 +96,12 @@ def script_of(member: RingMember) -> ScriptOfJob | None:
 class Health:
     """The result of asking a worker's daemon for the health of the worker, by `ask`."""
 
-    # `ALIVE` if the daemon answered, `REFUSED` if no process listens at its port, `SILENT` if no
-    # answer came
+    # REFUSED: no process listens at the port; SILENT: no answer came
     liveness: Liveness
     report: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
 
     def answer(self, run: str) -> ProbeResult:
-        """The liveness with the name of the worker that answered, to prove a worker's death"""
+        """Return the liveness and who answered: perhaps another worker, or "w3 of another job"."""
         name = self.report.get("worker")
         if name is not None and self.report.get("run", run) != run:
             name = f"{name} of another job"
@@ -126,7 +124,7 @@ def ask(address: str, port: int, timeout_s: float) -> Health:
 
 
 def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
-    """Ask the daemons at all `ports` for their health, up to 32 at the same time."""
+    """Ask all daemons, 32 at a time: a host that is out of reach costs about one time-out."""
     answers: dict[int, Health] = {}
     open_ = list(ports.items())[::-1]
 
@@ -143,7 +141,7 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
 
 
 def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> frozenset[int]:
-    """Return the ids of the workers of `members` that answer on their own port, so are alive."""
+    """Return the workers that answer on their own port; the others need not be dead."""
     answers = ask_all({member.id: (member.address, member.port) for member in members}, timeout_s)
     return frozenset(
         worker
@@ -153,7 +151,7 @@ def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> froz
 
 
 def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
-    """Tell the workers `members`, all at the same time, that their job ends."""
+    """Tell workers, all at once, that their job ends; return how many have confirmed it."""
     told: list[int] = []
 
     def work(member: RingMember) -> None:
@@ -205,10 +203,8 @@ def rendezvous_path(port: int, scope: str, key: str) -> str:
 
 
 class _Response(NamedTuple):
-    """An HTTP answer."""
-
-    status: int  # The status code, such as 200
-    body: bytes  # The bytes of the body; empty if there is none
+    status: int
+    body: bytes
     challenge: str  # WWW-Authenticate
 
 

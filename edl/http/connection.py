@@ -43,11 +43,11 @@ class HttpRequest:
     """A complete HTTP request."""
 
     method: str
-    path: str  # The path as it was sent, without the query; nothing is percent-decoded
-    query: str  # The part of the target after the first "?"; empty without one
-    body: bytes  # The body; empty without one
-    authorization: str = ""  # The value of the header `Authorization`; empty without one
-    accept: str = ""  # The value of the header `Accept`; empty without one
+    path: str  # as it was sent, without the query; nothing is percent-decoded
+    query: str  # after the first "?"; empty without one
+    body: bytes
+    authorization: str = ""  # the header; empty without one
+    accept: str = ""  # likewise
 
     @property
     def target(self) -> str:
@@ -59,23 +59,21 @@ class HttpRequest:
 class Response:
     """An HTTP answer to a request."""
 
-    status: int  # The status code
+    status: int
     body: bytes = b""
-    content_type: str = "application/octet-stream"  # The header `Content-Type`
-    # With the status 401, the nonce with which the client may sign the request, sent in the header
-    # `WWW-Authenticate`; empty: no such header
-    nonce: str = ""
+    content_type: str = "application/octet-stream"
+    nonce: str = ""  # with a 401: to sign the request with; empty: none
 
 
 class _TooLarge(Exception):
     """The error that a callback of the parser raises to refuse a request that is too large."""
 
     def __init__(self, status: int) -> None:
-        self.status = status  # The HTTP status to answer: 413, 414 or 431
+        self.status = status  # 413, 414 or 431
 
 
 class Connection(asyncio.Protocol):
-    """One open connection to a daemon's port, as an asyncio protocol."""
+    """One open connection to a daemon's port; on_* are callbacks of the parser (httptools)."""
 
     def __init__(
         self,
@@ -104,15 +102,14 @@ class Connection(asyncio.Protocol):
         self._open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Remove this connection from the set of open ones, and cancel the answer to its request"""
+        """Remove this connection from the open ones, and cancel the answer to its request."""
         self._open.discard(self)
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
 
     def close(self) -> None:
-        """Close the connection as soon as the bytes already written are sent; do not wait for it"""
-        # An answer that is not written yet is never sent.
+        """Close once the written bytes are sent; an answer not written yet is never sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -185,7 +182,7 @@ class Connection(asyncio.Protocol):
         self._send(await self._respond(request), head=request.method == "HEAD")
 
     def _refuse(self, status: int) -> None:
-        """Answer with the error `status` and close, unless the request is being answered already"""
+        """Answer with an error and close, unless the request is being answered already."""
         if self._task is None:
             self._complete = True
             self._send(Response(status, content_type="text/plain"))

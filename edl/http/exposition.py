@@ -26,7 +26,7 @@ _loading = threading.Lock()
 class MetricsHandler:
     """The handler of `GET /metrics`; give it to `add_route`."""
 
-    # It runs on the event loop's thread, so it must not block.
+    # `samples` runs on the event loop's thread, so it must not block.
 
     def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
         self._samples = samples
@@ -35,7 +35,6 @@ class MetricsHandler:
         return self._answer(request.accept)
 
     async def _answer(self, accept: str) -> Response:
-        """Return the metrics in the format that `accept`, a header of that name, asks for."""
         await asyncio.to_thread(_load)
         body, content_type = exposition([*self._samples()], accept)
         return Response(200, body, content_type)

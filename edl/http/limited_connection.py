@@ -21,7 +21,7 @@ class ResponseTooLarge(http.client.HTTPException):
 
 
 class LimitedConnection(http.client.HTTPConnection):
-    """A connection for one request, whose exchange has a deadline, and its answer a largest size"""
+    """A connection for one request, with a deadline (not for names) and a largest answer."""
 
     def __init__(self, address: str, port: int, timeout_s: float, most_bytes: int) -> None:
         super().__init__(address, port, timeout=timeout_s)

@@ -38,12 +38,9 @@ BEGUN_S = 0.1  # for one that may not have been started
 
 @dataclass(frozen=True)
 class Route:
-    """The handler of all paths with one prefix, as `add_route` stores it."""
-
-    handler: Handler  # A function of a request that returns the answer, as `Handler` says
-    content_type: str  # The header `Content-Type` of the answers
-    # Whether requests change something, so that only signed ones, of any method, are handled. If
-    # False, GET and HEAD are handled, signed or not.
+    handler: Handler
+    content_type: str
+    # whether only signed requests, of any method, are handled; else GET and HEAD, signed or not
     changes: bool
 
 
@@ -141,22 +138,21 @@ class DaemonServer:
         changes: bool = False,
     ) -> None:
         """Let `handler` answer `prefix` and every path below it."""
-        # It runs on the server's thread, so it must not block.
+        # On the server's thread, so it must not block; the longest prefix wins.
         route = Route(handler, content_type, changes)
         self._routes = {**self._routes, prefix.rstrip("/"): route}
 
     # --- for servers that answer more
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer to a request whose path has no route: here the status 404."""
+        """Answer a request whose path has no route, for subclasses: here the status 404."""
         return Response(404)
 
     def let_go(self) -> None:
-        """Let the requests that still wait in `answer_other` return, as the server closes."""
+        """Let requests that wait in `answer_other` return, once, on the loop's thread."""
 
     def in_loop(self, function: Callable[[], None]) -> None:
-        """Let the event loop's thread call `function` soon; do not wait for that."""
-        # `function`: A function without arguments, which must not block.
+        """Let the loop's thread soon call `function`, which must not block; from any thread."""
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None:
             try:
@@ -222,7 +218,7 @@ class DaemonServer:
 
     @staticmethod
     async def _answer_route(route: Route, request: HttpRequest) -> Response:
-        """The answer of a route's handler to a request; 500, and a log entry, if it raises"""
+        """Return the answer of a route's handler; 500, and a log entry, if it raises."""
         try:
             answer = route.handler(request)
             if not isinstance(answer, tuple):
@@ -233,7 +229,7 @@ class DaemonServer:
         return Response(*answer, route.content_type)
 
     def _route(self, path: str) -> Route | None:
-        """Return the route whose prefix is the longest that `path` has; None if none fits."""
+        """Return the route with the longest prefix: "/end" is one of "/end/now", not "/ending"."""
         prefix = path.rstrip("/")
         while prefix:
             if prefix in self._routes:

@@ -49,14 +49,12 @@ def authorization(key: str, nonce: str, worker: int, method: str, target: str, b
 
 @dataclass(frozen=True)
 class AuthenticatorLimits:
-    """The limits on the nonces that an `Authenticator` accepts."""
-
     nonce_s: float = 30.0  # how long a nonce is accepted, by the clock of the worker that made it
     used_nonces: int = 4096  # remembered at most; then nothing is accepted until some expire
 
 
 class Authenticator:
-    """The server's side of the signatures: it makes nonces, and accepts each of them once."""
+    """The server's side of signatures, for one thread: makes nonces, accepts each of them once."""
 
     def __init__(
         self,
@@ -64,9 +62,7 @@ class Authenticator:
         clock: Callable[[], float] = time.monotonic,
         limits: AuthenticatorLimits = AuthenticatorLimits(),
     ) -> None:
-        # The id of this worker, which the caller sets. It is None until the worker has one, and no
-        # request is accepted before.
-        self.worker: int | None = None
+        self.worker: int | None = None  # set by the caller; nothing is accepted before
         self._limits = limits
         self._key = key
         self._clock = clock
@@ -105,7 +101,7 @@ class Authenticator:
         return True
 
     def _is_fresh(self, nonce: str, now: float) -> bool:
-        """Return whether this object made `nonce` less than `nonce_s` seconds before `now`."""
+        """Return whether this object made `nonce` in the last `nonce_s`, used or not."""
         match = _NONCE.fullmatch(nonce)
         if match is None or not hmac.compare_digest(match[2], self._proof(match[1])):
             return False
@@ -118,8 +114,6 @@ class Authenticator:
 
 def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
     """Return the HMAC-SHA256 of a request to a worker, in hexadecimal: its signature."""
-    # Each part is preceded by its length, so different requests never give the same input to the
-    # MAC.
     digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (method.encode(), target.encode(), str(worker).encode(), nonce.encode(), body):
         digest.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same

@@ -23,15 +23,13 @@ def address_of(interface: str) -> str | None:
 
 def own_address(configured: str, interface: str, zookeeper: str) -> str:
     """Return the IPv4 address of this host at which the job's other hosts reach it."""
-    # It is the configured address; else the first address of `interface`; else the address from
-    # which this host would send to the first ZooKeeper server that is not on this host; else
-    # 127.0.0.1.
     given = _resolved(configured) if configured else ""
     if interface:
         return _on(interface, given)
     if given:
         return _usable(given)
     servers = zookeeper.split("/")[0].split(",")
+    # The address from which this host would send to a server that is not on it.
     return next(filter(None, map(_towards, servers)), LOOPBACK)
 
 
@@ -78,8 +76,6 @@ def _resolved(name: str) -> str:
 
 def _towards(server: str) -> str | None:
     """Return the IPv4 address of this host from which it would send to a server; send nothing."""
-    # The address; None if it is a loopback address, because the server is on this host, or if the
-    # server's name cannot be resolved to an IPv4 address or there is no route to it.
     name = server.rpartition(":")[0] if ":" in server else server
     name = name.strip("[]")
     try:

@@ -35,13 +35,11 @@ _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine c
 class RunningWorker:
     """A worker process that an earlier agent started and that `find` has found running."""
 
-    process: psutil.Process  # the process, as an object of psutil
+    process: psutil.Process
     attempt_id: str
     slot: int
-    # the number of the device (such as a GPU) that it was given; None: it was given none
-    device: int | None = None
-    # the number of the worker in the job; None: it is not known, or there is none yet
-    worker: int | None = None
+    device: int | None = None  # None: it was given none
+    worker: int | None = None  # None: not known, or none yet
 
     @property
     def pid(self) -> int:
@@ -59,7 +57,7 @@ class RunningWorker:
         return Process(self.slot, self.attempt_id, began, worker=self.worker, device=self.device)
 
     def poll(self) -> int | None:
-        """Return None while the process runs, and `UNKNOWN_EXIT` (-1000) once it has ended."""
+        """Return None while it runs, then `UNKNOWN_EXIT`: only its parent could learn more."""
         try:
             ended = not self.process.is_running()
             return UNKNOWN_EXIT if ended or _is_zombie(self.process) else None
@@ -68,7 +66,7 @@ class RunningWorker:
 
 
 def identity(pid: int) -> str:
-    """Return the pid and start time of a process as text; empty if no process has that pid."""
+    """Return pid and start time of a process, which no later one has; empty without a process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be cut anywhere
     except OSError:
@@ -78,7 +76,7 @@ def identity(pid: int) -> str:
 
 
 def recorded_pid(record: Path) -> int | None:
-    """Return the pid of the process that a file names by its `identity`."""
+    """Return the pid of the process that a file names by its `identity`; None: it has ended."""
     try:
         written = record.read_text().strip()
         pid = int(written.partition(" ")[0])
@@ -90,7 +88,7 @@ def recorded_pid(record: Path) -> int | None:
 def find(
     environment: Mapping[str, str], record_of: Callable[[str], Path]
 ) -> tuple[RunningWorker, ...]:
-    """Find all running workers on this host that have the job, run, secret and host name given."""
+    """Find all workers on this host of this job, run, secret and host name, our own included."""
     wanted = {name: environment.get(name) for name in SAME}
     found = []
     for process in psutil.process_iter():
@@ -116,6 +114,8 @@ def kill_helpers(worker: RunningWorker) -> None:
     for process in psutil.process_iter():
         try:
             if (
+                # The pid may belong to another process and group by now: a helper's environment
+                # proves it.
                 os.getpgid(process.pid) == worker.pid
                 and process.environ().get("EDL_ATTEMPT_ID") == worker.attempt_id
             ):
@@ -135,7 +135,7 @@ def _is_worker(pid: int, record: Path) -> bool:
 
 
 def has_died(former: Host) -> bool:
-    """Return whether an earlier agent, which ran on this same host, has certainly ended."""
+    """Return whether an agent on this machine has certainly ended: no process has its pid."""
     return not psutil.pid_exists(former.pid)
 
 

@@ -64,9 +64,6 @@ _SIGNALS = {
 class Agent(Supervisor[AgentState]):
     """The launcher of one job's workers on one host, for `edl run`, `edl join` and `edl agent`."""
 
-    # It then never writes a lost job again, and ends when the job's workers were placed on other
-    # hosts.
-
     def __init__(
         self,
         store: JobStore,
@@ -160,7 +157,7 @@ class Agent(Supervisor[AgentState]):
             self._wake.wait(limits.poll_s)
 
     def _take_over(self, orphans: Sequence[RunningWorker], now: float) -> None:
-        """Watch the workers that an earlier agent left running, and show what they log"""
+        """Watch the workers that an earlier agent left running, and show what they log."""
         self._workers.watch(orphans)
         for one in orphans:
             log = self._workers.log_of(one.attempt_id)
@@ -180,9 +177,10 @@ class Agent(Supervisor[AgentState]):
             return self._make_way(error)
 
     def _make_way(self, error: UsageError) -> int | None:
-        """End this agent, which was away for so long that another agent has taken its place."""
+        """End this agent, whose place another one took, with its workers, while it was away."""
         try:
             current = current_run(self._store.session, self._store.paths)
+            # The other agent is that of a later run: these workers are killed.
             if current != self._store.nodes.run:
                 return self._end_without_job(str(self._store.nodes.unknown()))
         except CoordinationError as away:
@@ -260,7 +258,7 @@ class Agent(Supervisor[AgentState]):
             self._changed.set()
 
     def _note_devices(self, snapshot: Snapshot) -> None:
-        """Update this host's record with the devices that the job may use here, and those in use"""
+        """Update this host's record, in memory, with the devices that the job may use and uses."""
         own, assigned = self._own, snapshot.assigned
         here = [member for member in foreign(snapshot, own) if member.host == own.host]
         busy = busy_devices(assigned, own.host, own.living, here)
@@ -294,8 +292,6 @@ class Agent(Supervisor[AgentState]):
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
         """Lower the desired number of workers in the job's records, and disable a slot."""
-        # If the desired workers have changed since, nothing is done: the next turn of the loop
-        # decides again.
         before, fewer = snapshot.desired.hosts, given_up.desired
         why = f"slot {given_up.slot} of host {self._host.name} is disabled"
         self._changed.set()
@@ -310,6 +306,7 @@ class Agent(Supervisor[AgentState]):
         asked, got, name = self._host.requested_np, self._got_np, self._host.name
         if not asked or self._signals or snapshot.job.state is not JobState.RUNNING:
             return
+        # The workers of a dead host that this one replaces may count until its session ends.
         late = now - self._own.state_since >= self._own.limits.former_s
         has = snapshot.desired.hosts.get(name, 0)
         if has >= asked:
@@ -379,8 +376,6 @@ class Agent(Supervisor[AgentState]):
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
         """Let this host leave the job if `edl drain --host` requests it in `snapshot`."""
-        # If too few workers would be left in the job, the host stays: the user is told why, and the
-        # request is removed from the host's record.
         here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
         if here is None or not here.leaving or self._own.draining or snapshot.job.state.over:
             return
@@ -413,7 +408,7 @@ class Agent(Supervisor[AgentState]):
         self._changed.set()
 
     def _leave_again(self, snapshot: Snapshot) -> None:
-        """Set the desired workers of this host to 0 again if it leaves and they have been raised"""
+        """Set the desired workers to 0 again, if somebody who did not know it raised them."""
         name = self._host.name
         if (
             not self._own.draining
@@ -441,7 +436,6 @@ class Agent(Supervisor[AgentState]):
 
     def _kill(self) -> int:
         """Kill the workers of this host after a second signal; return 128 + the first signal."""
-        # Otherwise the job becomes STOPPED, or STOPPING if workers of other hosts are registered.
         self._workers.kill_all(self._own.limits.killed_s)
         self._say("the workers on this host were killed")
         name, code = self._host.name, exit_after(self._signals)
@@ -503,5 +497,4 @@ class Agent(Supervisor[AgentState]):
 
 def exit_after(signals: Iterable[signal.Signals]) -> int:
     """Return the exit code of a command that ended because of `signals`: 130 after Ctrl-C."""
-    # It is 128 plus the number of the first of `signals`, which must not be empty.
     return exit_status(-next(iter(signals)))

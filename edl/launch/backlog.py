@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Backlog(Generic[T]):
-    """A queue of lines that wait to be written; when it is full, it drops and counts the oldest."""
+    """A queue of lines for one writer, which drops the oldest; any thread or handler may put."""
 
     def __init__(self) -> None:
         self._lines: deque[T] = deque(maxlen=KEPT)

@@ -72,6 +72,8 @@ class BorrowedSlots:
         """Borrow or give back slots as the file or SIGRTMIN has requested since the last call."""
         if snapshot.job.state is not JobState.RUNNING:
             return False
+        # SIGRTMIN comes first, then a changed number in the file; another time limit changes
+        # nothing.
         if self._signalled:
             changed = self._set(snapshot, 0, self._within_s, "SIGRTMIN")
             self._signalled = False  # after that: ZooKeeper may have gone away
@@ -84,8 +86,9 @@ class BorrowedSlots:
         return changed
 
     def record_returned(self, snapshot: Snapshot, own: SupervisorState) -> bool:
-        """Record in ZooKeeper each request to give back slots of this host that is now fulfilled"""
+        """Record each request to give back slots of this host that is now fulfilled."""
         members = {member.id for member in snapshot.members}
+        # A process that is not registered still occupies its slot.
         hidden = sum(process.worker not in members for process in own.living)
         done = returned(snapshot, own.reclaims_s, self._host, hidden)
         for one in done:
@@ -93,9 +96,7 @@ class BorrowedSlots:
         return bool(done)
 
     def _read(self) -> tuple[int, float] | None:
-        """Return what the file requests: the number of borrowed slots, and a time in seconds."""
-        # In that time, slots that are given back must be free; it is `within_s` of the constructor
-        # if the file does not say it.
+        """Return what the file wants, borrowed slots and seconds to give others back, or None."""
         now_s = time.monotonic()
         if self._file is None or now_s - self._looked_s < LOOK_S:
             return None

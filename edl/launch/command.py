@@ -45,7 +45,7 @@ def _check_program(path: Path, program: str) -> None:
 
 
 def is_own_interpreter(program: str) -> bool:
-    """Return whether `program`, a path, is the Python interpreter that runs this process."""
+    """Return whether `program` is this interpreter, of the same virtual environment."""
     mine, theirs = Path(sys.executable), Path(program).absolute()
     same_place = mine.parent.resolve() == theirs.parent.resolve()
     return same_place and mine.resolve() == theirs.resolve()

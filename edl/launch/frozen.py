@@ -33,7 +33,7 @@ _OF_A_THREAD = ("comm", "wchan", "syscall")  # in /proc; syscall only with the r
 
 
 class UnresponsiveWorkers:
-    """A detector of workers on one host that do not answer, which also records where they hang"""
+    """A detector of workers here that do not answer, which also records where they hang."""
 
     def __init__(self, store: JobStore, host: str, workers: Workers, stack_signal: int) -> None:
         self._store = store
@@ -100,7 +100,7 @@ class UnresponsiveWorkers:
         return stat.rpartition(")")[2].split()[:1] == ["T"]
 
     def write_stacks(self, process: Process) -> None:
-        """Make an unresponsive worker write the stacks of its threads into its file of stacks."""
+        """Let an unresponsive worker write its stacks; the next `look` records them."""
         path, pid = (
             self._workers.stacks_of(process.attempt_id),
             self._workers.pid_of(process.attempt_id),

@@ -44,27 +44,21 @@ logger = logging.getLogger(__name__)
 class Display:
     """The objects by which an agent shows its job to the user."""
 
-    output: Output  # shows the lines of the workers and of the agent itself; the agent enters it
-    # called with the job's records each time the agent has read them; None to call nothing
-    on_snapshot: Callable[[Snapshot], None] | None = None
+    output: Output  # the agent enters it
+    on_snapshot: Callable[[Snapshot], None] | None = None  # at each reading
 
 
 @dataclass(frozen=True)
 class Role:
     """The part that a host takes in a job: it has created the job, or it has joined."""
 
-    greeting: str  # the line that the agent shows once the host is registered
-    # the number of workers that the agent requests once the host is registered; 0 for none
-    requested_np: int = 0
-    # whether the first signal makes the host leave the job instead of ending the job
-    joined: bool = False
-    # whether a signal ends the job, even with `joined`, if no worker is desired on any other host.
-    # Without `joined` a signal ends the job in any case.
+    greeting: str  # shown once the host is registered
+    requested_np: int = 0  # that the agent requests then
+    joined: bool = False  # the first signal makes the host leave instead of ending the job
+    # a signal ends the job, even with `joined`, if no worker is desired on other hosts
     ends_job: bool = False
-    # whether the job starts now: then the logs of an earlier job of its name are moved into a
-    # subdirectory
-    fresh: bool = False
-    of_run: bool = False  # whether the host joins one run of the job and no other (`edl agent`)
+    fresh: bool = False  # the job starts now: logs of an earlier job of its name are put aside
+    of_run: bool = False  # it joins one run of the job and no other (`edl agent`)
 
 
 def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
@@ -83,7 +77,6 @@ def submitter_agent(
     replaced_events: str = "",
 ) -> Agent:
     """Build the agent of the host that has just created a job; `run()` starts it."""
-    # Otherwise the first signal ends the job.
     _keep_events(replaced_events, config.state_dir(), job.name)
     greeting = f"job {job.name} starts with {workers(job.spec.np)}"
     role = Role(
@@ -105,8 +98,6 @@ def joining_agent(
     ends_job: bool = False,
 ) -> Agent:
     """Build the agent of a host that joins a job that is not over; `run()` starts it."""
-    # `ends_job`: whether a signal ends the job if no worker is desired on any other host; otherwise
-    # a signal only makes this host leave.
     record = store.snapshot().job
     if record.state.over:
         raise UsageError(f"job {record.name} {record.state.phrase}; nothing can join it")

@@ -31,7 +31,7 @@ END_S = 2.0  # and so long is waited for it
 class JobGarbageCollector:
     """A context manager that removes old ended jobs from ZooKeeper while its `with` block runs."""
 
-    # `store`: the records of the agent's own job, which is never removed.
+    # At entry only if the user has more jobs than are kept, then every hour; never the agent's own.
 
     def __init__(self, store: JobStore, state: Path, retention: Retention) -> None:
         self._session = store.session

@@ -84,7 +84,7 @@ class JobMetrics(AbstractContextManager[int]):
             yield from job_samples(status, self._counts, self._connected())
 
     def _targets(self, _request: HttpRequest) -> tuple[int, bytes]:
-        """Answer where the metrics of the job are; 503 until the job's records are known."""
+        """Answer where the metrics are; 503, so that Prometheus keeps its list, until known."""
         if self._snapshot is None:
             return 503, b"[]"
         return 200, json.dumps(scrape_targets(self._snapshot)).encode()

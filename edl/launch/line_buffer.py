@@ -6,7 +6,7 @@ import time
 
 
 class LineBuffer:
-    """A splitter of a log into lines, which keeps the last line until it is complete."""
+    """A splitter of a log into lines; of a progress bar, it keeps the newest state only."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -34,8 +34,6 @@ class LineBuffer:
 
     def due_bar(self, period_s: float) -> list[str]:
         """Return a list with the newest state of the progress bar, if it is due; else empty."""
-        # It is due if it differs from the state that was returned last, and `period_s` seconds have
-        # passed since then or, before that, since the beginning.
         shown, at = self._bar_shown
         now, bar = time.monotonic(), self.bar
         if now - at < period_s or bar in ("", shown):

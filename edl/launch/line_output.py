@@ -19,7 +19,7 @@ _END_S = 2.0  # at the end of the process, for a reader that reads nothing
 
 
 class LineOutput:
-    """The output of a process that must live, to a file that perhaps nobody reads."""
+    """The output of a process that must live, to a file that perhaps nobody reads; any thread."""
 
     def __init__(self, file: IO[str] | None) -> None:
         self._stream = OutputStream(file)
@@ -33,7 +33,7 @@ class LineOutput:
         atexit.register(self.end)
 
     def write(self, text: str) -> None:
-        """Write `text`, one or several whole lines, after all that was written before."""
+        """Write whole lines; wait 0.5 s at most, and not while earlier ones wait."""
         with self._changed:
             first = self._is_done()
             self._backlog.put(text)

@@ -26,10 +26,7 @@ class LogReader:
             self._file.seek(0, os.SEEK_END)
 
     def read(self, most_bytes: int) -> bytes:
-        """Return the next bytes of the log; empty if the worker has written no more yet."""
-        # If the worker has begun two or more new files since this reader opened its file, the files
-        # between are lost, and the first result from the newest file begins with a line, beyond
-        # `most_bytes`, that says so.
+        """Return the next bytes of the log, without a wait; a line says if files were missed."""
         new = self._has_new_file()  # asked first: what comes later is in the new one
         if (found := self._file.read(most_bytes)) or not new:
             return found

@@ -19,7 +19,7 @@ MARK_EACH_S = 3600.0  # much less than the day for which unused logs are kept
 
 
 def last_use_s(logs: Path) -> float:
-    """Return when the logs of a job were last in use, in seconds since 1970."""
+    """Return when logs were last used, in seconds since 1970; infinity: by a live process."""
     with contextlib.suppress(OSError):
         if any(recorded_pid(record) is not None for record in logs.glob("*.process")):
             return math.inf

@@ -10,12 +10,12 @@ import psutil
 
 
 def machine_name() -> str:
-    """Return the host name with ids of this boot and of the pid namespace, as a text."""
+    """Return a text by which two processes know whether they see the same process ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
     return f"{socket.gethostname()} ({boot}, {namespace})"
 
 
 def is_known_dead(machine: str, pid: int) -> bool:
-    """Return whether a process was on this machine and has ended."""
+    """Return whether a process was on this machine (`machine_name`), and no process has its pid."""
     return machine == machine_name() and not psutil.pid_exists(pid)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 def named_logs(directory: Path) -> dict[str, Path]:
     """Return the paths of the worker logs in `directory`, by the name of the worker, like "w3"."""
-    # The log of a process that never registered as a worker, or of an earlier run of which another
-    # worker has the name now, is named by the id of its start attempt.
+    # By the id of its start attempt, if it never registered or another worker has the name now.
     links = {
         os.path.realpath(path): path.stem for path in directory.glob("*.log") if path.is_symlink()
     }

@@ -43,12 +43,11 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright
 
 
 class _Note(NamedTuple):
-    """A line of the agent's own, with a shorter form if a worker has printed the same before"""
+    """A line of the agent's own, and a shorter form if a worker has said the same."""
 
-    text: str  # the line, with "edl: " before it unless it is a log record
-    sentence: str = ""  # a sentence that the line repeats, with "edl: " before it; empty if none
-    # the line to show in place of `text` if a worker has already printed `sentence`
-    shorter: str = ""
+    text: str  # with "edl: " before it, unless it is a log record
+    sentence: str = ""  # that the line repeats, with "edl: "; empty: none
+    shorter: str = ""  # to show if a worker has printed `sentence`
 
 
 class _Tail:
@@ -77,7 +76,7 @@ class _Tail:
 
 
 class Output:
-    """A context manager that writes an agent's standard output and error while it is entered."""
+    """The writer of an agent's output and error, in a thread: the methods return at once."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class Output:
                 self._tails[attempt_id].prefix = f"[{name}]"
 
     def finish(self, attempt_id: str) -> str:
-        """Let the rest of the log of a worker that has exited be shown, and stop following it."""
+        """Let the rest of an ended worker's log be shown; return the line that explains the end."""
         with self._lock:
             tail = self._tails.get(attempt_id)
             if tail is None:
@@ -156,8 +155,6 @@ class Output:
 
     def note(self, text: str, sentence: str = "", shorter: str = "") -> None:
         """Show a line of the agent itself, after "edl: ", once the lines before it are shown."""
-        # If more than 1,000 such lines wait because nobody reads the output, the oldest are dropped
-        # and a line says how many.
         self._put(_Note(f"{_OF_EDL}{text}", f"{_OF_EDL}{sentence}", f"{_OF_EDL}{shorter}"))
 
     # --- the thread that writes
@@ -170,7 +167,7 @@ class Output:
         self._round(last=True)
 
     def _round(self, last: bool = False) -> None:
-        """Write the lines that are waiting: first the workers' lines, then the agent's own."""
+        """Write the lines that wait: the workers' first, as they were printed before ours."""
         left_out, notes = self._notes.take()
         with self._lock:
             tails = list(self._tails.items())
@@ -192,7 +189,7 @@ class Output:
             self._say(note.shorter if note.sentence in self._sentences else note.text)
 
     def _show_news(self, tail: _Tail, finish: bool) -> None:
-        """Show the lines that a worker has written since the last call, then its progress bar"""
+        """Show the lines that a worker has written since the last call, then its progress bar."""
         for lines in tail.lines(finish=finish):
             self._show(tail, lines)
         if not self._console.is_terminal:
@@ -204,7 +201,6 @@ class Output:
 
     def _below(self) -> Text:
         """Return the text that stands below all lines on a terminal."""
-        # The object must have a `live`.
         assert self._render is not None
         bars = [
             Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(bar))
@@ -228,7 +224,7 @@ class Output:
         self._wrote_at = time.monotonic()
 
     def _is_news(self, line: str) -> bool:
-        """Whether a worker's line is to be shown, because no worker has printed it before"""
+        """Return whether to show a line: one of edl's that all workers print is shown once."""
         if not line.startswith(_OF_EDL):
             return True
         if line in self._sentences:

@@ -18,11 +18,13 @@ _CLOSED = (errno.EPIPE, errno.EBADF)
 class OutputStream(io.TextIOBase):
     """A file to write text to, standard output or standard error, that raises no error."""
 
-    # The text goes directly to the file descriptor of `file`, without its buffer, whose lock would
-    # be held until the reader of a full pipe reads on.
+    # Closed: further text is dropped. Another error may pass: a line says how many lines are
+    # missing.
 
     def __init__(self, file: IO[str] | None) -> None:
         self._file = file
+        # Without the file's buffer, whose lock would be held until the reader of a full pipe reads
+        # on.
         self._descriptor = _descriptor(file)
         self._encoding = getattr(file, "encoding", None) or "utf-8"
         self._is_gone = file is None or file.closed
@@ -47,7 +49,6 @@ class OutputStream(io.TextIOBase):
         return self._descriptor
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def write(self, text: str) -> int:
@@ -76,7 +77,6 @@ class OutputStream(io.TextIOBase):
                 self._is_gone = self._means_closed(error)
 
     def _put(self, text: str) -> None:
-        """Write all of `text`."""
         data = text.encode(self._encoding, errors="replace")
         if self._descriptor is None:
             assert self._file is not None
@@ -102,6 +102,7 @@ class OutputStream(io.TextIOBase):
 
 def _descriptor(file: IO[str] | None) -> int | None:
     """Return the file descriptor of one of Python's own files; None if `file` has none."""
+    # A notebook's file has the descriptor of its server's terminal: it is written as usual.
     if not isinstance(file, io.TextIOWrapper):
         return None
     try:

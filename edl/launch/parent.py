@@ -21,14 +21,15 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process with SIGKILL when its parent dies, for whatever reason."""
+    """Let the kernel kill this process when its parent dies, unless that was before the call."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def behind_a_shell() -> None:
     """Fork and return in the child, while the parent waits for the child as a shell would."""
-    # But Bash as `/bin/sh` replaces itself by its last command: then this process would be killed
-    # in the shell's place. So the function never returns in the parent.
+    # horovodrun signals the children of the shell that starts us, then kills the shell. But Bash as
+    # /bin/sh replaces itself by its last command: we would be killed in its place. So the parent
+    # stands in: it passes signals on, and exits with our code.
     began = os.getpid()
     if os.getppid() != os.getsid(0):  # the leader of the session is horovodrun's
         return

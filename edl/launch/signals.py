@@ -22,9 +22,8 @@ Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 @contextmanager
 def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
     """Return a context manager; while it is entered, the signals `numbers` call `handler`."""
-    # If it is entered outside the main thread, nothing is changed and `handler` is never called,
-    # because Python allows signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
+        # Python allows handlers in the main thread only.
         yield
         return
     ours = [one for one in numbers if not _ignored_by_nohup(one)]
@@ -38,7 +37,7 @@ def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[Non
 
 @contextmanager
 def child_ends_kept() -> Iterator[None]:
-    """Return a context manager; while it is entered, the system keeps the exit codes of children"""
+    """Let the system keep exit codes of children meanwhile, though SIGCHLD is ignored."""
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
         yield
         return

@@ -45,8 +45,7 @@ class StopWithoutZooKeeper:
     def begin(
         self, last: Snapshot | None, living: Sequence[Process], cause: str, now: float
     ) -> None:
-        """Tell the workers on this host that the job ends; they tell other workers of the ring"""
-        # `last`: the newest snapshot of the job's records; None if they were never read.
+        """Tell the workers here that the job ends, who tell others; `begun` if one confirms it."""
         if self.begun:
             return
         members = (
@@ -71,12 +70,10 @@ class StopWithoutZooKeeper:
         return now - self._since >= self._limits.stop_limit_s(self._last.job)
 
     def is_done(self, now: float) -> bool:
-        """Return whether the agent can end; to be called once its workers have ended."""
-        # If agents of other hosts were registered, the answer is False until `away_s` (120) seconds
-        # after `begin`, so that this agent can write the end of the job if ZooKeeper comes back;
-        # without other agents it is True at once.
+        """Return whether the agent can end, whose workers have ended."""
         assert self._last is not None
         others = self._last.present - {self._host}
+        # If ZooKeeper comes back, this agent can write the end of the job for the others.
         if others and now - self._since < self._limits.away_s:
             self._say_once(WAITS)
             return False

@@ -18,7 +18,7 @@ _RECORD = "run.process"
 
 @contextlib.contextmanager
 def written_down(logs: Path, pid: int) -> Iterator[None]:
-    """Return a context manager; while it is entered, a file in `logs` names the job's agent."""
+    """Let a file in `logs` name the job's agent meanwhile."""
     record, own = logs / _RECORD, identity(pid)
     with contextlib.suppress(OSError):  # a full disk: then it is not found
         record.write_text(own)
@@ -31,7 +31,7 @@ def written_down(logs: Path, pid: int) -> Iterator[None]:
 
 
 def submitters(state: Path, job: str | None) -> dict[str, int]:
-    """Return the agents of `edl run` that run on this host, as a dictionary from job name to pid"""
+    """Return the pids of the agents of `edl run` on this host, by job."""
     found = {}
     for record in (state / "jobs").glob(f"{job or '*'}/logs/{_RECORD}"):
         if (pid := recorded_pid(record)) is not None:

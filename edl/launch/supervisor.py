@@ -112,7 +112,7 @@ class Supervisor(ABC, Generic[State]):
         return next(iter(self._signals), None)
 
     def on_change(self) -> None:
-        """Let the next turn of the loop begin at once and read the job's records again."""
+        """Let the next turn begin at once and read the job's records again; from any thread."""
         self._changed.set()
         self._wake.set()
 
@@ -123,15 +123,15 @@ class Supervisor(ABC, Generic[State]):
 
     @abstractmethod
     def _register(self, now: float) -> None:
-        """Write the node of this launcher, which ends with its ZooKeeper session, into ZooKeeper"""
+        """Write this launcher's node: in a new session, or after ZooKeeper had lost the job."""
 
     @abstractmethod
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out what the signals that this process got have asked for."""
+        """Carry out `_signals`, in every turn; `snapshot` is None while ZooKeeper is away."""
 
     @abstractmethod
     def _follow(self, snapshot: Snapshot, now: float) -> None:
-        """Carry out what users or other processes request of this launcher."""
+        """Carry out what users or others request, before `_decide`, while ZooKeeper is there."""
 
     @abstractmethod
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
@@ -139,15 +139,15 @@ class Supervisor(ABC, Generic[State]):
 
     @abstractmethod
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
-        """Show the user how the job or the launcher ends, return the exit code of the launcher"""
+        """Show how it ends; return the exit code, or None to run on and be called again."""
 
     @abstractmethod
     def _say(self, text: str, for_all: bool = False) -> None:
-        """Show the sentence `text` to the user, each time it is called."""
+        """Show a sentence; `for_all`: all launchers of the job have it, and one may show it."""
 
     @abstractmethod
     def _last_line(self, attempt_id: str) -> str:
-        """Return the line of a worker's output that best explains why its process has exited."""
+        """Return, once for each start attempt, the line that best explains why it has exited."""
 
     def _output_tail(self, attempt_id: str) -> str:
         return ""
@@ -199,9 +199,7 @@ class Supervisor(ABC, Generic[State]):
                     self._store.members.remove(ended.worker, attempt_id)
 
     def _read(self, now: float) -> Snapshot | None:
-        """Return the records of the job, or None while this process has no ZooKeeper connection."""
-        # They are read again if they may have changed, and at least every `read_s` (1) second, and
-        # then looked at (`_look`); otherwise the last copy is returned.
+        """Return the records, read again if they may have changed; None without a connection."""
         session = self._store.session
         if not session.connected:
             return None
@@ -223,7 +221,7 @@ class Supervisor(ABC, Generic[State]):
         return self._snapshot
 
     def _is_lost(self, error: UnknownJob) -> bool:
-        """Whether ZooKeeper has lost the job's records, so that they are to be read again"""
+        """Return whether ZooKeeper has lost the job, which is written again if it is our turn."""
         step = self._snapshot.status.step if self._snapshot is not None else 0
         if not self._lost_job.handle(error, f"host {self._own.host}", step):
             return False
@@ -231,7 +229,7 @@ class Supervisor(ABC, Generic[State]):
         return True
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
-        """Update this launcher's state from new records of the job; record how its workers ended"""
+        """Take new records over, ask suspect workers (about 1 s), and record how workers ended."""
         own = self._own
         self._own = own = replace(own, processes=observe(own.processes, snapshot, now))
         processes = self._frozen.look(own.processes, snapshot, now)
@@ -249,8 +247,7 @@ class Supervisor(ABC, Generic[State]):
         self._own = noted(replace(own, answering=living), snapshot, now)
 
     def _new_events(self) -> Iterator[Event]:
-        """Yield the events of the job recorded since the last one yielded, oldest first"""
-        # Events that this edl cannot read, because a newer one has written them, are left out.
+        """Yield the events since the last one yielded, those of a newer edl left out."""
 
         def left_out(number: int, why: str) -> None:
             self._last_event = number
@@ -276,8 +273,7 @@ class Supervisor(ABC, Generic[State]):
         return self._end_without_zookeeper(now - self._away_since)
 
     def _end_without_zookeeper(self, away_s: float) -> int | None:
-        """Return the exit code if the launcher must end because ZooKeeper is away; None to go on"""
-        # `away_s` is the time since ZooKeeper went away, in seconds.
+        """Return the exit code if no worker is left and ZooKeeper is away for long, else None."""
         limit_s = self._own.limits.away_s
         if len(self._workers) == 0 and away_s >= limit_s:
             self._say(f"no worker is left and ZooKeeper is away for {limit_s:g} s; giving up")

@@ -20,8 +20,7 @@ _REST_S = 2.0  # for the last output of a child; a process that it started may h
 class Tee:
     """A copier, with a thread of its own, that copies `source` to `target` and keeps lines."""
 
-    # If `target` can no longer be written to, it reads on, so that the child process that writes to
-    # `source` is not blocked.
+    # It reads on if `target` cannot be written, or the child that writes to `source` would block.
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
         self._source, self._target = source, target
@@ -34,9 +33,7 @@ class Tee:
 
     def finish(self) -> str:
         """Return the line of the child's output that best explains why the child has ended."""
-        # It waits up to 2 s (`_REST_S`) for the rest of the output, because a process that the
-        # child started may still hold the pipe open; the thread then copies on.
-        self._thread.join(_REST_S)
+        self._thread.join(_REST_S)  # a process that the child started may hold the pipe open
         return best(as_shown(line) for line in [*self._newest])
 
     def _copy(self) -> None:

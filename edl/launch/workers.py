@@ -47,20 +47,16 @@ NO_VARIABLES: Mapping[str, str] = {}
 class End:
     """The way in which a worker process has ended."""
 
-    # the exit code; -N if signal N killed the process, `UNKNOWN_EXIT` (-1000) if an earlier agent
-    # started it, or if the program that runs the agent has reaped it
+    # -N: killed by signal N; `UNKNOWN_EXIT`: an earlier agent started it, or others reaped it
     code: int
-    # the time from the end of the worker's first step to the moment when its end was seen, in
-    # seconds; None if it trained no step
+    # seconds from the end of its first step until its end was seen; None: it trained no step
     trained_s: float | None
-    # what the process reported of the end of its script; None if it reported nothing, or an earlier
-    # agent started it
-    said: ScriptEnd | None = None
-    forked: bool = False  # whether the process was forked from the template
+    said: ScriptEnd | None = None  # what it reported; None: nothing, or an earlier agent started it
+    forked: bool = False  # from the template
 
 
 class Workers:
-    """The worker processes that this launcher started or taken over, until it has reaped them"""
+    """The workers that this launcher started or took over, until it reaps them; one thread."""
 
     def __init__(
         self,
@@ -77,9 +73,7 @@ class Workers:
         self._marked = -math.inf
         self.template = template
         self._running: dict[str, subprocess.Popen[bytes] | Child | RunningWorker] = {}
-        # a function without arguments that is called, in a thread of its own, when a worker that
-        # this launcher has started has ended; at first one that does nothing. It is not called for
-        # workers that were taken over.
+        # called in a thread of its own at the end of a worker that we started
         self.on_exit: Callable[[], None] = lambda: None
 
     def start(
@@ -121,11 +115,11 @@ class Workers:
     def _await(self, pid: int) -> None:
         """Wait until the child process `pid` has ended, and call `on_exit`."""
         with contextlib.suppress(ChildProcessError):  # it was reaped before
+            # It is not reaped here.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             self.on_exit()
 
     def _fork(self, attempt_id: str, environment: Mapping[str, str]) -> Child | None:
-        """Fork a worker from the template, and return its process."""
         if self.template is None:
             return None
         return self.template.fork(
@@ -133,7 +127,6 @@ class Workers:
         )
 
     def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the command as a new process in a session of its own, and return the process."""
         with self.log_of(attempt_id).open("ab") as log:
             try:
                 return subprocess.Popen(
@@ -161,7 +154,7 @@ class Workers:
             self.template.remove_imports()
 
     def orphans(self) -> tuple[RunningWorker, ...]:
-        """Find the workers that an earlier agent of this job and host left running."""
+        """Find the workers that an earlier agent left, by slot, with the numbers that it knew."""
         numbers = {
             log.stem: int(name.removeprefix("w"))
             for name, log in named_logs(self._logs).items()
@@ -222,7 +215,7 @@ class Workers:
         return process.pid if process is not None else None
 
     def reap(self) -> dict[str, End]:
-        """Return how workers have ended since the last call, by the id of their start attempt."""
+        """Return, once each, how workers ended; the rest of their process groups is killed."""
         ends = {}
         for attempt_id, process in list(self._running.items()):
             if (end := self._end_of(attempt_id, process)) is not None:
@@ -237,7 +230,7 @@ class Workers:
     def _end_of(
         self, attempt_id: str, process: subprocess.Popen[bytes] | Child | RunningWorker
     ) -> End | None:
-        """Return how a worker has ended; None while it runs."""
+        """Return how a worker has ended, with its process group killed; None while it runs."""
         said = None
         if isinstance(process, RunningWorker):
             if (code := process.poll()) is not None:
@@ -261,7 +254,7 @@ class Workers:
             self.template.disable("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
-        """Return how the scripts of the watched workers have ended, while their processes run on"""
+        """Return how scripts of watched workers have ended, while their processes run on."""
         ends = {attempt_id: script_end(one.pid) for attempt_id, one in self._running.items()}
         return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
 
@@ -272,7 +265,7 @@ class Workers:
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
-        """Kill all watched workers and their process groups, and wait until they have ended."""
+        """Kill all watched workers with their process groups, and wait; their ends are dropped."""
         for attempt_id in self._running:
             self.end(attempt_id, kill=True)
         deadline = time.monotonic() + timeout_s
@@ -286,7 +279,7 @@ class Workers:
 def log_directory(
     state: Path, job: str, fresh: bool, kept_jobs: int = 20, kept_s: float = 86400.0
 ) -> Path:
-    """The directory for the logs of a job on this host; it is created if it does not exist"""
+    """Return the job's log directory here, made if missing; `fresh`: old logs put aside."""
     jobs = state / "jobs"
     logs = jobs / job / "logs"
     if fresh:
@@ -307,7 +300,7 @@ def _numbered(logs: Path) -> dict[int, Path]:
 
 
 def _put_aside(logs: Path) -> None:
-    """Move the logs of the previous run into a directory `runN`, and remove the oldest such runs"""
+    """Move the logs of the previous run, which may have crashed, into `runN`; drop the oldest."""
     if left := [path for kind in KINDS for path in logs.glob(kind)]:
         run = logs / f"run{max(_numbered(logs), default=0) + 1}"
         run.mkdir()
@@ -319,8 +312,7 @@ def _put_aside(logs: Path) -> None:
 
 
 def _age_s(path: Path) -> float | None:
-    """Return the time since the monotonic time in the file `path`, in seconds, at least 0."""
-    # The file's own time would be of another clock if a file server keeps it.
+    """Return the seconds since the time in a file (monotonic; its own may be another clock's)."""
     try:
         text = path.read_text()
     except OSError:
@@ -347,18 +339,18 @@ def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
 
 
 def has_ended(child: int) -> bool:
-    """Return whether the child process with the pid `child` has ended."""
+    """Return whether a child has ended; it is not reaped, so its pid stays taken."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def exit_code(child: subprocess.Popen[bytes] | Child) -> int:
-    """Reap a child that has ended, and return its exit code (-N if signal N killed it)."""
+    """Kill what is left of a child's process group, reap the child, return its exit code."""
     signal_group(child.pid, signal.SIGKILL)
     return child.wait()
 
 
 def script_end(pid: int) -> ScriptEnd | None:
-    """Return how the script of process `pid` has ended; None while the script runs."""
+    """Return how a script has ended, as its process says by its own name; None while it runs."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
@@ -367,7 +359,7 @@ def script_end(pid: int) -> ScriptEnd | None:
 
 
 def _lives(orphan: RunningWorker) -> bool:
-    """Return whether a worker that was taken over still runs, so that it can be signalled."""
+    """Return whether a worker taken over runs; after it, its pid may be another process's."""
     return orphan.poll() is None
 
 

@@ -46,8 +46,8 @@ Cells = dict[str, tuple[int, None, list[str], str]]
 class Failure:
     """The exception with which the function has ended on one worker."""
 
-    worker: str  # the name of the worker, like "w3"
-    after_training: bool  # whether the worker had trained to the end before
+    worker: str  # its name, like "w3"
+    after_training: bool  # it had trained to the end
     text: str  # the traceback
 
 
@@ -80,8 +80,7 @@ class FunctionFiles:
 
     def read_function(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Return the function, its positional and its keyword arguments."""
-        # Before, `sys.path` becomes that of the program, so that its modules are found, and
-        # `linecache` learns the notebook's cells.
+        # As in the program, so that its modules and the notebook's cells are found.
         path, cells, call = pickle.loads((self.directory / _FUNCTION).read_bytes())
         sys.path[:] = path
         linecache.cache.update(cells)
@@ -132,7 +131,7 @@ class FunctionFiles:
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # it is Any to mypy
     """cloudpickle's pickler, which also keeps in which file, or notebook cell, code stands."""
 
-    # cloudpickle leaves it out, so that tracebacks show no source and AutoGraph finds none.
+    # cloudpickle leaves it out: tracebacks show no source, AutoGraph finds none.
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how to pickle `obj`: code with its file name, all else as cloudpickle does."""

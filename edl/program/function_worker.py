@@ -14,8 +14,6 @@ from edl.program.function_files import Failure, FunctionFiles
 
 def call_function(script: str) -> None:
     """Read the function from the file beside `script`, call it, and write its result beside it."""
-    # An exception of the function ends it, as it ends a script; its traceback is written, so that
-    # the program can show it.
     files = FunctionFiles(Path(script).absolute().parent)
     function, args, kwargs = files.read_function()
     try:

@@ -16,8 +16,6 @@ _REDRAW_S = 0.5
 class NotebookLine:
     """The status line of a job in a notebook, which is drawn anew as the job trains."""
 
-    # `now_s`: returns the time in seconds, by a clock that never goes back.
-
     def __init__(
         self,
         line: LiveLine,

@@ -34,7 +34,7 @@ NO_FILE_YET = "DYNAMIC"  # a timeline that waits for hvd.start_timeline()
 
 
 class Binding(Collectives, Protocol):
-    """The interface of a Horovod binding (PyTorch's or TensorFlow's) that a ring uses."""
+    """The interface of a Horovod binding that a ring uses; only the training thread calls it."""
 
     def init(self) -> None:
         """Call `hvd.init()`, which builds the ring that the HOROVOD_... variables describe."""
@@ -59,8 +59,7 @@ class GlooConnection:
         self._go_timeout_s = go_timeout_s
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Build the ring of `generation` with `hvd.init()`, with the rank in `where`."""
-        # The former ring must have been closed.
+        """Build the ring of `generation`, after the former one was closed, with `hvd.init()`."""
         rendezvous: dict[str, str] = {}
         store_port, user = 0, config.environment()
         if generation is not None and where.size > 1:
@@ -109,7 +108,7 @@ class GlooConnection:
         self._sockets.forget()
 
     def cut(self) -> None:
-        """Cut this worker's connections to the ring, or those being made while the ring is built"""
+        """Cut the connections to the ring, also while it is built; safe from any thread."""
         self._sockets.shut()
 
     def announce_switch(self, generation: Generation) -> None:
@@ -123,8 +122,6 @@ class GlooConnection:
 
     def wait_for_announcement(self, generation: Generation) -> bool:
         """Wait up to 2 s for the old members to begin to build the ring of `generation`."""
-        # True if they have announced it by `announce_switch`; False after 2 s, or if rank 0's
-        # daemon refuses the connection or answers otherwise.
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
@@ -137,6 +134,8 @@ class GlooConnection:
 
 def files_of_ring(user: Mapping[str, str], generation: int | None) -> dict[str, str | None]:
     """Return the values of HOROVOD_TIMELINE and HOROVOD_AUTOTUNE_LOG for one ring."""
+    # Horovod empties a file that it opens, so each ring has its own: timeline.g3.json. A ring of
+    # one worker writes none.
     values: dict[str, str | None] = {}
     for name in FILES:
         file = user.get(name)
@@ -163,9 +162,7 @@ def refuse_other_libraries(user: Mapping[str, str]) -> None:
 
 def _interface_for(address: str) -> str:
     """Return the value of HOROVOD_GLOO_IFACE that makes Gloo use the IPv4 address `address`."""
-    # Otherwise it is `address` itself, which a patched Horovod accepts; for an unpatched Horovod
-    # the value is the interface's name, and the ring then uses the interface's first address and
-    # not `address`.
+    # Gloo takes the first address of an interface. A patched Horovod also accepts an address.
     for name, entries in psutil.net_if_addrs().items():
         own = [entry.address for entry in entries if entry.family == socket.AF_INET]
         if address in own and (

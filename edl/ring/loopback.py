@@ -51,32 +51,30 @@ class Phase(Enum):
     """How far a member is in a collective."""
 
     BEFORE = "before"  # it has contributed nothing
-    CONTRIBUTED = "contributed"
+    CONTRIBUTED = "contributed"  # it waits for the others
     DONE = "done"  # it has its result
 
 
 class CollectivePoint(NamedTuple):
     """A point of a collective, or of the building of a ring, that one member has reached."""
 
-    worker: int  # the worker id of the member
-    generation: int  # the number of the generation of the member's ring; 0: it has no generation
-    name: str  # the name of the collective; `INIT` ("init") for the building of a ring
-    phase: Phase  # how far the member is in the collective
+    worker: int
+    generation: int  # of the member's ring; 0: it has none
+    name: str  # of the collective; `INIT` for the building of a ring
+    phase: Phase
 
 
 @dataclass
 class _Operation:
     """One collective of a ring."""
 
-    name: str  # the name of the collective, the same on all members
+    name: str  # the same on all members
     kind: str  # "allgather", "broadcast", "average", "sum" or "max"
-    # by rank, a pair: the member's data, and a tuple that must be equal on all members (the kind,
-    # then dtype and shape, or the root of a broadcast)
+    # rank -> its data, and what must be equal on all (kind, then dtype and shape, or the root)
     contributions: dict[int, tuple[Array, tuple[object, ...]]] = field(default_factory=dict)
     index: int = -1  # its place in the order of the ring, once complete
-    # why the contributions do not fit together; empty: they do, or it is not complete
-    refusal: str = ""
-    result: Any = None  # the result for all members, once complete; else None
+    refusal: str = ""  # why the contributions do not fit together; empty: they do
+    result: Any = None  # for all members, once complete
 
 
 class _Wire:
@@ -107,7 +105,7 @@ class _Wire:
         return bool(self.broken) or (self.closing and operation.index < 0)
 
     def break_(self, reason: str, choose: Callable[[int], int]) -> None:
-        """Break the ring because of `reason`: no further collective is completed in it."""
+        """Break the ring because of `reason`; `choose` decides who has the newest results."""
         if self.broken:
             return
         self.broken = reason
@@ -122,11 +120,11 @@ class _Wire:
 class _Room:
     """The rendezvous of one generation, which the daemon of its member of rank 0 serves."""
 
-    keeper: int  # the worker id of the member of rank 0
-    size: int  # the number of members that must come
+    keeper: int  # the worker of rank 0
+    size: int  # of members that must come
     arrived: dict[int, int] = field(default_factory=dict)  # rank -> worker
-    wire: _Wire | None = None  # the connections of the ring; None until all members have come
-    aborted: str = ""  # why the rendezvous has failed; empty if it has not
+    wire: _Wire | None = None  # None until all members have come
+    aborted: str = ""  # why it has failed; empty if it has not
 
 
 class LoopbackNetwork:
@@ -177,7 +175,6 @@ class LoopbackNetwork:
 
     def freeze(self, worker: int) -> None:
         """Simulate that the process of worker id `worker` hangs with its connections open."""
-        # The caller must stop the worker's thread itself.
         self.frozen.add(worker)
 
     def thaw(self, worker: int) -> None:
@@ -206,7 +203,7 @@ class LoopbackNetwork:
     # --- for members
 
     def enter(self, generation: Generation, rank: int, worker: int) -> _Room:
-        """Record that a member has come to the rendezvous of `generation`; return the rendezvous"""
+        """Note, with the lock held, that a member has come, unless the rendezvous is aborted."""
         room = self._room_of(generation)
         keeper = room.keeper
         if keeper in self.lost:
@@ -259,7 +256,7 @@ class LoopbackMember:
         self._cut = False
 
     def is_missed_in(self, name: str) -> bool:
-        """Whether other members wait in an open collective for this member's contribution"""
+        """Return whether others wait in a collective of that name for this member."""
         open_ = self._wire.open.values() if self._wire is not None else ()
         return any(
             each.name.startswith(name) and self._rank not in each.contributions for each in open_
@@ -326,7 +323,7 @@ class LoopbackMember:
             self._network.changed.notify_all()
 
     def let_go(self, reason: str) -> None:
-        """Break this member's ring, or leave the rendezvous in which it waits, for `reason`."""
+        """Break this member's ring, or leave its rendezvous; with the network's lock held."""
         self._cut = True
         choose = self._network.choose
         if self._wire is not None:

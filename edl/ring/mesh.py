@@ -38,8 +38,8 @@ class MeshRequest:
     """A request of one member to the rendezvous store for the values of all members of a mesh."""
 
     scope: str  # Horovod's scope, within the generation's
-    size: int  # the number of members of the mesh, from 2 to 1,024
-    rank: int  # the rank of the member that asks; -1: a request for host names
+    size: int  # of the mesh, from 2 to 1,024 members
+    rank: int  # the one that asks; -1: a request for host names
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class MeshRequest:
         return _keys(f"{self.scope}/{'rank_' if self.rank < 0 else ''}", self.size)
 
     def answer(self, values: Sequence[bytes]) -> bytes:
-        """Return the store's answer to the request: the length of each entry, then the entries."""
+        """Return a 32-bit length, high byte first, for each rank, then the entries (own: empty)."""
         if self.rank < 0:
             return struct.pack(f"!{self.size}I", *map(len, values)) + b"".join(values)
         stored = sorted(set(map(len, values)))
@@ -66,7 +66,7 @@ class MeshRequest:
 
 
 def question(key: str) -> MeshRequest | None:
-    """Parse `key`, without the generation's scope, as a request for a whole mesh."""
+    """Parse `key` as a request for a whole mesh; None: it is an ordinary key."""
     match = _QUESTION.fullmatch(key)
     if match is None:
         return None

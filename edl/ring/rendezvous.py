@@ -61,7 +61,7 @@ _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
 
 
 def new_scope(generation: int) -> str:
-    """A new scope: the unguessable first part of the URL paths of a generation's rendezvous"""
+    """Return a new scope, the unguessable first part of a rendezvous's paths: `g3-5f0e...`."""
     return f"g{generation}-{secrets.token_hex(16)}"
 
 
@@ -79,26 +79,23 @@ def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str
 class _Gathering:
     """The requests that wait until each key of one set of keys is stored."""
 
-    missing: set[str]  # the keys of the set that are not stored yet
-    # one future for each waiting request; its result is None, when no key is missing or when the
-    # scope is closed
-    held: set[asyncio.Future[None]] = field(default_factory=set)
+    missing: set[str]  # keys that are not stored yet
+    held: set[asyncio.Future[None]] = field(default_factory=set)  # released at a close, too
 
 
 @dataclass
 class _Scope:
     """The content of an open scope, and the requests that wait for it."""
 
-    values: dict[str, bytes] = field(default_factory=dict)  # the stored values by key
-    size: int = 0  # the bytes of all values together
-    # by key, the futures of the requests that wait for this key alone. The result of a future is
-    # the value; None if the scope is closed.
+    values: dict[str, bytes] = field(default_factory=dict)  # by key
+    size: int = 0  # bytes of all values
+    # by key, the requests that wait for this key alone; None: the scope was closed
     held: dict[str, set[asyncio.Future[bytes | None]]] = field(default_factory=dict)
     gatherings: dict[tuple[str, ...], _Gathering] = field(default_factory=dict)  # by their keys
 
 
 class RendezvousStore:
-    """Bytes by key for the rendezvous of the newest generation, on one event loop only."""
+    """Bytes by key for the rendezvous of the newest generation, on one event loop's thread."""
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
         self.hold_s = hold_s
@@ -121,15 +118,11 @@ class RendezvousStore:
 
     async def put(self, scope: str, key: str, value: bytes) -> int:
         """Store `value` under `key`, replacing an older one, and answer requests for the key."""
-        # The HTTP status: 200 if the value is stored; 404 if `scope` is no scope name; 410 if the
-        # scope is closed; 413 if the scope's values would exceed `SCOPE_BYTES` together; 503 if too
-        # many requests wait for their generation, or the generation was not announced within
-        # `hold_s` seconds (not 404, which Horovod would take for success).
         try:
             async with asyncio.timeout(self.hold_s):
                 room = await self._enter(scope)
         except TimeoutError:
-            return UNAVAILABLE
+            return UNAVAILABLE  # not 404, which Horovod would take for success
         if isinstance(room, int):
             return room
         size = room.size + len(value) - len(room.values.get(key, b""))
@@ -183,7 +176,7 @@ class RendezvousStore:
             _answer_all(gathering.held, None)
 
     def close_all(self) -> None:
-        """Close the open scope for good: requests for any scope are answered with 410"""
+        """Close the open scope for good: requests for any scope are answered with 410."""
         self.close(self._scope)
         self._newest, self._scope = sys.maxsize, ""
         self._look_again()
@@ -196,7 +189,7 @@ class RendezvousStore:
         return len(self._early) + gathering + sum(map(len, room.held.values()))
 
     def _find(self, scope: str) -> _Scope | int | None:
-        """Return the open scope if its name is `scope`; else say why there is none to serve."""
+        """Return the open scope if it is `scope`; None: not announced yet; else a status."""
         number = _generation(scope)
         if number is None:
             return NOT_FOUND
@@ -223,12 +216,10 @@ class RendezvousStore:
         _answer_all(self._early, None)
 
     async def _ask_mesh(self, room: _Scope, asked: mesh.MeshRequest) -> tuple[int, bytes]:
-        """Wait until all members have stored the values for a mesh request, return the answer"""
-        # The event loop does other work between two answers, because 1,024 answers at once would
-        # block it.
+        """Wait until all members have stored the values for a mesh request; return the answer."""
         await _gather(room, asked.keys)
         async with self._turn:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # 1,024 answers at once would block the loop
             if room is not self._room:
                 return GONE, b""
             try:
@@ -264,8 +255,7 @@ async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
 
 
 async def _arrival(room: _Scope, key: str) -> bytes | None:
-    """Wait until `key` is stored in the scope `room`, without a time limit; return its value."""
-    # The key must not be stored yet.
+    """Wait until `key`, not stored yet, is stored; return its value (None: scope closed)."""
     future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     room.held.setdefault(key, set()).add(future)
     try:
@@ -298,15 +288,15 @@ class RendezvousServer(DaemonServer):
         self.store = store or RendezvousStore()
 
     def announce(self, scope: str) -> None:
-        """Serve `scope`, and close the scope of an earlier generation, soon after the call."""
+        """Let the event loop soon serve `scope` and close an earlier one; from any thread."""
         self.in_loop(lambda: self.store.announce(scope))
 
     def close_scope(self, scope: str) -> None:
-        """Close `scope`, so that waiting and later requests for it are answered with 410."""
+        """Let the event loop soon close `scope`, if it is the open one; from any thread."""
         self.in_loop(lambda: self.store.close(scope))
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer to `request`, whose path has no route in the base class."""
+        """Answer a request for `/<scope>:<port>/<key>` from the store; 404 to any other path."""
         match = _PATH.fullmatch(request.path)
         if match is None:
             return Response(404)

@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 class Collectives(Protocol):
-    """The interface of the allgather and the broadcast by which edl sends its own messages."""
+    """The allgather and broadcast of edl's messages; CollectiveFailed if the ring is broken."""
 
     def allgather_start(self, row: Table, name: str, same_shape: bool = False) -> Any:
-        """Start to send the table `row` to all members, in the allgather named `name`."""
+        """Start to send `row`, any number of rows; `same_shape` (of all) helps some bindings."""
 
     def allgather_finish(self, handle: Any) -> Table:
         """Wait until an allgather is complete, and return the rows of all members as one table."""
@@ -34,7 +34,7 @@ class Collectives(Protocol):
 
 
 class RingConnection(Protocol):
-    """The interface by which the members of a ring find each other, connect and disconnect."""
+    """How members find each other, connect and disconnect, for all rings of a worker in turn."""
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
         """Connect to the other members of `generation`, and return when the ring is complete."""
@@ -43,10 +43,10 @@ class RingConnection(Protocol):
         """Disconnect by a regular shutdown, which ends the open ring for all its members."""
 
     def cut(self) -> None:
-        """Break all connections of this member, also those being made while a ring is built."""
+        """Break all connections, also while a ring is built; any thread; `close` must follow."""
 
     def announce_switch(self, generation: Generation) -> None:
-        """Tell the newcomers of `generation` that its old members begin to build its ring."""
+        """Tell newcomers that the old members begin to build; the state source calls it."""
 
     def wait_for_announcement(self, generation: Generation) -> bool:
         """Wait up to about 2 s until the old members begin to build the ring of `generation`."""
@@ -57,22 +57,19 @@ class CollectiveFailed(Exception):
 
 
 class Ring:
-    """One worker's end of the ring, the communicator of all workers in a generation."""
+    """One worker's end of its rings, one after the other, for the training thread."""
 
     def __init__(self, collectives: Collectives, connection: RingConnection) -> None:
         self._collectives = collectives
         self._connection = connection
         self._membership: tuple[int, tuple[int, ...]] = (0, ())
-        # the number of the generation whose ring is open, or was last; 0: no ring was built yet, or
-        # the last one is that of `build_alone`
+        # whose ring is open, or was last; 0: none yet, or one of `build_alone`
         self.generation = 0
         # this worker's rank, the size of the ring, and the worker's place among the hosts, in the
         # same ring
-        self.place = WorkerTopology(0, 1, 0, 1, 0, 1, 0)
-        self.is_open = False  # whether the ring is built and not closed
-        # `exchanges`: how many calls of `exchange` have begun in this ring; `records`: how many
-        # step records this worker has sent in this ring; `updates`: how many updates an elastic
-        # script has made in this ring
+        self.place = WorkerTopology(0, 1, 0, 1, 0, 1, 0)  # in the same ring
+        self.is_open = False
+        # of this ring: calls of `exchange`, sent step records, updates of an elastic script
         self.exchanges = self.records = self.updates = 0
 
     @property
@@ -100,25 +97,23 @@ class Ring:
 
     @property
     def is_building(self) -> bool:
-        """Whether a call of `build` is under way, of whichever generation."""
+        """Whether `build` is under way (not `build_alone`), read in any thread."""
         return self._membership[0] > 0 and not self.is_open
 
     @property
     def membership(self) -> tuple[int, tuple[int, ...]]:
-        """The generation of the ring open or being built: its number, then its worker ids"""
+        """Number and worker ids, by rank, of the ring open or being built; from any thread."""
         return self._membership
 
     def break_(self, generation: int | None = None) -> None:
-        """Cut all connections of this worker to the ring, open or being built."""
+        """Cut the ring of `generation` (None: any), open or being built; safe from any thread."""
         if generation is None or self._membership[0] == generation:
             self._connection.cut()
 
     def announce_switch(self, generation: Generation) -> None:
-        """Tell the newcomers of `generation` that its old members begin to build its ring."""
         self._connection.announce_switch(generation)
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait up to about 2 s until the old members begin to build the ring of `generation`."""
         return self._connection.wait_for_announcement(generation)
 
     def start_record(self, record: StepRecord) -> Any:
@@ -137,13 +132,13 @@ class Ring:
         return StepRecords(self._call(self._collectives.allgather_finish, handle))
 
     def barrier(self, record: StepRecord) -> None:
-        """Wait until every member has called this method; in a ring of one worker return at once"""
+        """Wait until every member has called this; `record` only gives the message its size."""
         if not self.alone:
             handle = self._call(self._collectives.allgather_start, record.encode(), "edl.barrier")
             self._call(self._collectives.allgather_finish, handle)
 
     def exchange_rows(self, record: StepRecord, payload: bytes) -> StepRecords:
-        """Send a record with a message instead of a step's, and wait for the records of all."""
+        """Send a message as a step record; who is in a step sees that the two do not fit."""
         if self.alone:
             return StepRecords(record.encode(payload))
         self.records += 1
@@ -153,8 +148,7 @@ class Ring:
         return StepRecords(self._call(self._collectives.allgather_finish, handle))
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send `payload` to all members, and wait for theirs; the sizes may differ."""
-        # All members must call it at the same point.
+        """Send `payload` to all members, who all call this at the same point; wait for theirs."""
         if self.alone:
             return [payload]
         self.exchanges += 1
@@ -163,14 +157,12 @@ class Ring:
         return frames.unpack(self._call(self._collectives.allgather_finish, handle))
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
-        """Wait for the bytes that rank `root` sends, and return them, on `root` too."""
-        # All members must call it at the same point.
+        """Return the bytes of rank `root`; all members call this at the same point."""
         if self.alone:
             return payload
         return bytes(self._call(self._collectives.broadcast_bytes, payload, root, name))
 
     def _call(self, function: Any, *arguments: Any) -> Any:
-        """Call a function of the collectives, and return what it returns."""
         try:
             return function(*arguments)
         except CollectiveFailed as error:

@@ -37,11 +37,11 @@ _TIMEVAL = struct.Struct("@ll")
 class SocketRecord:
     """The properties of one TCP socket of this process at the time of `open_sockets`."""
 
-    descriptor: int  # the file descriptor of the socket in this process
+    descriptor: int
     port: int  # the local port
-    listening: bool  # whether the socket listens for connections
-    reuses_address: bool  # whether SO_REUSEADDR is set
-    receive_timeout: bool  # whether SO_RCVTIMEO is set, to more than 0
+    listening: bool
+    reuses_address: bool  # SO_REUSEADDR
+    receive_timeout: bool  # SO_RCVTIMEO is more than 0
 
     @property
     def of_ring(self) -> bool:
@@ -50,7 +50,7 @@ class SocketRecord:
 
 
 class RingSockets:
-    """The sockets of the current ring, recorded so that they can be cut."""
+    """The sockets of the current ring, recorded so that any thread can cut them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,8 +82,9 @@ class RingSockets:
 
     def shut(self) -> int:
         """Cut the ring's connections with `shutdown()`, without closing a file descriptor."""
-        # While the ring is being built, the sockets on which Gloo listens or connects are cut
-        # instead, so that the build fails at once.
+        # While it is built, what Gloo listens on or connects by is cut, so that the build fails at
+        # once: new sockets with SO_REUSEADDR, but not those that our HTTP server has accepted (on a
+        # port where an older socket listens). New connections to the store are cut, too.
         with self._lock:
             before, ring, store_port = self._before, self._ring, self._store_port
         found = open_sockets()
@@ -124,7 +125,7 @@ def open_sockets() -> dict[int, SocketRecord]:
 
 
 def _going_to(port: int) -> frozenset[int]:
-    """Return the inodes of all TCP sockets of this machine whose remote port is `port`."""
+    """Return the inodes of all TCP sockets of this network namespace that go to `port`."""
     found = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         try:
@@ -168,6 +169,7 @@ def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
     """Return a duplicate of a socket, which the caller has to close."""
     copy = os.dup(descriptor)
     try:
+        # No other thread can close or reuse the copy.
         if os.fstat(copy).st_ino == inode:
             one = socket.socket(fileno=copy)
             copy = -1

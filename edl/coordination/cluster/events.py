@@ -19,9 +19,8 @@ class ClusterEvents(EventLogNodes[ClusterEvent]):
 
     def __init__(self, nodes: ClusterNodes, by: str = "") -> None:
         super().__init__(nodes, ClusterEvent)
-        self.by = by  # Who writes; it may be changed
-        # Tells the time of a new event, in seconds since 1970; it may be changed
-        self.clock: Callable[[], float] = time.time
+        self.by = by  # who writes; it may be changed
+        self.clock: Callable[[], float] = time.time  # in seconds since 1970; it may be changed
 
     def new(
         self,

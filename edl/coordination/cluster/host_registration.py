@@ -29,9 +29,9 @@ from edl.errors import CoordinationError, HostTaken, UsageError
 class HostOwner(Record):
     """The record, at the node of a host, of the process that has registered the host."""
 
-    token: str  # a text that the process has made up, and that no other process has
-    machine: str  # the machine that the process runs on, as a name that no other machine has
-    pid: int  # the process id on that machine
+    token: str  # that the process has made up, and that no other process has
+    machine: str  # a name that no other machine has
+    pid: int
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.machine}"
@@ -57,6 +57,7 @@ class HostRegistration:
             if mine is not None and offered is not None:
                 self._check_owner(HostOwner.from_json(content(self._path, mine)), is_dead)
             version = None if mine is None else mine[1].version
+            # A dead process's offer goes at once, before its session ends.
             stale = None if offered is None else offered[1].version
             build = partial(self._build, offer=offer, version=version, stale=stale)
             try:
@@ -116,8 +117,7 @@ class HostRegistration:
                 raise self._lost() from refused
 
     def _check_owner(self, owner: HostOwner, is_dead: Callable[[HostOwner], bool]) -> None:
-        """Raise a UsageError if `owner`, which offers the host, is another living process."""
-        # `is_dead`: Returns whether a process is known to be dead; otherwise it counts as living.
+        """Raise a UsageError if `owner`, which offers the host, is not known to be dead."""
         if owner.token != self.owner.token and not is_dead(owner):
             raise UsageError(
                 f"host {self.host} of {self._nodes.what} is offered by {owner}; end that `edl "
@@ -144,7 +144,7 @@ class HostRegistration:
         transaction.create(self._offer, encode(offer.to_json()), ephemeral=True)
 
     def _lost(self) -> CoordinationError:
-        """Read the host's node, return the error for a write of this process that was refused"""
+        """Return the error for a write of this process that was refused, which names the owner."""
         answer = self._nodes.read(get(self._path))[0]
         if answer is None:
             return self._unregistered()

@@ -33,13 +33,12 @@ class StoredJob:
     """One job of a cluster, as it was read from ZooKeeper by `ClusterStore`."""
 
     name: str
-    order: int  # a number that grows with each submission, and that no other submission has
-    submitted_s: float  # when it was submitted, by ZooKeeper's clock, in seconds since 1970
-    manifest: JobManifest  # what was submitted
-    wanted: Wanted  # what users want of it
-    # the state that the leader keeps of it; the default until the leader has seen the job
-    life: JobLife
-    life_version: int  # the version of the node `life`, which a write of the leader must name
+    order: int  # grows with each submission
+    submitted_s: float  # by ZooKeeper's clock, in seconds since 1970
+    manifest: JobManifest
+    wanted: Wanted  # by users
+    life: JobLife  # that the leader keeps; the default until it has seen the job
+    life_version: int  # of the node `life`, which a write must name
 
     @cached_property
     def view(self) -> JobView:
@@ -57,12 +56,12 @@ class StoredJob:
 class OptionalNodes(NamedTuple):
     """The nodes of a job that it need not have."""
 
-    secret: str | None  # The secret of its runs; None: it has none yet
-    measured: MeasuredThroughput | None  # What its former runs have measured; None: nothing
+    secret: str | None  # of its runs; None before the first
+    measured: MeasuredThroughput | None  # by former runs; None: nothing
 
 
 class JobReader:
-    """A reader of the jobs of one cluster, which keeps what it has read with a watch."""
+    """A reader of jobs that keeps what it has watched; one thread at a time calls `watched`."""
 
     def __init__(self, nodes: ClusterNodes, changed: Callable[[], None]) -> None:
         self.nodes = nodes
@@ -107,7 +106,7 @@ class JobReader:
                 if three[0][1].czxid == three[1][1].czxid == three[2][1].czxid:
                     found.append(_stored_job(name, [read.path for read in part], three))
                 else:
-                    torn.append(name)
+                    torn.append(name)  # of two submissions: replaced while it was read
             if not (rest := torn):
                 break
         return found
@@ -172,7 +171,6 @@ class JobReader:
 
 def in_threes(answers: Sequence[Any]) -> Iterator[Answers]:
     """Yield the first three of `answers`, the next three, and so on."""
-    # The number of `answers` must be a multiple of three; otherwise a ValueError is raised.
     return zip(answers[::3], answers[1::3], answers[2::3], strict=True)
 
 

@@ -37,7 +37,7 @@ class ClusterJobs:
     # --- reading
 
     def list(self) -> tuple[StoredJob, ...]:
-        """Read the jobs of the cluster, ended ones too, return them in the order of submission"""
+        """Read the jobs of the cluster, ended ones too, in the order of submission."""
         names = self._nodes.read(children(self._paths.jobs))[0]
         if names is None:
             raise self._nodes.unknown()
@@ -65,7 +65,7 @@ class ClusterJobs:
         return access
 
     def secret(self, job: str) -> str | None:
-        """Return the secret of the runs of `job`; None before its first run, and without the job"""
+        """Return the secret of the runs of `job`; None before its first run, or without it."""
         path = self._paths.secret(job)
         secret = content(path, self._nodes.read(get(path))[0]).get("secret")
         return None if secret is None else str(secret)
@@ -85,6 +85,8 @@ class ClusterJobs:
     def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
         """Let `job` end for good or, if it has ended, let its records be removed."""
 
+        # Without `submitted_s`, a repeated call removes the records of the job that the first one
+        # has ended, or ends another job that has got its name.
         def change(before: Wanted, life: JobLife) -> Wanted:
             if submitted_s is not None:
                 check_submission(self.get(job), submitted_s)

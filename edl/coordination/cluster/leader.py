@@ -47,6 +47,7 @@ class ClusterLeader:
     def reasons(self) -> JobReasons:
         """Return what the leader says of each job; before its first plan, the default."""
         path = self._paths.reasons
+        # Only if it has changed: in a large cluster it is large.
         answer = self._nodes.read(get(path, ignore_changes))[0]
         found = record_or_none(JobReasons, path, answer)
         return JobReasons() if found is None else found

@@ -86,14 +86,14 @@ def create_cluster(session: Session, access: Access, record: ClusterRecord) -> b
 
 def open_cluster(session: Session, access: Access) -> ClusterNodes:
     """Prove the secret of a cluster in `session`, and return access to the cluster's nodes."""
-    # Without this check, anybody could create a node with the name of a cluster, and a host would
-    # run the commands in it.
     paths = ClusterPaths(access.job)
     session.identify(access)
     nodes = ClusterNodes(session, paths)
     found = session.read_open("open a cluster", [acl(paths.root), exists(paths.root)])
     if found[1] is None:
         raise nodes.unknown()
+    # Else anybody could create a node with the name of a cluster, and a host would run the commands
+    # in it.
     if found[0] is None or not access.opens(found[0][0]):
         raise AccessDenied(
             paths.name,

@@ -28,7 +28,7 @@ class RequestNodes(ClusterNodes):
         super().__init__(nodes.session, nodes.paths)
         self._writer = writer
         self._answer = tuple(answer)
-        self.is_answered = False  # Whether a transaction was done, so that the request is answered
+        self.is_answered = False  # by a transaction that was done
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
         """Do what `build` adds in one transaction with the fence and the answer to the request."""

@@ -40,19 +40,14 @@ CLOSED: list[Any] = [()]  # in place of answers; the last one, a job's agents, i
 class _Progress(NamedTuple):
     """How far a run was, and how fast, when that was read last."""
 
-    # The answers to the reads of the job's record and of the names of its runs by then
+    # the answers to the reads of the job's record and of the names of its runs by then
     about: list[Any]
-    answers: list[Any]  # The answers to the reads of its status and of what it has measured
-    read_s: float  # When they were read, by the clock of the reader
+    answers: list[Any]  # to the reads of its status and of what it has measured
+    read_s: float
 
 
 class RunReader:
     """A reader of the runs of jobs, which reads again only what has changed."""
-
-    # So that of a run that trains may be some seconds old: otherwise each change of one job would
-    # let the leader read the progress of all others.
-    # `on_change`: Called when something has changed that a plan follows from; it runs on the
-    # connection thread, so it must not block.
 
     def __init__(
         self,
@@ -67,16 +62,17 @@ class RunReader:
         self._closed: dict[str, tuple[int, str]] = {}  # the same of jobs with another secret
         self._proved: dict[str, str] = {}  # job -> the secret that the session has proved
         self._runs: dict[str, tuple[str, RunRecords | None]] = {}  # job -> secret, run as last read
+        # It changes all the time and may be some seconds old: else each change of one job would let
+        # the leader read the progress of all others.
         self._progress: dict[str, _Progress] = {}  # of jobs whose runs train
         self._changed_jobs = WorkQueue(on_change)
         self._changed_progress = WorkQueue()
         self._behind: set[str] = set()  # jobs whose progress has changed since it was read
-        # Job -> why the records of its run could not be read last, in a sentence. The code of a job
-        # has all rights on these records, and may write what it likes.
+        # job -> why its records could not be read: a job's code may write what it likes there
         self.unreadable: dict[str, str] = {}
 
     def read(self, secrets: Mapping[str, str], progress_s: float = 0.0) -> dict[str, RunRecords]:
-        """The present runs of jobs, as they are at one time; jobs without one are left out"""
+        """Return the present runs of jobs, all as of one time; `unreadable` has the others."""
         self._forget_all_but(secrets)
         self._progress_s = progress_s
         self._behind |= self._changed_progress.take()
@@ -182,16 +178,18 @@ class RunReader:
         except AccessDenied:
             if len(groups) == 1:
                 return [CLOSED]
+            # Closed to its own secret. By halves, so it costs few more requests.
             half = len(groups) // 2
             return self._answers(groups[:half]) + self._answers(groups[half:])
         return [[next(answers) for _ in one] for one in groups]
 
     def _reads(self, paths: JobPaths) -> list[Read]:
-        """Return the reads of a job's nodes, but for its agents and its progress, in fixed order"""
+        """Return the reads of a job's nodes, but for its agents and its progress, in order."""
         wake = self._changed_jobs.wake(paths.name)
         return [
             get(paths.job, wake),
             children(paths.run, wake),
+            # Before the agents, as edl.core.cluster.view demands.
             get(paths.assigned, wake),
             get(paths.desired, wake),
             get(paths.generation, wake),
@@ -269,7 +267,6 @@ def cluster_view(
     views: JobViews | None = None,
 ) -> ClusterView:
     """Return the jobs, hosts and settings of a cluster as the plan reads them, put together."""
-    # `kept`: what former runs have measured, by name of the job.
     jobs, of = [], job_view if views is None else views.of
     for job in snapshot.jobs:
         why = unreadable.get(job.name, "")
@@ -294,7 +291,6 @@ def cluster_view(
 
 def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
     """Return a job as a plan reads it."""
-    # `kept`: what its former runs have measured.
     if run is None and kept == NOTHING_MEASURED:
         return job.view
     _, measured = measurements(kept, run, job.order)
@@ -302,7 +298,7 @@ def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -
 
 
 class JobViews:
-    """The views of jobs made last, for a leader that looks at a cluster again and again"""
+    """The views made last, taken again if they were made from the same objects."""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[StoredJob, RunRecords | None, MeasuredThroughput, JobView]] = {}
@@ -320,6 +316,8 @@ class JobViews:
 
 def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> JobView:
     """Return a job of which the records of the run cannot be read, as a plan reads it."""
+    # It seems to go on with the devices that hosts have for it. To stop, it has no run: its hosts
+    # end its processes.
     life, run = job.view.life, None
     if life.state in (LifeState.STARTING, LifeState.RUNNING):
         devices = {
@@ -332,7 +330,7 @@ def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> Job
 
 def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
     """Return a job whose run was not read now, though it may be readable, as a plan reads it."""
-    # `job`: the job, with what former runs have measured.
+    # It seems to go on with all its devices, also those that it may have given back.
     life, run = job.life, None
     if life.state.has_run:
         halts = life.state is LifeState.HALTING

@@ -36,8 +36,8 @@ class SecretStatus:
     """A secret that a cluster keeps, without its content."""
 
     name: str
-    set_s: float  # when it was set, in seconds since 1970
-    by: str  # the user and the machine that have set it
+    set_s: float  # in seconds since 1970
+    by: str  # a user and a machine
 
 
 class ClusterSecrets:

@@ -28,7 +28,7 @@ class ClusterSettings:
         return record(ClusterRecord, (self._path, answer[0]))
 
     def change(self, change: Callable[[ClusterRecord], ClusterRecord]) -> ClusterRecord:
-        """Change how the cluster decides, such as its policy, log it, return the new settings"""
+        """Change how the cluster decides, such as its policy, log it; return the new settings."""
         self._nodes.check_administrator("change the settings of the cluster")
         path = self._path
 

@@ -37,28 +37,23 @@ from edl.core.cluster.view import HostView
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """All that a plan needs of a cluster's nodes, as `snapshot` has read them."""
+    """All that a plan needs of a cluster's nodes."""
 
-    settings: ClusterRecord  # the policy and the time limits of the cluster
-    allocation: AllocationRecord  # the policy's last decision; the default before the first
-    allocation_version: int  # the version of the node `allocation`, which a write of it must name
-    jobs: tuple[StoredJob, ...]  # the jobs, in the order of submission
-    # the hosts, in the order of their names, each with the version of its `assigned`
-    hosts: tuple[HostView, ...]
-    # the JSON object that describes the leader of the newest term, with its `term`; empty before
-    # the first
-    leader: Mapping[str, Any]
-    # the names of the secrets that users have given to the cluster
-    secrets: frozenset[str] = frozenset()
-    # the queues by name; empty: the cluster has none
-    queues: Mapping[str, QueueRecord] = field(default_factory=dict)
-    tenants: frozenset[str] = frozenset()  # the names of the tenants
+    settings: ClusterRecord
+    allocation: AllocationRecord  # the default before the first decision
+    allocation_version: int  # which a write of it must name
+    jobs: tuple[StoredJob, ...]  # in the order of submission
+    hosts: tuple[HostView, ...]  # by name, each with the version of its `assigned`
+    leader: Mapping[str, Any]  # of the newest term, with its `term`; empty before the first
+    secrets: frozenset[str] = frozenset()  # the names
+    queues: Mapping[str, QueueRecord] = field(default_factory=dict)  # by name
+    tenants: frozenset[str] = frozenset()  # the names
 
 
 class ClusterStore:
     """The nodes of one cluster in ZooKeeper, read and written as records."""
 
-    # It runs on kazoo's connection thread, so it must not block.
+    # `on_change` runs on kazoo's connection thread, so it must not block.
 
     def __init__(self, nodes: ClusterNodes, by: str = "", on_change: OnChange = None) -> None:
         self.nodes = nodes
@@ -66,25 +61,24 @@ class ClusterStore:
         self._on_change = on_change
         self._changes = 0
         self._reader = JobReader(nodes, self._changed)
-        # The event log of the cluster; its `by` says who writes
         self.events = ClusterEvents(nodes, by)
-        # The jobs, and what users want of them
         self.jobs = ClusterJobs(nodes, self.events, self._reader)
         self.hosts = ClusterHosts(nodes, self.events)
         self.queues = ClusterQueues(nodes, self.events, self.jobs)
-        self.secrets = ClusterSecrets(nodes, self.events)  # The secrets of users
+        self.secrets = ClusterSecrets(nodes, self.events)  # of users
         self.tenants = ClusterTenants(nodes, self.events, self.jobs, self.queues, self.secrets)
-        self.settings = ClusterSettings(nodes, self.events)  # The policy and the time limits
-        self.leader = ClusterLeader(nodes)  # The election, and what the leader says
+        self.settings = ClusterSettings(nodes, self.events)
+        self.leader = ClusterLeader(nodes)
 
     def snapshot(self) -> ClusterSnapshot:
-        """Read the cluster as it is at one time; only what changed since the last call is read"""
+        """Read what has changed since the last call, all as of one time; one thread at a time."""
         began_s = time.monotonic()
         for number in range(PASSES):
             before = self._changes
             found = self._pass()
             if self._changes == before:  # no watch has fired, so all of it is still so
                 break
+            # Others write without a pause. What only the leader writes is of one time even so.
             if number >= FEW_PASSES and time.monotonic() - began_s >= PASSES_S:
                 break
         return found
@@ -94,7 +88,7 @@ class ClusterStore:
         return self._pass(watch=False)
 
     def _changed(self) -> None:
-        """Count a change of a node that was read, and call `on_change`, if it is not None."""
+        """Count a change of a node that was read; on kazoo's connection thread."""
         self._changes += 1
         if self._on_change is not None:
             self._on_change()

@@ -41,9 +41,8 @@ SHARED_BYTES = 1 << 24  # of a manifest, divided by the number of jobs: at most 
 class _Ended:
     """An ended job whose name a new job takes."""
 
-    version: int  # the version of its node `life`, which the transaction checks
-    # the path of the node of the key that it was submitted with; empty: there is no such node any
-    # more
+    version: int  # of its node `life`
+    # the path of the node of its key; empty: there is none any more
     key: str
 
 
@@ -113,7 +112,7 @@ class _Submission:
         return True
 
     def ended_one(self) -> _Ended | None:
-        """The ended job of the same name, which is to be replaced; None if there is no job"""
+        """Return the ended job of the same name, which is replaced; None without a job."""
         nodes, p = self._store.nodes, self._store.paths
         jobs, old, life = nodes.read(exists(p.jobs), get(self._path), get(p.life(self._name)))
         if jobs is None:
@@ -169,6 +168,7 @@ class _Submission:
 
     def _check_size(self, jobs: int) -> None:
         """Raise a UsageError if the manifest is too large for a cluster that has so many `jobs`."""
+        # So all manifests together leave room in the memory of ZooKeeper.
         size = len(encode(self._manifest.to_json()))
         most = max(SMALL_BYTES, SHARED_BYTES // (jobs + 1))
         if size > most:
@@ -180,8 +180,6 @@ class _Submission:
 
     def write(self, ended: _Ended | None) -> None:
         """Write the job and an event in one transaction."""
-        # The secret of an ended job is kept, because the records of its last run can only be
-        # replaced with it.
         what = f"submit job {self._name}"
         self._store.nodes.transact(what, partial(self._build, ended=ended))
 

@@ -46,7 +46,7 @@ LOOK_S = 0.05  # between two looks for the answer
 
 
 class TenantNodes(ClusterNodes):
-    """Access to the nodes of a cluster in the session of a tenant."""
+    """Access to the nodes of a cluster for a tenant, who writes into its inbox only."""
 
     def __init__(self, session: Session, paths: ClusterPaths, tenant: str) -> None:
         super().__init__(session, paths)
@@ -164,7 +164,7 @@ class TenantJobs(ClusterJobs):
             return Wanted(Goal.GONE, stored.wanted.priority, removed=True)
 
     def _ask(self, request: TenantRequest) -> str:
-        """Write a request into the inbox, and wait for the leader's answer; the job's name"""
+        """Ask the leader through the inbox, and wait for its answer; return the job's name."""
         p, session = self._paths, self._nodes.session
         cluster, tenant = p.name, self._tenant
         inbox, before = self._nodes.read(get(p.inbox(tenant)), get(p.responses(tenant)))

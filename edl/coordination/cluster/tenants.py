@@ -43,8 +43,8 @@ PART = 500  # nodes that are removed in one transaction, which takes 1 MiB
 class JobOwner:
     """The tenant for whom the nodes of a job are made."""
 
-    tenant: str  # the name of the tenant
-    acl: list[ACL]  # the ACL of these nodes: all rights for the cluster, and to read for the tenant
+    tenant: str
+    acl: list[ACL]  # all rights for the cluster, and to read for the tenant
 
 
 def tenant_access(cluster: str, tenant: str, secret: str) -> Access:
@@ -64,7 +64,7 @@ def readable(access: Access, identity: str, create: bool = False) -> list[ACL]:
 
 
 def whole_acl(identity: str) -> list[ACL]:
-    """Return the ACL that gives all rights to the digest identity `identity`, and none to others"""
+    """Return the ACL with which a tenant makes nodes for controllers, whose secret it lacks."""
     return [ACL(Permissions.ALL, Id("digest", identity))]
 
 
@@ -85,7 +85,7 @@ class ClusterTenants:
         self._secrets = secrets
 
     def create(self, name: str) -> str:
-        """Make a tenant, and return the word that it keeps in its secret file."""
+        """Make a tenant, and return the word for its secret file, which only this call tells."""
         self._nodes.check_session()
         if not is_tenant_name(name):
             raise UsageError(f"{name!r} cannot be the name of a tenant: {SHOWN}")
@@ -163,15 +163,14 @@ class ClusterTenants:
 
     def key(self, name: str, about: TenantRecord) -> str | None:
         key = unseal(self._key, name, base64.b64decode(about.sealed))
+        # None: it was sealed with another secret of the cluster.
         return None if key is None else key.decode()
 
     def owner(self, name: str, about: TenantRecord) -> JobOwner:
         return JobOwner(name, readable(self._access, about.identity))
 
     def delete(self, name: str) -> int:
-        """Remove a tenant, whose jobs, with their records, and whose secrets must be gone."""
-        # The tenant may read the records of its jobs and their secrets, and a later tenant of the
-        # same name would have its secrets.
+        """Remove a tenant; return how many nodes of its inbox stay, and so its name taken."""
         self._nodes.check_session()
         found = self._all()
         if name not in found:
@@ -206,7 +205,6 @@ class ClusterTenants:
 
     def _clean(self, name: str) -> int:
         """Close the inbox of a removed tenant, and remove it as far as possible."""
-        # How many nodes in it could not be removed, because there are others below them.
         inbox, access = self._paths.inbox(name), self._access
         self._nodes.session.call(
             f"close the inbox of tenant {name}", lambda c: c.set_acls_async(inbox, access.acl)
@@ -225,7 +223,7 @@ class ClusterTenants:
         if not left:
             with suppress(Refused):  # another process was faster
                 self._remove(name, [inbox, self._paths.tenant(name)])
-        return left
+        return left  # nodes that the tenant has put others below, which nobody else can remove
 
     def _remove(self, name: str, nodes: Iterable[str]) -> None:
         def build(transaction: TransactionRequest) -> None:
@@ -236,6 +234,8 @@ class ClusterTenants:
 
     def _check_gone(self, name: str) -> None:
         """Raise a UsageError if the tenant `name` has jobs, ended ones included, or more."""
+        # It can read the records and secrets of its jobs, and a later tenant of the name would have
+        # its secrets.
         jobs = [job for job in self._jobs.list() if tenant_of(job.name, {name})]
         if living := [job.name for job in jobs if job.life.state is not LifeState.ENDED]:
             number = counted(len(living), "job")

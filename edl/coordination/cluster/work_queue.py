@@ -20,7 +20,7 @@ from edl.coordination.reads import OnChange
 class WorkQueue:
     """The names of the jobs of which a node has changed since it was read."""
 
-    # `on_change`: Called after each change, on kazoo's connection thread, so it must not block.
+    # Any thread may use it. `on_change` runs on kazoo's connection thread, so it must not block.
 
     def __init__(self, on_change: OnChange = None) -> None:
         self._on_change = on_change
@@ -55,7 +55,6 @@ class WorkQueue:
     @contextmanager
     def put_back_on_error(self, names: Iterable[str]) -> Iterator[None]:
         """Run the block of a `with` statement; if it raises an error, put `names` back."""
-        # The error is passed on, whatever it is, so that no change is lost.
         try:
             yield
         except BaseException:

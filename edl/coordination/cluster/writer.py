@@ -41,12 +41,12 @@ _EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them
 
 
 def life_write(paths: ClusterPaths, job: StoredJob, life: JobLife) -> Write:
-    """Return the write of a job's state; it is refused if the node has changed since it was read"""
+    """Return the write of a job's state; refused if that has changed since it was read."""
     return Write(paths.life(job.name), life.to_json(), job.life_version)
 
 
 def assigned_write(paths: ClusterPaths, host: HostView, assigned: HostAssignment) -> Write:
-    """Return the write of a host's assignment; it is refused if that has changed since the read."""
+    """Return the write of a host's assignment; refused if that has changed since the read."""
     return Write(paths.assigned(host.name), assigned.to_json(), host.version)
 
 
@@ -66,12 +66,11 @@ def leases_write(paths: ClusterPaths, table: LeaseTable, version: int) -> Write:
 
 
 def secret_write(paths: ClusterPaths, job: str) -> Write:
-    """Return the write that creates a new random secret of the job called `job`."""
+    """Return the write of a new random secret of a job, refused if the job has one already."""
     return Write(paths.secret(job), {"secret": new_secret()}, create=True)
 
 
 def event_write(paths: ClusterPaths, event: ClusterEvent) -> Write:
-    """Return the write that appends `event` to the event log of the cluster with `paths`."""
     return Write(f"{paths.events}/e-", event.to_json(), sequence=True)
 
 
@@ -83,27 +82,26 @@ def byte_count(writes: Sequence[Write]) -> int:
 def jobs_to_remove(
     jobs: Sequence[StoredJob], now_s: float, keep: int = ENDED_KEPT, most: int = MAX_ENDED
 ) -> list[StoredJob]:
-    """The ended jobs whose records are to be removed; the job that ended first comes first"""
-    # A finished job stays while a job waits for it (`after`) that was never started, unless a user
-    # has deleted it.
-    # `now_s`: The time, in seconds since 1970.
+    """Return the ended jobs whose records are to be removed, the one that ended first first."""
     ended = sorted(
         (job for job in jobs if job.life.state is LifeState.ENDED),
         key=lambda job: (job.life.ended_s, job.order),
     )
     deleted = {job.name for job in ended if _was_deleted_after_its_end(job)}
     others = [job for job in ended if job.name not in deleted]
+    # The newest `keep` of them stay, however old; of more than `most`, these go last.
     by_themselves = [job for job in others if job.life.result is not LifeResult.DELETED]
     kept = {job.name for job in by_themselves[max(0, len(by_themselves) - keep) :]}
     old = {j.name for j in others if j.life.ended_s < now_s - ENDED_KEPT_S and j.name not in kept}
     by_worth = sorted(others, key=lambda job: job.life.result is not LifeResult.DELETED)
     surplus = {job.name for job in by_worth[: max(0, len(others) - most)]}
+    # A finished job stays while one that was never started waits for it (`after`).
     doomed = deleted | ((old | surplus) - _waited_for(jobs))
     return [job for job in ended if job.name in doomed]
 
 
 def _waited_for(jobs: Sequence[StoredJob]) -> set[str]:
-    """Return the names of finished jobs that other jobs name in `after` and need for their start"""
+    """Return the finished jobs that others name in `after` and need for their first start."""
     waiting = (
         job for job in jobs if job.life.state is not LifeState.ENDED and not job.life.started_s
     )
@@ -113,10 +111,11 @@ def _waited_for(jobs: Sequence[StoredJob]) -> set[str]:
 
 def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:
     """Return the hosts whose records are to be removed: they are gone, and no run goes on there."""
-    # `now_s`: the time, in seconds since 1970.
     gone = [host for host in hosts if host.offer is None and not _has_runs(host)]
+    # What still lives on a machine that is only cut off does no harm: when `edl host` registers it
+    # again, it ends what nobody has assigned.
     silent = [h for h in gone if 0 < h.assigned.silent_s <= now_s - GONE_KEPT_S]
-    return [host for host in silent if not host.drained]
+    return [host for host in silent if not host.drained]  # one in repair gets no jobs
 
 
 def _has_runs(host: HostView) -> bool:
@@ -179,10 +178,8 @@ class ClusterWriter:
             raise CoordinationError(f"{path} could not be written; try again")
 
     def remove_job(self, job: StoredJob) -> bool:
-        """Remove the records of an ended job and the key it was submitted with, and log an event"""
-        # The caller must first remove the nodes of the job's last run: that needs the job's secret,
-        # which is removed here.
-        # True if it was removed; False, with nothing removed, if it has changed since it was read.
+        """Remove an ended job's records and its key; False: it has changed since it was read."""
+        # The caller has removed the last run's nodes: that needs the secret, which goes here.
         path, life = self.paths.job(job.name), self.paths.life(job.name)
         about, names = self._nodes.read(get(path), children(path))
         if about is None or not names:
@@ -201,10 +198,7 @@ class ClusterWriter:
         return self.commit([*writes, _deletion(path), event])
 
     def remove_host(self, host: HostView) -> bool:
-        """Remove the records of a host that offers nothing, has no run and is not drained."""
-        # True if it was removed; False, with nothing removed, if it offers something or is drained
-        # now, had a run that was not told to end there, has changed since it was read, or does not
-        # exist.
+        """Remove a host that offers nothing, has no run, is not drained; False: it has changed."""
         path, assigned = self.paths.host(host.name), self.paths.assigned(host.name)
         names = self._nodes.read(children(path))[0]
         if names is None or {"offer", "drained"} & set(names) or _has_runs(host):
@@ -216,6 +210,7 @@ class ClusterWriter:
 
     def trim_events(self, keep: int = EVENTS_KEPT, spare: int = _EVENTS_SPARE) -> bool:
         """Remove events, the oldest first, until `keep` are left or a second has passed."""
+        # Without a check of the term. To list all events takes time: only if there are many.
         stat = self._nodes.read(exists(self.paths.events))[0]
         if stat is None or stat.numChildren <= keep + spare:
             return True
@@ -223,7 +218,6 @@ class ClusterWriter:
         return self._store.events.trim(keep, within_s=_TRIM_S) >= many
 
     def _event(self, reason: str, job: str = "", host: str = "") -> Write:
-        """Return the write of an event that says that records were removed."""
         return event_write(
             self.paths, self._store.events.new(ClusterEventKind.REMOVED, reason, job, host)
         )

@@ -72,8 +72,8 @@ class AgentLimits(SupervisorLimits):
 
     former_s: float = 60.0  # for the session of an agent that was killed here to end
     former_sessions: float = 2.0  # the same for one elsewhere, which may live, in sessions of ours
-    # how long an agent of one run stays when the job may use no device of its host any more, so
-    # that the job's cluster can read in its record that none is in use
+    # that an agent of one run stays when the job may use none of its devices any more, for the
+    # cluster to read in its record that none is in use
     elsewhere_s: float = 5.0
 
 
@@ -81,18 +81,13 @@ class AgentLimits(SupervisorLimits):
 class AgentState(SupervisorState):
     """An agent's own state, which is not in ZooKeeper, such as its processes and time limits."""
 
-    limits: AgentLimits = AgentLimits()  # the time limits of the agent
+    limits: AgentLimits = AgentLimits()
     draining: bool = False  # the host is about to leave the job
-    # the devices that the agent's own record in ZooKeeper has. If the job is limited to devices, a
-    # worker is started on no other one.
-    devices: tuple[int, ...] = ()
-    # the entries of the CUDA_VISIBLE_DEVICES with which the agent was started; None if it is not
-    # set
-    cuda_devices: tuple[str, ...] | None = None
-    of_run: bool = False  # whether the agent has joined one run of the job, and no other
-    was_placed: bool = False  # whether workers of the job were assigned to the host
-    # since when the job's workers of the host are placed on other hosts; None: they are not
-    elsewhere_since: float | None = None
+    devices: tuple[int, ...] = ()  # of the agent's record; a limited job starts workers on no other
+    cuda_devices: tuple[str, ...] | None = None  # of its CUDA_VISIBLE_DEVICES; None: not set
+    of_run: bool = False  # it has joined one run of the job, and no other
+    was_placed: bool = False  # workers of the job were assigned to the host
+    elsewhere_since: float | None = None  # the job's workers of the host are on other hosts
 
     @property
     def is_elsewhere(self) -> bool:
@@ -108,6 +103,8 @@ class AgentState(SupervisorState):
 
 def with_placement(own: AgentState, assigned: Assigned, now: float) -> AgentState:
     """Return the agent's state with whether the workers of its host are placed on other hosts."""
+    # Elsewhere: the host was in the record and is no more, or the job may use no device of it. One
+    # with devices and no worker may get one by `edl scale`.
     number = assigned.hosts.get(own.host)
     has_none = number == 0 and assigned.devices_on(own.host) == ()
     if number is None:
@@ -126,7 +123,7 @@ def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorD
 
 
 def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
-    """Return the decision that keeps as many workers running as are assigned to the host."""
+    """Keep as many workers running as are assigned; the leader takes a surplus out of the ring."""
     wanted = snapshot.assigned.hosts.get(own.host, 0)
     others = [m for m in foreign(snapshot, own) if m.host == own.host]
     replaced, granted = snapshot.replaced, partial(snapshot.assigned.grants, own.host)
@@ -187,7 +184,7 @@ def _has_left(snapshot: Snapshot, own: AgentState, now: float) -> bool:
 def _places(
     lacking: int, slots: int | None, occupied: set[int], staying: set[int], own: AgentState
 ) -> list[tuple[int, Process | None]]:
-    """Return the slots in which to start `lacking` workers, as pairs (slot, its last process)."""
+    """Return up to `lacking` pairs (slot, its last process): free slots, then disabled ones."""
     last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
     used_up = {slot for slot, process in last.items() if process.used_up}
     count = max(0, lacking) + len(occupied | used_up)
@@ -195,6 +192,7 @@ def _places(
     order.sort(key=lambda slot: slot in used_up)
     if slots is not None:
         order = [slot for slot in order if slot < slots]
+        # The replacement of a worker that is about to leave shares its slot and device.
         order += sorted({p.slot for p in own.living} - staying)
     return [(slot, last.get(slot)) for slot in order[: max(0, lacking)]]
 
@@ -206,8 +204,7 @@ def _on_devices(
     snapshot: Snapshot,
     own: AgentState,
 ) -> tuple[tuple[Start, ...], str]:
-    """The pair (the starts for which this host has a device, a clause why others must wait)"""
-    # The clause begins with "; ", or is empty if no worker must wait.
+    """Return the starts for which this host has a device, and a clause why others must wait."""
     granted = snapshot.assigned.devices_on(own.host)
     if granted is None:
         return starting, ""

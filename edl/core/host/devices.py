@@ -36,6 +36,7 @@ def entries(variable: str | None) -> tuple[str, ...] | None:
         return None
     found: list[str] = []
     for entry in (text.strip() for text in variable.split(",")):
+        # CUDA ignores the first entry that names no GPU, and all after it.
         if not entry or entry.startswith("-"):
             break
         found.append(entry)
@@ -46,6 +47,7 @@ def busy_devices(
     assigned: Assigned, host: str, processes: Iterable[Process], members: Iterable[Member]
 ) -> tuple[int, ...]:
     """Return the numbers of the devices that living processes of a job use on one host, sorted."""
+    # In a limited job, one without a device uses that with the number of its slot.
     limited = assigned.devices_on(host) is not None
     found: list[Process | Member] = [*processes, *members]
     return tuple(sorted({w.used_device for w in found if limited or w.device is not None}))
@@ -58,7 +60,7 @@ def with_devices(
     processes: Iterable[Process],
     members: Iterable[Member],
 ) -> tuple[Start, ...]:
-    """Give each worker to be started a device, and leave out those that must wait for one"""
+    """Give each worker to be started a device; leave out those that must wait for one."""
     processes, usable = tuple(processes), _usable(allowed, cuda)
     last = {p.slot: p for p in sorted(processes, key=lambda p: p.started)}
     living = [p for p in last.values() if p.alive]
@@ -90,6 +92,8 @@ def visible_devices(
     slot: int, device: int, by_slot: Mapping[int, int], allowed: Sequence[int]
 ) -> tuple[int, ...] | None:
     """Return the devices that a worker sees, so that its own has the index `slot`."""
+    # An allowed device takes the place of a lower slot without a worker, or with the device of
+    # another.
     lower = {s: d for s, d in sorted(by_slot.items()) if s < slot and d != device}
     own: dict[int, int] = {}  # each device once, at the lowest slot
     for s, d in lower.items():
@@ -104,6 +108,7 @@ def visible_devices(
 
 def cuda_variable(devices: Iterable[int], cuda: Sequence[str] | None) -> dict[str, str]:
     """Return the `CUDA_VISIBLE_DEVICES` of a worker, as a mapping from its name to its value."""
+    # It hides all GPUs, and the worker inherits it.
     if cuda is not None and not cuda:
         return {}
     return {CUDA: ",".join(str(d) if cuda is None else cuda[d] for d in devices)}
@@ -111,6 +116,7 @@ def cuda_variable(devices: Iterable[int], cuda: Sequence[str] | None) -> dict[st
 
 def _device_for(before: Process | None, usable: Sequence[int], busy: Collection[int]) -> int | None:
     """Return the number of the device for a new worker of a slot; None if it must wait for one."""
+    # A slot keeps its device: shared while its last process runs, else if it is free.
     free = [device for device in usable if device not in busy]
     if before is not None and before.used_device in (usable if before.alive else free):
         return before.used_device

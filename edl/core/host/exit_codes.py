@@ -108,7 +108,7 @@ class AgentResult(Record):
 
 
 def end_of_job(job: Job) -> AgentEnd:
-    """The end of an agent whose job is over: FINISHED, FAILED or STOPPED, as its state says"""
+    """Return the end of an agent whose job is over, as its state says."""
     if job.state is JobState.STOPPED and job.end_within_s:
         return AgentEnd.UNSAVED if job.exit_code == UNSAVED_EXIT else AgentEnd.HALTED
     return AgentEnd(job.state.value)
@@ -116,6 +116,7 @@ def end_of_job(job: Job) -> AgentEnd:
 
 def end_of_error(error: EdlError) -> AgentEnd:
     """Return the end of an agent, or of another command, that the error `error` has ended."""
+    # It is an UnknownJob, but the job exists; only its secret is not known here.
     if isinstance(error, AccessDenied):
         return AgentEnd.REFUSED
     kinds: tuple[tuple[type[EdlError], AgentEnd], ...] = (
@@ -133,11 +134,10 @@ def is_final(end: AgentEnd) -> bool:
 
 
 def agent_exit_code(end: AgentEnd, of_job: int) -> int:
-    # `of_job`: the code with which `edl join` would end.
     return EXIT_CODES.get(end, of_job)
 
 
 def run_exit_code(end: AgentEnd, of_job: int) -> int:
     """Return the exit code of `edl run` without `--or-join`."""
-    # `of_job`: the code with which `edl join` would end, which counts after any other end.
+    # 91: `edl run ... && evaluate` evaluates only a job that was trained to its end.
     return EXIT_CODES[end] if end is AgentEnd.LEFT else of_job

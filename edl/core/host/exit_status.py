@@ -31,12 +31,13 @@ def exit_status(code: int) -> int:
 
 
 def killed_in_wrapper(code: int) -> int:
-    """Return -n for an exit `code` by which a wrapper says that signal n killed its command."""
+    """Return -n for 128 + n, the code of a wrapper (a shell script) with a command killed by n."""
+    # Not for a script that has reported its end: it has chosen the code.
     return 128 - code if code - 128 in _DEADLY else code
 
 
 def how(code: int) -> str:
-    """Return an exit `code` in words: "was killed by SIGKILL" for -9, "exited with code 1" for 1"""
+    """Return an exit code in words, such as "was killed by SIGKILL" for -9."""
     if code == UNKNOWN_EXIT:
         return "ended (an earlier agent had started it, or others reaped it: how is not known)"
     if code < 0:

@@ -51,6 +51,7 @@ SELF_EVIDENT = frozenset({EventKind.GENERATION, EventKind.DESIRED, EventKind.STA
 class Headlines:
     """A collector that combines the events of one job, as they come, into lines for a terminal."""
 
+    # Workers of `host` write to the same terminal: the last lines of their output are not repeated.
     def __init__(self, host: str) -> None:
         self._host = host
         self._causes: dict[str, str] = {}  # worker -> how it ended, not told yet
@@ -61,8 +62,7 @@ class Headlines:
         self._since_s: float | None = None  # when the first part came that is not told yet
 
     def take(self, events: Iterable[Event], wanted: int, now_s: float) -> list[str]:
-        """Return the lines that the agent should show, in order, given the newest events."""
-        # `events`: the events since the last call, in order; each event is passed once.
+        """Return the lines to show, given the newest events, each passed once; call it often."""
         lines = [line for event in events for line in self._take(event, wanted)]
         waits = bool(self._causes) or self._repair is not None or self._planned is not None
         if not waits:
@@ -74,7 +74,7 @@ class Headlines:
         return lines
 
     def rest(self, wanted: int) -> list[str]:
-        """Return the lines that still wait for events, with what is known; empty if none waits."""
+        """Return the lines that still wait for events, with what is known; then none waits."""
         lines = [] if self._planned is None else [_line(self._planned)]
         self._planned = None
         if self._repair is not None or self._causes:
@@ -98,8 +98,7 @@ class Headlines:
         return [] if event.kind in NOT_SHOWN else [_line(event)]
 
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
-        """Keep how a worker has ended, for the line of the crash, which names the survivors, too"""
-        # one line, at once, for a process whose worker never registered; else no line.
+        """Keep how a worker has ended, for the line of the crash, which names the survivors."""
         if details.worker in self._told:
             return []
         cause = f"{_place(details, self._host)}{how(details.exit_code or 0)}"
@@ -112,7 +111,7 @@ class Headlines:
         return []
 
     def _generation(self, event: Event, details: GenerationDetails) -> list[str]:
-        """Keep the event of a new generation until the event of its switch says how long it took"""
+        """Keep the event of a new generation until that of its switch says how long it took."""
         if not details.members:
             return []  # the job ends, which the agent's last line says
         before, self._planned = self._planned, None

@@ -68,46 +68,34 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 
 @dataclass(frozen=True)
 class SlotLimits(SupervisorLimits):
-    """The time limits of an `edl-worker`, in seconds."""
+    """The time limits of an `edl-worker`, in seconds; "for X": to wait for X."""
 
-    # the time for the driver to take the slot back, after `edl-worker` was asked to end
+    # for the driver to take the slot back, after `edl-worker` was asked to end
     release_s: float = 30.0
-    # the time for the worker to end on a host that the driver bars; the driver kills it after 5 s
-    barred_s: float = 3.0
-    # the time for an `edl-worker` whose ssh ended with horovodrun to see the end of horovodrun
-    unseen_s: float = 10.0
-    # the time for the worker and the `edl-worker` of a slot that was taken back to end, before the
-    # driver may place the slots again
+    barred_s: float = 3.0  # for the worker to end on a barred host; the driver kills it after 5 s
+    unseen_s: float = 10.0  # for one whose ssh ended with horovodrun to see the latter's end
+    # for the processes of a slot that was taken back to end, before the driver may place slots
     removal_s: float = 30.0
-    # after a slot was taken back, the time for the driver to see that its process has ended
-    freed_s: float = 1.0
-    # the time for the driver to carry out a new desired number of workers; after that the driver is
-    # asked to place the slots again
+    freed_s: float = 1.0  # for the driver to see that the process of such a slot has ended
+    # for the driver to carry out a new desired number; then it is asked to place the slots again
     follow_s: float = 15.0
-    # the time for `edl-discover`, if horovodrun runs it as its host discovery script, to say how
-    # many workers are desired
-    discover_s: float = 5.0
-    # the time for `edl-worker` processes that the driver starts on other hosts to report
-    move_s: float = 10.0
-    # the time for the driver to answer a slot that has asked it, once the job is over
-    round_s: float = 60.0
-    # the time for horovodrun to end: it sends SIGTERM to its processes, and SIGKILL after 5 s
-    shutdown_s: float = 6.0
-    # the time for an `edl-worker` to register in its assigned slot, after all that are registered
-    # were asked to end; shorter than the 5 s until horovodrun kills them
+    discover_s: float = 5.0  # for `edl-discover`, if horovodrun runs it, to say what is desired
+    move_s: float = 10.0  # for `edl-worker` processes that it starts on other hosts to report
+    round_s: float = 60.0  # for the driver to answer a slot that has asked it, once the job is over
+    shutdown_s: float = 6.0  # for horovodrun to end: SIGTERM to its processes, SIGKILL after 5 s
+    # for an `edl-worker` to register in its slot, after all that have were asked to end; less than
+    # the 5 s until horovodrun kills them
     registered_s: float = 3.0
-    # a SIGTERM within this time after an answer of the driver counts as sent by the driver
-    given_up_s: float = 2.0
-    # the time after which an `edl-worker` whose output has no reader takes its ssh for ended; the
-    # end of horovodrun is noticed earlier
+    given_up_s: float = 2.0  # a SIGTERM so soon after an answer of the driver is the driver's
+    # an `edl-worker` whose output has no reader for so long takes its ssh for ended; the end of
+    # horovodrun is noticed earlier
     orphan_s: float = 15.0
-    # a slot that had an `edl-worker` and has had none for this long counts as lost
-    abandoned_s: float = 5.0
-    # the time for the `edl-worker` of a newly assigned slot to start; then the slot is treated as
-    # one that had an `edl-worker`, and counts as lost `abandoned_s` later
+    abandoned_s: float = 5.0  # a slot that had an `edl-worker` and has had none for so long is lost
+    # for the `edl-worker` of a newly assigned slot; then it counts as one that was there and is
+    # gone
     overdue_s: float = 120.0
-    # how much longer each next `edl-worker`, in the order of (host, slot), waits before it asks the
-    # driver about lost slots, so that only one asks on behalf of all
+    # that each next `edl-worker`, by (host, slot), waits longer before it asks the driver about
+    # lost slots, so that only one asks
     turn_s: float = 1.0
 
 
@@ -115,14 +103,12 @@ class SlotLimits(SupervisorLimits):
 class SlotState(SupervisorState):
     """The own state of an `edl-worker`, which is not in ZooKeeper: its slot, processes, limits."""
 
-    limits: SlotLimits = SlotLimits()  # the time limits
-    slot: int = 0  # the number of the slot on its host, from 0
-    removed: bool = False  # whether the driver has taken the slot back
-    ending_since: float | None = None  # when this `edl-worker` was asked to end; None: it was not
-    disabled: bool = False  # whether it was the driver that asked this `edl-worker` to end
-    # whether the ssh of this `edl-worker` has ended; the driver takes that for the end of the
-    # `edl-worker`
-    unread: bool = False
+    limits: SlotLimits = SlotLimits()
+    slot: int = 0  # from 0
+    removed: bool = False  # the driver has taken the slot back
+    ending_since: float | None = None  # it was asked to end
+    disabled: bool = False  # it was the driver that asked
+    unread: bool = False  # its ssh has ended, which the driver takes for its own end
 
     @property
     def newest(self) -> Process | None:
@@ -152,6 +138,7 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
     if own.living:
         known = all(p.seated and p.worker not in snapshot.evicted for p in own.living)
         if own.removed and not known:
+            # No leader takes out a worker that is evicted or was never in a ring.
             return SupervisorDecision(
                 reason, endings=end_processes(own.living, own.limits, now, reason)
             )
@@ -175,18 +162,19 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 
 
 def _all_were_asked_to_end(snapshot: Snapshot, own: SlotState, ending_s: float, now: float) -> bool:
-    """Return whether every `edl-worker` of the job was asked to end, and none has a worker left."""
+    """Return whether horovodrun ends while no ring trains, so that no leader can let a ring end."""
     ending = {(one.host, one.slot) for one in snapshot.slots if one.ending}
+    # One that an assigned slot lacks may still register.
     awaited = assigned_slots(snapshot) if ending_s < own.limits.registered_s else frozenset()
     if not ending or kept(snapshot) | awaited != ending or snapshot.members:
         return False
     if snapshot.generation is None:
-        return True
+        return True  # workers that are not registered are ended when the job is over
     return bool(dead_ring(snapshot, own)) and not ring_is_away(snapshot, own, now)
 
 
 def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """What an `edl-worker` does whose ssh has ended, so that the driver takes it for ended"""
+    """Return what an `edl-worker` does whose ssh, and so itself for the driver, has ended."""
     reason, limits = "its ssh has ended, and so has this process for the driver", own.limits
     if own.living:
         endings = end_processes(own.living, limits, now, reason, limits.release_s)
@@ -228,9 +216,9 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
 
 
 def removal_pending(snapshot: Snapshot) -> bool:
-    """Whether a slot that horovodrun's driver took back still has a worker or `edl-worker`"""
-    # While the result is True the driver must not place slots again: it could start a second
-    # process for that slot, and take the end of the first for the end of the second.
+    """Return whether a slot that the driver took back still has a worker or `edl-worker`."""
+    # The driver must not place slots then: it could start a second process for the slot, and take
+    # the end of the first for that of the second.
     used = {(one.host, one.slot) for one in snapshot.members}
     return bool((used | kept(snapshot)) - assigned_slots(snapshot))
 
@@ -239,20 +227,21 @@ def with_answer(
     assigned: Placement, host: str, slot: int, local_size: int | None
 ) -> dict[str, int]:
     """Return host -> workers, as horovodrun's driver assigns them after its answer to one slot."""
+    # None: the driver took `slot` back, so at most the lower ones are left.
     workers = min(assigned.get(host, 0), slot) if local_size is None else local_size
     return {**assigned, host: workers}
 
 
 def keeps_slot(local_size: int | None, ended: bool, released: bool) -> bool:
     """Return whether an answer of horovodrun's driver lets an ending `edl-worker` begin again."""
+    # A worker that lives is only started again if the driver can have known of the signal.
     return local_size is not None and (ended or released)
 
 
 def awaits_others(assigned: Assigned, lowered: Placement, desired: Desired) -> bool:
-    """Whether horovodrun's driver moves workers to other hosts, but has not assigned them"""
-    # The caller then waits, for at most `move_s`, until new `edl-worker` processes on other hosts
-    # have reported, and writes `lowered` only then, so that the workers that leave stay in the ring
-    # until the new ones join.
+    """Return whether the driver moves workers to other hosts, but has not assigned them."""
+    # The caller waits up to `move_s` until these have reported before it writes `lowered`, so that
+    # the workers that leave stay in the ring until the new ones join.
     return sum(lowered.values()) < min(assigned.np, desired.np)
 
 
@@ -266,11 +255,8 @@ def forgotten(
     follow_s: float,
 ) -> bool:
     """Return whether horovodrun's driver missed a new desired number and must place slots again."""
-    # The result is True if three things hold: the assigned and desired numbers differ on a host
-    # that is not barred; the change was made `follow_s` or more seconds ago; and the driver has not
-    # placed the slots since the end of these `follow_s` seconds. If it has, and still assigned
-    # other numbers, another request would give the same numbers, and count for `--reset-limit`.
-    # `asked`: since when this is desired, in seconds.
+    # The driver may miss a change while its rank 0 starts. If it has placed the slots after
+    # `follow_s`, asking again would give the same numbers, and count for `--reset-limit`.
     lacks = any(
         assigned.get(host, 0) != desired.get(host, 0)
         for host in {*assigned, *desired}.difference(barred)
@@ -281,11 +267,11 @@ def forgotten(
 def placed_otherwise(
     assigned: Placement, discovered: Placement, max_np: int | None, min_np: int
 ) -> bool:
-    """Whether horovodrun's driver, if asked, would place the slots differently than it has"""
-    # `min_np`: the fewest slots with which the driver places any; with fewer the result is True,
-    # because the driver waits for other hosts.
+    """Return whether the driver, if asked, would place the slots differently than it has."""
+    # The driver waits for other hosts.
     if sum(discovered.values()) < min_np:
         return True
+    # It fills the hosts that it uses now first, then the others, each group by name.
     left = sum(discovered.values()) if max_np is None else max_np
     would: dict[str, int] = {}
     for host in sorted(discovered, key=lambda one: (not assigned.get(one), one)):
@@ -306,10 +292,9 @@ def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
 
 
 def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
-    """Whether the `edl-worker` of a slot may ask the driver of horovodrun for its new rank"""
-    # When the job is over, a slot does not ask while its script runs, because the script saves or
-    # evaluates and the driver would end it.
-    # `fatal`: whether the driver would end the job if asked (`would_end_the_job`).
+    """Return whether a slot's `edl-worker` may ask the driver, which answers when all have."""
+    # When the job is over the script saves or evaluates, and the driver would end it. `done`: each
+    # slot that the driver took back is empty. `fatal`: see `would_end_the_job`.
     return not runs if state.over else done and not fatal
 
 
@@ -321,17 +306,17 @@ def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
 
 
 class SlotRelease:
-    """Lower the desired count of workers of a host by one, once, in several attempts to write it"""
+    """Lower the desired number of a host by one, for one signal, in several attempts."""
 
-    # The next attempt finds the numbers that it would have written then, and does not lower them
-    # again.
+    # An attempt may be written though its answer is lost: the next one finds the numbers that it
+    # would have written, and does not lower them again.
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._written: Placement | None = None  # by the last attempt, if it was
 
     def choice(self, sizes: Sizes) -> Callable[[Placement], Placement]:
-        """The function for one attempt, which gets the desired workers and returns the new"""
+        """Return the function for one attempt, which may call it again before it writes."""
         before = self._written
 
         def lower(now: Placement) -> Placement:
@@ -343,6 +328,8 @@ class SlotRelease:
 
 def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> SupervisorDecision:
     """Return what an `edl-worker` does when the job is over and the driver still awaits slots."""
+    # A slot that asks and ends with success is counted twice, and the driver misses the end of the
+    # job; one that asks and fails is counted once.
     over = f"job {job.name} {job.state.phrase}"
     if not late:
         return SupervisorDecision(f"{over}, and the driver of horovodrun places the slots anew")

@@ -28,7 +28,7 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int]:
 
 
 def first_desired(discovered: Mapping[str, int], np: int) -> dict[str, int]:
-    """Return host -> workers at the start of a job of `np` workers under horovodrun."""
+    """Return host -> workers at the start of a job under horovodrun, filled by name."""
     if np >= sum(discovered.values()):
         return dict(discovered)
     return {h: n for h, n in place_workers("", np, {}, as_hosts(discovered)).items() if n}
@@ -38,6 +38,8 @@ def lines(desired: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
     """Return the lines "host:workers" that the host discovery script prints."""
     used = {host: slots for host, slots in desired.items() if slots}
     if len(used) == 1 and all(local[host] for host in used):
+        # Horovod looks for an interface that two hosts have in common, and waits for a second host
+        # even if the only one is this machine.
         second = next(name for name in LOCAL_NAMES if name not in used)
         used[second] = 0
     return [f"{host}:{slots}" for host, slots in used.items()]

@@ -91,8 +91,10 @@ def result(job: Job, own: SupervisorState) -> int:
     """Return the exit code of a launcher for `job`, which is over."""
     if job.state is JobState.FAILED:
         return job.exit_code
+    # Each agent says whether the last step of a preempted job was saved.
     if job.state is JobState.STOPPED and job.end_within_s and not job.driver:
         return job.exit_code or HALTED_EXIT
+    # `edl run ... && evaluate` must not evaluate; who only takes part returns 0.
     if job.state is JobState.STOPPED and own.is_submitter:
         return job.exit_code or STOPPED_EXIT
     late = failed_late(job, own)
@@ -103,16 +105,12 @@ def result(job: Job, own: SupervisorState) -> int:
 
 def failed_late(job: Job, own: SupervisorState) -> Process | None:
     """Return the first-started process that failed after `job` had trained its last step."""
-    # To fail is to end with an exit code other than 0, without being told to end; a process whose
-    # worker never was in a ring does not count.
     late = (p for p in own.processes if p.failed_late(own.state_since, job.finished_in))
     return next(late, None) if job.state is JobState.FINISHED else None
 
 
 def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
     """Return what a launcher does when the job is over: end its workers, then exit."""
-    # All workers of a FAILED job are ended at once, and otherwise those that were evicted or were
-    # never in a ring.
     job, limits, living = snapshot.job, own.limits, own.living
     if not living:
         return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, own))
@@ -136,10 +134,6 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
 
 def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
     """Return what a launcher does while the job is stopping: end workers, or record STOPPED."""
-    # Until then the decision ends: all workers, by SIGKILL, when the bound of a preempted job is
-    # over; all workers of a job without a generation; those that hold up the ring, by SIGKILL
-    # (`_stuck`); all workers after the time limit, or after `leaderless_s` without a leader; and
-    # otherwise those that have not registered.
     living, limits = own.living, own.limits
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, own):
@@ -190,11 +184,10 @@ def _killed(living: Sequence[Process], job: Job) -> tuple[EndProcess, ...]:
 def _stuck(
     snapshot: Snapshot, living: Sequence[Process], limits: SupervisorLimits, quiet: float
 ) -> list[Process]:
-    """Return the processes of a stopping job that hold up its ring, so that it completes no step"""
-    # If it has one, the limit is `stop_s`, because a worker that evaluates completes no step
-    # either.
+    """Return the processes that hold up the ring of a stopping job; none while it may step."""
     usual = snapshot.status.median_step_s
     limit = min(limits.stop_s, max(limits.stuck_s, limits.stuck_steps * usual))
+    # With a checkpoint a worker may evaluate, which completes no step either.
     if quiet < (limits.stop_s if snapshot.job.checkpoint else limit):
         return []
     stages = {m.attempt_id: m.stage for m in snapshot.members}
@@ -248,7 +241,7 @@ def failing_slots(own: SupervisorState) -> dict[str, str]:
 
 
 def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome FAILED if fewer than `min_np` workers registered in time, else None."""
+    """Return FAILED if too few workers, of any launcher, registered in time, else None."""
     processes, limit_s = own.processes, own.limits.start_timeout_s
     here = sum(p.alive and p.worker is not None for p in processes)
     usable = here + len(foreign(snapshot, own))
@@ -273,7 +266,8 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Jo
 
 
 def _too_few_hosts(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome FAILED if too few hosts have come for the first ring in time, else None"""
+    """Return FAILED if too few hosts have come for the first ring in time, else None."""
+    # Longer than `start_timeout_s`, after which the leader starts with `min_np` or more.
     limit_s = own.limits.hosts_limit_s
     if own.too_few_since is None or now - own.too_few_since < limit_s:
         return None
@@ -282,13 +276,11 @@ def _too_few_hosts(snapshot: Snapshot, own: SupervisorState, now: float) -> JobO
 
 def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome of a job whose workers have all ended; None if it may yet go on."""
-    # It is FINISHED if all exited with code 0, and `settle_s` have passed since; STOPPED if a
-    # worker was told to end, and no worker of the ring has been seen for `away_s`; FAILED if
-    # workers failed and the job cannot continue from a checkpoint.
     generation, mine = snapshot.generation, dead_ring(snapshot, own)
     if generation is None or not mine:
         return None
     if any(p.stopped for p in mine):
+        # The agent that told them to end writes that, if ZooKeeper comes back.
         late = _dead_for(generation, own, now) >= own.limits.away_s
         return JobOutcome(JobState.STOPPED, TOLD) if late else None
     if not _others_are_dead(snapshot, generation, own, now):
@@ -314,8 +306,8 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
 
 def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
     """Return whether no worker of the ring is in ZooKeeper, while some may still train."""
-    # Until then no new worker is started, because no worker could send the job's state to the new
-    # one.
+    # A worker that only lost its session opens another soon; till then none could send the state to
+    # a new one.
     generation = snapshot.generation
     if generation is None or not dead_ring(snapshot, own):
         return False
@@ -325,10 +317,11 @@ def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
 def _others_are_dead(
     snapshot: Snapshot, generation: Generation, own: SupervisorState, now: float
 ) -> bool:
-    """Return whether all ring members of other launchers count as dead."""
+    """Return whether all ring members of other launchers count as dead, this one's being dead."""
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
     if {p.worker for p in own.processes} | own.ended | gone >= snapshot.state_owners:
         return True
+    # A worker that only lost its session trains on, and opens another within that time.
     return _dead_for(generation, own, now) >= own.limits.lost_s
 
 
@@ -339,8 +332,8 @@ def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float
 
 def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
     """Return whether a ring worker of this launcher has ended because its job was told to end."""
-    # The job in ZooKeeper may still be *running*, because the worker was told while ZooKeeper was
-    # away.
+    # The job may still be *running* in ZooKeeper, which was away then. False again once the others
+    # have repaired their ring without that worker.
     return any(p.stopped and p.worker in snapshot.state_owners for p in own.processes)
 
 
@@ -348,10 +341,6 @@ def _why_unrecoverable(
     job: Job, own: SupervisorState, failed: Sequence[Process], now: float
 ) -> str | None:
     """Return a clause why a job whose workers are all dead cannot go on; None if it can."""
-    # It cannot go on if all failed by errors of the script, which would occur again in new workers;
-    # then the clause is empty. Nor can it if there is no checkpoint, if rings have died more than
-    # `restarts` times since the newest checkpoint, or if no worker began within twice
-    # `start_timeout_s` after the last death.
     if all(map(_by_an_error, failed)):
         return ""  # the script's own errors would come again
     if job.saved_step < 0:

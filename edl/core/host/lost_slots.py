@@ -21,7 +21,7 @@ from edl.core.snapshot import Snapshot
 class AfterLoss(Enum):
     """The best thing to do after `edl-worker` processes have died, as `after_loss` finds it."""
 
-    # `HOLD`: the same, and nobody may scale the job, because the driver, once asked, would end it.
+    # HOLD: the driver, once asked, would end the job.
 
     NOTHING = "nobody is lost"
     PLACE_ANEW = "the driver is asked to place the slots anew"
@@ -33,11 +33,9 @@ class LostSlots:
     """A watcher in one `edl-worker` for the slots whose `edl-worker` has died."""
 
     def __init__(self, host: str, slot: int, limits: SlotLimits) -> None:
-        # the slots whose `edl-worker` has died, as pairs (host, slot); at first empty
-        self.lost: frozenset[tuple[str, int]] = frozenset()
-        self.best = AfterLoss.NOTHING  # the best thing to do about `lost`, by `after_loss`
-        # the hosts on which an `edl-worker` has died, until an `edl-worker` registers there again
-        self.barred: frozenset[str] = frozenset()
+        self.lost: frozenset[tuple[str, int]] = frozenset()  # whose `edl-worker` has died
+        self.best = AfterLoss.NOTHING  # about `lost`
+        self.barred: frozenset[str] = frozenset()  # until an `edl-worker` registers there again
         self._own, self._limits = (host, slot), limits
         self._assigned: dict[tuple[str, int], float] = {}  # slots, since when
         self._seen: frozenset[tuple[str, int]] = frozenset()  # that an edl-worker has kept, or none
@@ -46,7 +44,7 @@ class LostSlots:
         self._asked_for: frozenset[tuple[str, int]] = frozenset()
 
     def see(self, snapshot: Snapshot, answered: float, now: float) -> bool:
-        """Update the attributes, and return whether this `edl-worker` is to ask the driver now."""
+        """Update the attributes; return, once for a set of lost slots, whether to ask."""
         # A slot that is assigned again is another edl-worker's, which may be on its way.
         slots = assigned_slots(snapshot)
         self._assigned = {slot: self._assigned.get(slot, now) for slot in slots}
@@ -72,7 +70,7 @@ class LostSlots:
         return True
 
     def turn(self, snapshot: Snapshot) -> int:
-        """Return the index, from 0, of this `edl-worker` among those of the job, by (host, slot)"""
+        """Return the index of this `edl-worker` by (host, slot); the first one asks for all."""
         here = sorted(kept(snapshot))
         return here.index(self._own) if self._own in here else 0
 
@@ -81,33 +79,29 @@ class LostSlots:
 
 
 def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
-    """The assigned slots that had an `edl-worker` and have none now, as pairs (host, slot)"""
+    """Return the assigned slots that had an `edl-worker` and have none now."""
     return frozenset((assigned_slots(snapshot) & set(seen)) - kept(snapshot))
 
 
 def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
     """Return what to do about the slots `lost`, whose `edl-worker` has died."""
-    # Otherwise the job goes on with the workers that live: `WAIT`, or `HOLD` if no other host has a
-    # worker, because the driver would then end the job.
     if not lost:
         return AfterLoss.NOTHING
+    # The driver, if asked, bars the hosts of these slots.
     barred = {host for host, _ in lost}
     left = sum(workers for host, workers in assigned.hosts.items() if host not in barred)
     working = assigned.np - len(lost)
     if sizes.enough(left) or not sizes.enough(working):
         return AfterLoss.PLACE_ANEW
-    return AfterLoss.WAIT if left else AfterLoss.HOLD
+    return AfterLoss.WAIT if left else AfterLoss.HOLD  # HOLD: it would end the job
 
 
 def would_end_the_job(
     best: AfterLoss, desired: Placement, barred: Collection[str], sizes: Sizes
 ) -> bool:
     """Return whether horovodrun's driver would end a training job if asked to place slots again."""
-    # The driver bars the hosts of lost slots, and then waits for `min_np` slots on other hosts; if
-    # these never come, it ends the job. Otherwise it is False.
-    # `desired`: host -> workers as desired; empty: edl does not know them, nor which slots the
-    # driver would find, so the result for `WAIT` is False.
-    # `barred`: the hosts that the driver has barred or would bar.
+    # It bars the hosts of lost slots, waits for `min_np` slots on others, and then ends the job.
+    # Nothing desired: edl does not know what the driver would find.
     if best is AfterLoss.WAIT and desired:
         return not sizes.enough(sum(n for host, n in desired.items() if host not in barred))
     return best is AfterLoss.HOLD
@@ -117,4 +111,5 @@ def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int
     """Return `assigned` without the hosts that horovodrun's driver has barred for lost slots."""
     gone = {h for h, n in assigned.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
     rest = {host: workers for host, workers in assigned.items() if host not in gone}
+    # With fewer slots than it uses, the driver has not barred these hosts.
     return rest if sum(rest.values()) >= size else dict(assigned)

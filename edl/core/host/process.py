@@ -52,44 +52,36 @@ _ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 
 @dataclass(frozen=True)
 class Process:
-    """One start of one worker process, as its launcher sees it."""
+    """One start of a worker process, as its launcher sees it; times by its clock, None: not yet."""
 
-    slot: int  # the number of the slot of the process on its host
-    attempt_id: str  # the token that identifies this start in the worker's records
+    slot: int
+    attempt_id: str  # identifies this start in the worker's records
     started: float
-    failures: int = 0  # the number of failed starts in a row in this slot before this start
-    worker: int | None = None  # the number of the worker; None: it has not registered
-    ready: bool = False  # whether the worker has ever been in stage `READY` or a later one
-    seated: bool = False  # whether the worker has been a member of a generation
-    # the number of the newest generation in which the worker was seen as a member; 0: none
-    generation: int = 0
-    # since when the worker is about to leave, has finished, or is out of the ring by a switch or an
-    # eviction
+    failures: int = 0  # failed starts in a row in this slot before this one
+    worker: int | None = None  # None: it has not registered
+    ready: bool = False  # it has ever been in stage READY or a later one
+    seated: bool = False  # it has been a member of a generation
+    generation: int = 0  # the newest in which it was seen as a member
+    # about to leave, finished, or out of the ring by a switch or an eviction
     departing: float | None = None
-    # since when the worker has no node in ZooKeeper, after it had one
-    no_session_since: float | None = None
-    # since when the worker has not answered its agent, which asked it
-    unresponsive_since: float | None = None
+    no_session_since: float | None = None  # no node in ZooKeeper, after it had one
+    unresponsive_since: float | None = None  # no answer to its agent
     suspended_since: float | None = None
-    # why the leader has evicted the worker; empty: it has not, or it did so on proof that the
-    # process is gone
-    evicted: str = ""
-    exited_at: float | None = None  # since when the leader has proof that the process is gone
-    ending_since: float | None = None  # when the launcher first asked the process to end
-    why: str = ""  # why the launcher ends the process
-    ended: float | None = None  # when the script has ended
-    ended_code: int = 0  # the exit code that the script reported at its end
-    handled: float | None = None  # when the script's exit handlers (`atexit`) have ended, too
-    stopped: bool = False  # whether the process ended because its job was told to end
-    exit_code: int | None = None  # the exit code; None: the process runs; -9: killed by signal 9
+    evicted: str = ""  # why; empty: not, or on proof that the process is gone
+    exited_at: float | None = None  # the leader has proof that the process is gone
+    ending_since: float | None = None  # the launcher first asked it to end
+    why: str = ""  # it is ended by its launcher
+    ended: float | None = None  # its script
+    ended_code: int = 0  # that the script reported at its end
+    handled: float | None = None  # the script's exit handlers (`atexit`) have ended, too
+    stopped: bool = False  # it ended because its job was told to end
+    exit_code: int | None = None  # None: it runs; -9: killed by signal 9
     exited: float | None = None
-    # the time from the worker's first step until it exited; None: it trained no step
-    trained_s: float | None = None
-    termination_message: str = ""  # the line of output that best says how the process ended
-    used_up: bool = False  # whether the slot was disabled after this process
-    # whether the process exited with code 0 while the other workers go on without it
-    deserted: bool = False
-    device: int | None = None  # the number of the device that it was given; None: it was given none
+    trained_s: float | None = None  # from the first step to the exit; None: it trained no step
+    termination_message: str = ""  # the line of output that best says how it ended
+    used_up: bool = False  # the slot was disabled after it
+    deserted: bool = False  # it exited with code 0 while the others go on without it
+    device: int | None = None  # None: it was given none
 
     @property
     def used_device(self) -> int:
@@ -117,7 +109,6 @@ class Process:
     @property
     def refused(self) -> bool:
         """Whether the process ended because its registered worker can never join the job."""
-        # Its exit code says so; another start would be refused, too.
         return self.exit_code == REFUSED_EXIT and self.worker is not None
 
     @property
@@ -127,13 +118,13 @@ class Process:
 
     @property
     def refuses(self) -> bool:
-        """Whether the process still runs, and will end because its worker can never join."""
+        """Whether the process runs, and will end as refused: its script has ended so."""
         says = self.ended is not None and self.ended_code == REFUSED_EXIT
         return self.alive and says and self.worker is not None
 
     @property
     def obeyed(self) -> bool:
-        """Whether the process ended because its launcher asked it to or its worker was evicted"""
+        """Whether the process ended as its launcher asked it to or its worker was evicted."""
         if self.exit_code is None:
             return False
         if self.exit_code < 0 and -self.exit_code not in (signal.SIGTERM, signal.SIGKILL):
@@ -153,7 +144,7 @@ class Process:
 
     def failed_late(self, finished: float, finished_in: int) -> bool:
         """Return whether this process failed after the job had trained its last step."""
-        # A process whose worker never was in a ring does not count.
+        # One that died while the others trained on was replaced or not needed: no failure.
         after = (self.exited or 0.0) >= finished
         last = self.generation >= finished_in if finished_in else after
         over = last or (self.departing is not None and after)
@@ -176,27 +167,23 @@ class Process:
 
     def uses_up(self, max_restarts: int) -> bool:
         """Return whether the slot must be disabled, because of the end of this process."""
-        # It must be if it failed more than `max_restarts` times in a row, or if the worker was
-        # refused.
         final = self.refused or self.failures_now > max_restarts
         return not self.alive and not self.used_up and self.blamed and final
 
     def pause_s(self, longest_s: float) -> float:
-        """For how many seconds after its end the slot is not started again."""
+        """Return for how many seconds after its end the slot is not started again."""
         waits = self.blamed and not self.used_up and self.trained_s is None
         return backoff_s(self.failures_now, longest_s) if waits else 0.0
 
     def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
-        """Return whether it is open why this process exited with code 0 while in a ring."""
+        """Return whether it is still open if this process deserted the others or all finished."""
         left = self.exit_code == 0 and self.seated and self.departing is None
         left = left and self.ending_since is None
         late = now - (self.exited or 0.0) >= settle_s
         return left and not self.deserted and state is JobState.RUNNING and not late
 
     def ending_text(self, host: str) -> str:
-        """Return a sentence about the end of this process, which must have ended, on host `host`"""
-        # For a failure it includes the last line of the process's output; otherwise it says who
-        # ended the process, and why, as far as that is known.
+        """Return a sentence about the end, on `host`, of this process, which must have ended."""
         assert self.exit_code is not None
         what = f"{self.name} on {host} {how(self.exit_code)}"
         if self.failed:
@@ -222,7 +209,8 @@ class Process:
 
 
 def unstarted(process: Process, command: Sequence[str], error: OSError) -> Process:
-    """Return a copy of `process` as one that the system could not start: a failure with code 126"""
+    """Return `process` as one that the system could not start: a failure with code 126 or 127."""
+    # The host lacks memory, processes or disk space: its slot is tried again, the others train on.
     line = f"cannot start {' '.join(command)}: {error.strerror or error}"
     code = NO_PROGRAM_EXIT if error.errno in _NO_PROGRAM else UNSTARTED_EXIT
     return replace(process, exit_code=code, exited=process.started, termination_message=line)
@@ -230,11 +218,11 @@ def unstarted(process: Process, command: Sequence[str], error: OSError) -> Proce
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """The end of a script, as its process reports it by changing the name of the process."""
+    """The end of a script, which its process reports by changing its own name."""
 
-    code: int  # the exit code of the script, 0 or more
-    handled: bool  # whether the exit handlers (`atexit`) have run, too
-    stopped: bool = False  # whether it ended because its job was told to end
+    code: int
+    handled: bool  # the exit handlers (`atexit`) have run, too
+    stopped: bool = False  # because its job was told to end
 
     @classmethod
     def read(cls, name: str) -> ScriptEnd | None:
@@ -257,13 +245,13 @@ def exited(
     process: Process, code: int, now: float, last_line: str, trained_s: float | None = None
 ) -> Process:
     """Return a copy of `process` that has ended with the exit code `code`."""
-    # If the launcher killed the process after its script had ended, because the exit handlers did
-    # not end, the exit code that the script reported counts instead.
     lingered = (
         process.ended is not None and process.ending_since is not None and not process._asked_before
     )
+    # The exit handlers did not end: what the script reported counts.
     if code == -signal.SIGKILL and lingered:
         code = process.ended_code
+    # Without a report it may be a shell script whose command was killed.
     code = killed_in_wrapper(code) if process.ended is None else code
     return replace(
         process, exit_code=code, exited=now, termination_message=last_line, trained_s=trained_s
@@ -274,13 +262,12 @@ def exited(
 class _WorkerRecord:
     """The facts about the worker that a process runs, from the job's records in ZooKeeper."""
 
-    worker: int | None  # the number of the worker; None: it has never registered
-    has_session: bool  # whether its record in ZooKeeper exists, which vanishes with its session
+    worker: int | None  # None: it has never registered
+    has_session: bool  # its record exists, which vanishes with its session
     stage: Stage | None
-    has_entered: bool  # whether that record says that it has entered a generation
-    # the number of the job's newest generation if the worker is a member of it; else 0
-    generation: int
-    evicted: str  # why the leader has evicted the worker; empty: it has not
+    has_entered: bool  # a generation, by that record
+    generation: int  # the newest if the worker is a member of it; else 0
+    evicted: str  # why; empty: it was not
 
     @classmethod
     def find(cls, process: Process, snapshot: Snapshot) -> _WorkerRecord:
@@ -311,9 +298,6 @@ class _WorkerRecord:
 
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
     """Return a copy of `process` with what the job's records in ZooKeeper say about its worker."""
-    # This sets the worker's number, its generation, its membership and whether it was ever ready,
-    # since when it has no session, is about to leave or is known to be gone, why it was evicted,
-    # and whether it has deserted the others.
     record = _WorkerRecord.find(process, snapshot)
     in_ring = record.generation > 0
     seated = process.seated or in_ring or record.has_entered
@@ -339,8 +323,7 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
 
 
 def _since(known: float | None, holds: bool, now: float) -> float | None:
-    """Return since when a condition holds: `now` if it did not hold before; None if it does not."""
-    # `known`: since when it has held by the call before; None: it did not hold.
+    """Return since when a condition holds, which did since `known`; None if it does not."""
     if not holds:
         return None
     return now if known is None else known
@@ -353,9 +336,7 @@ def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | Non
 
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:
     """Return whether a process has exited with code 0, by itself, although it was not to end."""
-    # Either its worker left a ring, which the other members have repaired since, or it left before
-    # it was ready to join its first ring.
-    # `worker`: the number of its worker; None: it never registered, so the result is False.
+    # It left a ring, which the others have repaired since, or before it was ready for its first.
     generation = snapshot.generation
     if process.exit_code != 0 or leaving or process.ending_since is not None or worker is None:
         return False
@@ -380,6 +361,7 @@ def _leaves(
         return True
     if generation is None or not without_seat or stage is Stage.READY:
         return False
+    # A worker that is no member after a repair was not taken out: it ended as the ring broke.
     by_switch = process.departing is not None or (
         process.worker is not None and generation.knows(process.worker)
     )
@@ -401,5 +383,5 @@ def last_words(process: Process) -> str:
 
 
 def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:
-    """Return for how many seconds a slot waits before its next start: 1, 2, 4, ... up to a limit"""
+    """Return for how long a slot waits before its next start: 1, 2, 4, ... up to a limit."""
     return 0.0 if failures < 1 else min(longest_s, 2.0 ** (min(failures, 10) - 1))

@@ -35,13 +35,10 @@ class PythonCommand:
     """A command line of Python, split into options, code and arguments by `parse_command`."""
 
     program: str  # the interpreter, as it is written
-    options: tuple[str, ...]  # the interpreter's options, which come before the code that it runs
-    main: Main  # the kind of the code that the interpreter runs
-    # the path of the script, the name of the module or the text of the code; empty for `Main.OTHER`
-    target: str
-    # the arguments of that code, which are `sys.argv` without its first item; empty for
-    # `Main.OTHER`
-    arguments: tuple[str, ...]
+    options: tuple[str, ...]  # of the interpreter
+    main: Main
+    target: str  # path, module or text of the code; empty for `Main.OTHER`
+    arguments: tuple[str, ...]  # of that code; empty for `Main.OTHER`
 
 
 def is_python(program: str) -> bool:
@@ -86,7 +83,7 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
 
 
 def transparent(command: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the command line that runs the script of `command` through `transparent`."""
+    """Return `command` with its script run through edl.transparent; None: no Python code."""
     python = parse_command(command)
     if python is None or python.main is Main.OTHER:
         return None
@@ -105,7 +102,7 @@ def python_script(command: Sequence[str]) -> str | None:
 
 
 def title(command: Sequence[str]) -> str:
-    """Return a short name for `command`: the file name of its Python script, else of its program"""
+    """Return a short name: the file name of the command's Python script, else of its program."""
     path = python_script(command) or command[0]
     return next((part for part in reversed(path.split("/")) if part not in ("", ".")), "")
 

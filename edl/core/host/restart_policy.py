@@ -70,7 +70,7 @@ def end_processes(
     reason: str,
     patience_s: float | None = None,
 ) -> tuple[EndProcess, ...]:
-    """Return the orders that end `processes`: SIGTERM, and SIGKILL for those that did not end."""
+    """Return the orders due now that end `processes`: SIGTERM, later SIGKILL, at most one each."""
     patience_s = limits.kill_s if patience_s is None else patience_s
     endings = (_ending_of(process, limits, now, reason, patience_s) for process in processes)
     return tuple(ending for ending in endings if ending is not None)
@@ -91,9 +91,9 @@ def _ending_of(
     process: Process, limits: SupervisorLimits, now: float, reason: str, patience_s: float
 ) -> EndProcess | None:
     """Return the next signal for `process`: SIGTERM, or SIGKILL if that did not help, or None."""
-    # A process that ends by itself gets no SIGTERM, because that would hide how it has ended; it
-    # gets SIGKILL when its exit handlers, or the process itself, have exceeded their time limit.
     if process.ended is not None:
+        # It ends by itself: SIGTERM would hide how. SIGKILL after the limit of its exit handlers,
+        # or its own.
         why = why_killed(process, limits)
         handled = process.handled
         late = (
@@ -163,7 +163,7 @@ def _members(snapshot: Snapshot) -> dict[int, RingMember]:
 
 
 def waiting_members(snapshot: Snapshot, own: SupervisorState, now: float) -> tuple[RingMember, ...]:
-    """Return the workers to ask whether they live and wait for a suspended one of this launcher."""
+    """Return the workers to ask whether they live and wait for a suspended one of ours."""
     if not suspended(snapshot, own, now):
         return ()
     stand = {p.worker for p in own.living if p.suspended_since is not None}
@@ -197,6 +197,7 @@ def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]
         EndProcess(p.attempt_id, True, "its slot was to be given back by now")
         for p in own.living
         if own.overdue
+        # One in the ring may be the last with the job's state: the leader decides.
         and (p.worker in snapshot.evicted or (p.departing is not None and p.worker not in ring))
     )
 
@@ -222,8 +223,8 @@ def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
 
 def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> bool:
     """Return whether `process` still fills its slot, so that no worker is started in its place."""
-    # When a job is scaled in, the launcher may see that a worker has left before it reads the lower
-    # number of workers, and would start a worker that is not wanted.
+    # On a scale-in the launcher may see a worker leave before it reads the lower number, and would
+    # start one that is not wanted.
     if process.ending_since is not None or process.failed:
         return False
     if process.alive:
@@ -256,7 +257,7 @@ def disable_slot(
     desired: Placement | None,
     setting: str,
 ) -> SupervisorDecision:
-    """Return the decision to disable the slot of `process`, or to fail a job that needs the slot"""
+    """Disable the slot of `process`, or (no `desired`) fail a job that needs the slot."""
     job = snapshot.job
     slot = f"slot {process.slot} of host {own.host}"
     what = (

@@ -25,61 +25,42 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class SupervisorLimits:
-    """The limits of a launcher: times, in seconds, and two numbers (`stuck_steps`, `restarts`)."""
+    """The limits of a launcher (an agent or an `edl-worker`): seconds, and two numbers."""
 
-    start_timeout_s: float = 120.0  # the time for a script to call `edl.init()`
-    # the longest pause before another start in a slot whose workers die
-    backoff_max_s: float = BACKOFF_MAX_S
-    # a worker without a session that does not answer for this long is frozen
-    frozen_s: float = 10.0
-    # a worker whose process is suspended (SIGSTOP) for this long is ended, if others wait for it;
-    # 0: it is not
-    suspended_s: float = 1.0
-    # how long the slot of a worker that left stays empty before another worker is started in it
-    settle_s: float = 1.0
-    kill_s: float = 5.0  # the time from SIGTERM to SIGKILL, for a process that is ended
-    # the time for the exit handlers of libraries, once a script has ended
-    exit_timeout_s: float = 30.0
-    exit_s: float = 2.0  # the time for a process to be gone once its exit handlers have ended, too
-    # the time for a process to be gone once the leader has proof of its end, such as a closed port
-    gone_s: float = 10.0
-    stop_s: float = 30.0  # the time for a ring to end after `edl stop`
-    # the same for a ring that completes no step; or the time of `stuck_steps` usual steps, if that
-    # is longer
-    stuck_s: float = 5.0
-    stuck_steps: int = 5  # the number of usual steps in that limit
-    # the time for a ring without a leader to end after `edl stop`; longer than an election after an
-    # expired session
-    leaderless_s: float = 10.0
-    # the time for what a script does after its training: evaluate, save, upload
-    finish_s: float = 600.0
-    # how often a job may lose all its workers with the same newest checkpoint; once more, and it
-    # fails
-    restarts: int = 3
-    # how much longer than `start_timeout_s` the hosts of a job that has not begun are waited for:
-    # the time in which a host whose agent has died gets another one; see `hosts_limit_s`
+    start_timeout_s: float = 120.0  # for a script to call `edl.init()`
+    backoff_max_s: float = BACKOFF_MAX_S  # the longest pause between starts in a slot
+    frozen_s: float = 10.0  # without a session and an answer for so long, a worker is frozen
+    suspended_s: float = 1.0  # by SIGSTOP; then it is ended if others wait for it; 0: it is not
+    settle_s: float = 1.0  # that the slot of a worker that left stays empty
+    kill_s: float = 5.0  # from SIGTERM to SIGKILL
+    exit_timeout_s: float = 30.0  # for the exit handlers of libraries, after the script
+    exit_s: float = 2.0  # for a process to be gone after its exit handlers
+    gone_s: float = 10.0  # the same after the leader has proof of its end, as a closed port
+    stop_s: float = 30.0  # for a ring to end after `edl stop`
+    stuck_s: float = 5.0  # the same if it completes no step; at least `stuck_steps` usual steps
+    stuck_steps: int = 5
+    leaderless_s: float = 10.0  # the same without a leader; longer than an election
+    finish_s: float = 600.0  # for what a script does after its training: evaluate, save, upload
+    restarts: int = 3  # how often a job may lose all workers after the same checkpoint
+    # more than `start_timeout_s` for the hosts of a job to come: a host whose agent died gets
+    # another
     gather_s: float = 30.0
-    # the time for a running worker that lost its ZooKeeper session, and never was in a ring, to
-    # open another
-    absent_s: float = 20.0
-    # the same for ring workers of other launchers, when all workers of this one have died
-    lost_s: float = 10.0
+    absent_s: float = 20.0  # for a worker never in a ring to open another session
+    lost_s: float = 10.0  # the same for ring workers of other launchers, all of ours being dead
     # After the death of a worker, for the others to repair their ring and to train their next step
     # before its replacement, which is forked at once, takes a part of the same processors.
     repair_s: float = 0.13
-    poll_s: float = 0.2  # the longest time between two checks of the processes
-    # the longest time between two readings of ZooKeeper; a change is read at once
-    read_s: float = 1.0
-    # how long a launcher without workers waits for ZooKeeper, or for the agent that told the
-    # workers to end; then it ends
+    poll_s: float = 0.2  # the longest between two checks of the processes
+    read_s: float = 1.0  # the same of ZooKeeper; a change is read at once
+    # that a launcher without workers waits for ZooKeeper, or for the agent that told them to end
     away_s: float = 120.0
-    killed_s: float = 10.0  # the time for killed processes to be gone
+    killed_s: float = 10.0  # for killed processes to be gone
 
     @property
     def hosts_limit_s(self) -> float:
         """For how many seconds a job that has not begun waits for hosts before it has FAILED."""
-        # It is at most 1.5 * `start_timeout_s`, less than the 2 * `start_timeout_s` after which
-        # workers give up waiting for the first ring, so that the job ends with the reason.
+        # Less than the 2 * `start_timeout_s` after which workers give up waiting for the first
+        # ring, so that the job ends with the reason.
         return self.start_timeout_s + min(self.gather_s, self.start_timeout_s / 2)
 
     def stop_limit_s(self, job: Job) -> float:
@@ -93,44 +74,34 @@ class SupervisorLimits:
 class RingDeath:
     """The death of all workers of a ring, as one launcher has seen it."""
 
-    generation: int  # the number of the ring's generation
-    saved_step: int  # of the newest checkpoint at that time
-    at: float  # when the death was seen, by the launcher's clock, in seconds
+    generation: int
+    saved_step: int  # of the newest checkpoint then; -1: none
+    at: float
 
 
 @dataclass(frozen=True)
 class SupervisorState:
-    """A launcher's own state, which is not in ZooKeeper, such as its processes and limits."""
+    """A launcher's own state, which is not in ZooKeeper; times by its own clock, in seconds."""
 
-    host: str  # the host of the launcher
-    token: str  # the text with which the `attempt_id` of each process of this launcher begins
-    # the processes that it started, or took over from an earlier launcher, in order of their starts
-    processes: tuple[Process, ...] = ()
-    limits: SupervisorLimits = SupervisorLimits()  # the time limits
-    script: str = "the script"  # the name of the script, for messages
-    # whether this launcher has started the job; else it only takes part in the job
-    is_submitter: bool = False
+    host: str
+    token: str  # begins the `attempt_id` of each of its processes
+    processes: tuple[Process, ...] = ()  # started or taken over, in order of their starts
+    limits: SupervisorLimits = SupervisorLimits()
+    script: str = "the script"  # for messages
+    is_submitter: bool = False  # it has started the job
     state: JobState = JobState.RUNNING
-    state_since: float = 0.0  # since when the job has that state
-    # since when the job is known to be preempted; None: it is not
-    preempted_since: float | None = None
-    # the pair (number of the newest generation, last step) that the records had last; (-1, -1):
-    # none was read
-    step: tuple[int, int] = (-1, -1)
-    stepped: float = 0.0  # when that pair was last seen to change
-    ring_deaths: tuple[RingDeath, ...] = ()  # the known deaths of rings, in order of time
-    # the numbers of the workers whose end any launcher has logged
-    ended: frozenset[int] = frozenset()
-    # the numbers of the workers that are not in ZooKeeper but answer on their ports
-    answering: frozenset[int] = frozenset()
-    # the numbers of the workers of the ring that answer on their ports, while a worker of this
-    # launcher is suspended for too long
+    state_since: float = 0.0
+    preempted_since: float | None = None  # None: it is not
+    step: tuple[int, int] = (-1, -1)  # (newest generation, last step) read last
+    stepped: float = 0.0  # when `step` was last seen to change
+    ring_deaths: tuple[RingDeath, ...] = ()  # in order of time
+    ended: frozenset[int] = frozenset()  # workers whose end any launcher has logged
+    answering: frozenset[int] = frozenset()  # not in ZooKeeper, but on their ports
+    # workers of the ring that answer while one of ours is suspended for too long
     waiting: frozenset[int] = frozenset()
-    overdue: bool = False  # whether the time to give back borrowed slots of this host has passed
-    # for each open demand to give slots back, the time since this launcher first saw it
-    reclaims_s: Mapping[Reclaim, float] = field(default_factory=dict)
-    # since when a job that has not begun has had too few places on its hosts to begin; None: it has
-    # enough, or has begun
+    overdue: bool = False  # the time to give back borrowed slots of this host has passed
+    reclaims_s: Mapping[Reclaim, float] = field(default_factory=dict)  # since first seen
+    # a job that has not begun has had too few places on its hosts to begin
     too_few_since: float | None = None
 
     @property
@@ -155,59 +126,52 @@ State = TypeVar("State", bound=SupervisorState)
 class Start:
     """An order to the launcher to start one worker process."""
 
-    slot: int  # the number of the slot on its host
-    failures: int  # the number of failures in a row in this slot before this start
-    reason: str  # why, for the log
-    # whether the last worker of the slot was in a ring and ended with an error, so that the other
-    # workers may be about to repair their ring
+    slot: int
+    failures: int  # in a row in this slot before
+    reason: str
+    # the slot's last worker was in a ring and failed: the others may be about to repair it
     replaces: bool = False
-    # the number of the device that the worker gets; None: it gets none, because the job's devices
-    # on this host are not limited
-    device: int | None = None
-    # the environment variables by which the worker learns its device
-    variables: Mapping[str, str] = field(default_factory=dict)
+    device: int | None = None  # None: the job's devices here are not limited
+    variables: Mapping[str, str] = field(default_factory=dict)  # that tell the worker its device
 
 
 @dataclass(frozen=True)
 class EndProcess:
-    """An order to the launcher to end a process."""
-
-    attempt_id: str  # the token of the start of that process
-    kill: bool  # whether to send SIGKILL to its whole process group; if False it is sent SIGTERM
-    reason: str  # why, for the log
+    attempt_id: str
+    kill: bool  # SIGKILL to its whole process group, else SIGTERM
+    reason: str
 
 
 @dataclass(frozen=True)
 class DisableSlot:
-    """An order to the launcher to start no worker in a slot any more, after the end of one there"""
+    """An order to the launcher to start no worker in a slot any more, after one ended there."""
 
-    attempt_id: str  # the token of the start of the process that has ended
-    slot: int  # the number of the slot
-    desired: Placement  # the number of workers that are wanted on each host without the slot
-    reason: str  # why, in a sentence
+    attempt_id: str  # of the process that has ended
+    slot: int
+    desired: Placement  # workers by host without the slot
+    reason: str
 
 
 @dataclass(frozen=True)
 class JobOutcome:
     """The end of a job as a launcher has to record it."""
 
-    state: JobState  # the state in which the job ends: FINISHED, FAILED or STOPPED
-    reason: str  # why, in a sentence
-    exit_code: int = 0  # the exit code that `edl run` then has
+    state: JobState  # FINISHED, FAILED or STOPPED
+    reason: str
+    exit_code: int = 0  # of `edl run`
 
 
 @dataclass(frozen=True)
 class SupervisorDecision:
-    """A launcher's decision about its next actions, with the reason. The launcher carries it out"""
+    """What a launcher does next, and why; it carries it out itself."""
 
-    reason: str  # why these actions, or why none, in a sentence
-    starts: tuple[Start, ...] = ()  # the workers to start, each with its slot and the reason
-    # the worker processes to signal, each with the signal and the reason
+    reason: str
+    starts: tuple[Start, ...] = ()
     endings: tuple[EndProcess, ...] = ()
-    outcome: JobOutcome | None = None  # the end of the job to record; None: the job goes on
-    warnings: tuple[str, ...] = ()  # texts to show to the user
+    outcome: JobOutcome | None = None  # None: the job goes on
+    warnings: tuple[str, ...] = ()  # for the user
     disable_slot: DisableSlot | None = None
-    exit_code: int | None = None  # the code with which the launcher ends; None: it goes on
+    exit_code: int | None = None  # None: the launcher goes on
 
 
 def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
@@ -225,12 +189,13 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
         failed_last = p.failed and p.seated and p.generation >= trained_in
         return p.alive or last[p.slot] == p.attempt_id or p.worker in ring or failed_last
 
+    # The last of a slot says how long its next start waits; when all of the ring are dead the job
+    # is lost; and one that failed in the newest step's ring gives the job its exit code.
     return tuple(p for p in processes if matters(p))
 
 
 def noted(own: State, snapshot: Snapshot, now: float) -> State:
     """Return a copy of `own` with what `snapshot` says: the job's state, its step, dead rings."""
-    # Where a state or a step is new, `now` becomes the time since when it holds.
     generation = snapshot.generation.number if snapshot.generation else 0
     step = (generation, snapshot.status.step)
     if step != own.step:
@@ -248,9 +213,8 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
 
 
 def without_zookeeper(own: State) -> State:
-    """A copy of a launcher's state without the facts that an outage of ZooKeeper makes void"""
-    # These are the times since when workers have had no session, the time since when a job that has
-    # not begun has had too few places on its hosts, and the death of the newest generation's ring.
+    """Return `own` without what an outage of ZooKeeper makes void: absences and a dead ring."""
+    # Workers and agents need some time to open their sessions again: none is dead for that.
     deaths = own.ring_deaths
     if deaths and deaths[-1].generation == own.step[0]:
         deaths = deaths[:-1]
@@ -259,7 +223,7 @@ def without_zookeeper(own: State) -> State:
 
 
 def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
-    """Return the known deaths of rings, with the present ring's if all its workers are dead."""
+    """Return the known deaths of rings, the present one's, too, while all its workers are dead."""
     generation, deaths = snapshot.generation, own.ring_deaths
     if generation is None:
         return deaths
@@ -273,7 +237,7 @@ def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[R
 
 
 def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
-    """Return this launcher's processes of the newest generation if no worker has the job's state"""
+    """Return our processes of the newest generation if no worker of any launcher has its state."""
     members = snapshot.generation.worker_ids if snapshot.generation else ()
     left = {p.worker for p in own.living} | {m.id for m in foreign(snapshot, own)} | own.answering
     return (
@@ -284,7 +248,7 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
 
 
 def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
-    """Return the workers of other launchers that this launcher should ask whether they live."""
+    """Return the workers of other launchers to ask whether they live, if none is known to."""
     generation, silent = snapshot.generation, replace(own, answering=frozenset())
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
         return ()

@@ -86,6 +86,7 @@ def best(lines: Iterable[str]) -> str:
 
 def is_of_horovod(line: str) -> bool:
     """Return whether `line` is an error or a warning that Horovod's C++ code has logged."""
+    # Many when a ring breaks: an agent shows none, as the job's events say the same.
     return _OF_HOROVOD.search(line) is not None
 
 

@@ -35,19 +35,17 @@ KEPT = 20  # files of earlier drivers
 class DiscoveryState:
     """The contents of the file that `edl-discover` keeps between its calls by one horovodrun."""
 
-    # the number of workers desired on each host, by host, as it was printed last
-    desired: Mapping[str, int]
+    desired: Mapping[str, int]  # as it was printed last
     np: int  # as horovodrun was started, as the next two
-    min_np: int  # the smallest number of workers that horovodrun allows; `np` if it was given none
-    # the largest number of workers that horovodrun was given; None if there is no limit
-    max_np: int | None
-    job: str = ""  # the name of the job; empty until it is known
-    secret: str = ""  # the secret of the job; empty until it is known
-    zookeeper: str = ""  # the ZooKeeper servers; empty until they are known
+    min_np: int  # `np` if horovodrun was given none
+    max_np: int | None  # None: no limit
+    job: str = ""  # empty until it is known, as the next two
+    secret: str = ""
+    zookeeper: str = ""
 
 
 def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[str, int]:
-    """Return the number of workers that are desired on each host, by host."""
+    """Return the desired workers by host: of the job, before it by -np, else of the last call."""
     launcher = find_launcher()
     if launcher is None:
         if not offered:
@@ -79,7 +77,7 @@ def is_local(host: str) -> bool:
 
 
 def read_hosts(path: Path) -> list[str]:
-    """Return the entries of a hosts file, like "node1:4", in order, without the comments after #"""
+    """Return the entries of a hosts file, like "node1:4", without the comments after #."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -103,7 +101,7 @@ def _discovered(offered: Mapping[str, int], slots: int) -> dict[str, int]:
 
 
 def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -> DiscoveryState:
-    """Return `memory` with the workers that are desired by the job's records in ZooKeeper."""
+    """Return `memory` with what the job's records in ZooKeeper desire, or unchanged."""
     from edl.coordination.access import Access
     from edl.coordination.job_store import JobStore
     from edl.coordination.session import Session
@@ -157,7 +155,6 @@ def _write(file: Path, memory: DiscoveryState) -> None:
 
 def _age(path: Path) -> float:
     """Return minus the modification time of a file, by which the newest file sorts first."""
-    # The time is in seconds since 1970.
     try:
         return -path.stat().st_mtime
     except OSError:

@@ -40,7 +40,7 @@ IDENTITY = "/edl/job"
 class DriverLimits:
     """The limits for how often a slot asks the driver, and how long an answer may take."""
 
-    poll_s: float = 0.25  # the least time between two looks of one slot into the driver's store
+    poll_s: float = 0.25  # between two looks of one slot into the driver's store
     polls_per_s: float = 50.0  # by all slots together: the driver serves each with a thread
     gone_s: float = 3.0  # refused connections to the driver for so long: it has ended
     refuse_s: float = 5.0  # for a driver that is busy to take note of a refusal
@@ -51,16 +51,13 @@ class DriverLimits:
 class RankAssignment:
     """The driver's answer to a slot that asked for its rank: its place among the slots in use."""
 
-    rank: int  # the rank of this slot; negative if the driver does not use it
-    # the number of slots of this host that the driver uses; None if it does not use this slot
-    local_size: int | None
-    # the number of slots that the driver uses on all hosts; not to be relied on if it does not use
-    # this slot
-    size: int
+    rank: int  # negative if the driver does not use this slot
+    local_size: int | None  # of this host; None if the driver does not use this slot
+    size: int  # on all hosts; not to be relied on if this slot is not used
 
 
 class Driver:
-    """The client of horovodrun's driver for one slot, with a thread that looks for its requests."""
+    """The client of horovodrun's driver for one slot, for any thread. Round: all slots ask anew."""
 
     def __init__(self, slot: HorovodSlot, limits: DriverLimits | None = None) -> None:
         self._slot = slot
@@ -77,8 +74,7 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="edl-driver", daemon=True)
         self._refused_since: float | None = None
         self.answers = True  # the driver has answered each request of this slot
-        # the newest answer of the driver; before the first, the rank and sizes with which the
-        # driver has started this process
+        # before the first answer, with what the driver started this process
         self.newest = RankAssignment(slot.rank, slot.local_size, slot.size)
         self.asking = False  # waits for an answer; until then the driver counts on us
 
@@ -101,19 +97,19 @@ class Driver:
         self._stop.set()
 
     def on_hosts_updated(self, timestamp: int, result: Any) -> None:
-        """Begin a round, as `ask` does; Horovod calls this when the hosts have changed."""
+        """Begin a round; Horovod calls this in a thread of its own, on rank 0."""
         self.ask()
 
     def ask(self) -> None:
-        """Begin a round: all slots ask the driver for their ranks, and it assigns slots again"""
+        """Let the thread begin one round: all slots ask for ranks, and are assigned anew."""
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
-        """Forbid this process to begin another round, in which all slots ask for their ranks."""
+        """Begin no further round, for good; rounds that others begin are answered."""
         self._begins.clear()
 
     def allow(self, allowed: bool, answer: RankAssignment) -> None:
-        """Allow or forbid this slot to ask the driver for its rank when a round begins."""
+        """Say, after `answer` is carried out, whether this slot may ask; each answer forbids it."""
         with self._answering:
             allowed = allowed and answer is self.newest
             (self._may_ask.set if allowed else self._may_ask.clear)()
@@ -125,15 +121,15 @@ class Driver:
         return since is not None and time.monotonic() - since >= self._limits.gone_s
 
     def asked(self) -> bool:
-        """Return whether a round is open: the slot has to ask for its rank or awaits the answer."""
+        """Return whether this slot has to ask for its rank or waits for it; may take 2 s."""
         return self.asking or self._get(ASKED) is not None
 
     # --- which job this driver's is
 
     def identify(self, identity: Mapping[str, str]) -> None:
-        """Publish the job's identity in the driver's store, for other processes of this driver"""
-        # The thread repeats it until it succeeds, and after each assignment of ranks, since the
-        # driver then empties its store.
+        """Publish the job's identity in the driver's store, for other processes of this driver."""
+        # The thread repeats it until it succeeds, and after each assignment, which empties the
+        # store.
         self._identity = dict(identity)
         self._identity_due.set()
         self._publish_identity()
@@ -175,13 +171,12 @@ class Driver:
 
     def _publish_identity(self) -> bool:
         """Put the job's identity into the driver's store, unless this object has put it there."""
-        # After an assignment of ranks it is put there again, because the driver empties its store.
         if self._identity_due.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
             self._identity_due.clear()
         return not self._identity_due.is_set()
 
     def _ask(self) -> bool:
-        """Request this slot's rank from the driver, and store its answer in `newest`."""
+        """Wait, a day at most, until all slots have asked; store the answer in `newest`."""
         slot = self._slot
         path = f"/rank_and_size/{slot.host}:{slot.slot}"
         self.asking = True
@@ -211,7 +206,6 @@ class Driver:
 
     def _request(self, method: Callable[..., tuple[int, bytes]], *words: Any) -> bytes | None:
         """Send a request to the driver, and return the body of its answer."""
-        # A refused connection is noted, because it may mean that the driver has ended (`gone`).
         try:
             status, body = method(self._slot.address, self._slot.port, *words, REQUEST_S)
         except ConnectionRefusedError:

@@ -39,8 +39,7 @@ class DesiredFile:
         return cls(_path(found, ".desired") if (found := find_horovodrun()) else "")
 
     def put(self, desired: Mapping[str, int], now: float) -> None:
-        """Keep the desired workers; if they are kept already, touch the file twice a second."""
-        # It must be called at least every 3 s (`FRESH_S`), and only while ZooKeeper answers.
+        """Keep the desired workers; call it every `FRESH_S` at least, while ZooKeeper answers."""
         text = _text(desired)
         if not self._path or (text == self._text and now - self._touched_s < TOUCH_S):
             return
@@ -55,7 +54,7 @@ class DesiredFile:
 
 
 def last_answer(words: Sequence[str]) -> str | None:
-    """Return what `edl-discover` printed last, if it need not ask ZooKeeper; None: it has to ask"""
+    """Return what `edl-discover` printed last; None: it has to ask ZooKeeper."""
     if (found := find_horovodrun()) is None:
         return None
     try:
@@ -77,7 +76,7 @@ def keep_answer(words: Sequence[str], desired: Mapping[str, int], text: str) -> 
 
 
 def find_horovodrun() -> tuple[int, str, tuple[str, ...]] | None:
-    """Find the horovodrun process that is the nearest such ancestor of this process."""
+    """Find the nearest ancestor that is horovodrun: its pid, an id of its start, its words."""
     pid = os.getppid()
     while pid > 0:
         try:

@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 class LateStart:
     """A check, made once, whether horovodrun's driver must be asked to assign its slots again."""
 
-    # The driver must be asked if hosts changed before its rank 0 had registered, because it
-    # notifies no process of such a change.
+    # Hosts may have changed before its rank 0 had registered, and it tells nobody later.
 
     def __init__(self, driver: Driver, discover_s: float) -> None:
         self._driver = driver
@@ -32,7 +31,7 @@ class LateStart:
         self._since: float | None = None
 
     def has_missed_hosts(self, snapshot: Snapshot, now: float) -> bool:
-        """Return whether to ask the driver to assign its slots again, for hosts that it missed."""
+        """Return, at most once True, whether to ask the driver to assign its slots again."""
         self._since = now if self._since is None else self._since
         if self._first is None or now - self._since < self._discover_s:
             return False
@@ -48,9 +47,7 @@ class LateStart:
 
 def _may_be_placed_otherwise(snapshot: Snapshot) -> bool:
     """Return whether the driver, asked to assign its slots again, may place workers differently."""
-    # Otherwise each assignment counts towards that limit: then this function runs the host
-    # discovery script, and returns whether its hosts lead to other workers by host than those
-    # assigned in `snapshot` (the job's records).
+    # Each assignment counts for a --reset-limit: only if the discovery script says other hosts.
     launcher = find_launcher()
     limits = launcher.limits() if launcher and launcher.may_limit_resets() else None
     if limits is None or limits.reset_limit is None:

@@ -23,11 +23,10 @@ DISCOVERY_S = 30.0  # for a host discovery script
 class ElasticLimits:
     """The options of horovodrun that limit the number of workers and say which hosts there are."""
 
-    np: int  # the number of workers to start with
-    min_np: int  # the least number of workers; `np` if horovodrun was given none
-    max_np: int | None  # the largest number of workers; None for as many as there are slots
-    # how often the driver may assign the slots again; None for no limit
-    reset_limit: int | None = None
+    np: int  # to start with
+    min_np: int  # `np` if horovodrun was given none
+    max_np: int | None  # None: as many as there are slots
+    reset_limit: int | None = None  # of the slots' assignment; None: no limit
     discovery: str = ""  # the command line of the host discovery script
     slots: int = 1  # of a host for which the script names no number
 
@@ -36,12 +35,12 @@ class ElasticLimits:
 class Launcher:
     """A process of horovodrun that is an ancestor of this process, as `find_launcher` saw it."""
 
-    pid: int  # the process id
+    pid: int
     started: str  # tells it from another process of that number, here or on another machine
-    command: tuple[str, ...]  # the words of its command line
+    command: tuple[str, ...]
 
     def limits(self) -> ElasticLimits | None:
-        """Return the options of horovodrun, parsed from its command line by Horovod's own parser"""
+        """Return the options of horovodrun, by Horovod's own parser; None: they cannot be read."""
         from horovod.runner.launch import parse_args  # a slow import
 
         words = next(i for i, word in enumerate(self.command) if is_horovodrun(word)) + 1
@@ -77,7 +76,7 @@ class Launcher:
 
 
 def discovered(limits: ElasticLimits) -> dict[str, int] | None:
-    """Run the host discovery script once, as the driver does once a second; return slots by host"""
+    """Run the host discovery script once, as the driver does; return slots by host, or None."""
     try:
         done = subprocess.run(
             limits.discovery,

@@ -148,7 +148,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the driver
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Carry out the driver's newest answer."""
+        """Carry out the driver's newest answer; later, allow the next request for a rank."""
         said = self._driver.newest
         if said is not self._word:
             if self._moves(said, snapshot, now):
@@ -176,9 +176,7 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._remind_driver(snapshot, now)
 
     def _moves(self, said: RankAssignment, snapshot: Snapshot, now: float) -> bool:
-        """Whether to carry out the driver's answer later, since workers move to other hosts"""
-        # They move if the answer takes workers from this host, and fewer workers would then be
-        # assigned in the job than are desired.
+        """Return whether to carry out an answer later, as workers move to other hosts."""
         if said is not self._said:
             self._said, self._said_since = said, now
         assigned = snapshot.assigned
@@ -188,6 +186,7 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     def _outlive_driver(self, snapshot: Snapshot) -> None:
         """Set the job to STOPPING if the driver of horovodrun has ended and the job is RUNNING."""
+        # Processes on other hosts outlive horovodrun, although their ssh has ended.
         if self._driver.gone and snapshot.job.state is JobState.RUNNING:
             reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
             self._store.set_job_state(JobState.STOPPING, reason, only_from=(JobState.RUNNING,))
@@ -196,6 +195,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
         """Ask the driver to assign the slots again if it has missed a change of hosts."""
         if not snapshot.desired.hosts:
+            # Another discovery script than `edl-discover`: once, after the start.
             if self._late_start.has_missed_hosts(snapshot, now):
                 self._driver.ask()
             return
@@ -228,10 +228,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- signals
 
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """End the worker after a signal."""
-        # The number is lowered only if this process still runs after `shutdown_s` (6) seconds,
-        # because a horovodrun that ends sends signals to all slots, and none of them is to be
-        # removed.
+        """End the worker after a signal; later lower the host's desired number, if we still run."""
         own, limits = self._own, self._own.limits
         if self._signals and (own.ending_since is None or self._placed_anew):
             self._release = SlotRelease(self._host)  # this signal's own, also after another one
@@ -243,6 +240,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._signals.clear()
         if self._release is None or own.ending_since is None or own.disabled:
             return
+        # A horovodrun that ends signals all slots, of which none is to be removed.
         if now - own.ending_since < limits.shutdown_s:
             return
         if snapshot is not None and snapshot.desired.hosts:
@@ -252,9 +250,8 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._release = None
 
     def _look_who_reads(self, now: float) -> None:
-        """Forbid this slot to ask the driver for its rank once the ssh that started it has ended"""
-        # The driver takes the end of the ssh for the end of this process, and would count a request
-        # of this slot as another slot's.
+        """Never ask for a rank again once the ssh that started this process has ended."""
+        # The driver takes that for the end of this process, and would count a request as another's.
         if self._unread_since is None and is_unread(STDOUT):
             self._unread_since = now
             self._driver.allow(False, self._driver.newest)
@@ -286,9 +283,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the end
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
-        """Show how the job has ended, and return the exit code for the driver."""
-        # While the driver still waits for slots to ask it, None, so that this process runs on: the
-        # driver would not notice its exit.
+        """Return the exit code; None while the driver waits: it would not notice the exit."""
         if not (snapshot.job.state.over and self._counts and self._asked()):
             return self._say_end(snapshot, code)
         before = self._waits_since
@@ -304,17 +299,14 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     def _asked(self) -> bool:
         """Return whether a round of ranks is open for this slot, so this process must not end."""
-        # If none is open, the slot is forbidden to ask, so that it joins no round between this
-        # check and the end of the process; then the driver is looked at again, and the result is
-        # what that second look shows.
         if self._driver.asked():
             return True
+        # So that it joins no round between this check and the end of the process.
         self._driver.allow(False, self._driver.newest)
         return self._driver.asked()
 
     def _say_end(self, snapshot: Snapshot, code: int) -> int:
-        """Show how the job has ended, and return the exit code for the driver."""
-        # In the last case the result is 1, otherwise `code`.
+        """Show how the job has ended; return the code for the driver, 1 if it gave up the job."""
         job, lost_slots = snapshot.job, self._lost_slots
         if job.state is JobState.FAILED:
             self._say(f"job {job.name} has failed: {job.reason}")

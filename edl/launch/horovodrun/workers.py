@@ -19,9 +19,7 @@ from edl.launch.workers import Workers
 
 
 class SlotWorkers(Workers):
-    """The worker process of one slot of horovodrun; the caller starts at most one at a time."""
-
-    # The worker is always started by `exec`, never forked from a template.
+    """The worker process of one slot of horovodrun, one at a time; the kernel kills it with us."""
 
     def __init__(
         self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path

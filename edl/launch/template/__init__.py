@@ -42,11 +42,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class TemplateError(Exception):
-    """The error that one template process can fork no more workers; another one may be started."""
+    """One template process can fork no more workers, another one might; the text is a clause."""
 
 
 class TemplateRefused(TemplateError):
-    """The error that workers with the imports of a job cannot be forked from any template."""
+    """Workers with the imports of a job cannot be forked from any template."""
 
 
 def why_none(command: Sequence[str], search_path: str | None) -> str:
@@ -68,12 +68,12 @@ class Child:
     """A child process of this process that `subprocess` has not started, known by its `pid`."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid  # the pid of the child process, as it was given
+        self.pid = pid
         self._reaping = threading.Lock()
         self.returncode: int | None = None  # -9: SIGKILL; None: its end was not seen
 
     def poll(self) -> int | None:
-        """Return the exit code of the process (-N if signal N killed it); None while it runs."""
+        """Reap; return the exit code, None while it runs or another thread waits for it."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
@@ -106,7 +106,7 @@ class Child:
 
 
 class Template:
-    """A template process, which has imported what workers import, as its launcher sees it."""
+    """A template process as its launcher's one thread sees it; `look` until it is ready."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Template:
         self._process: subprocess.Popen[bytes] | Child
         self._orphans: set[int] = set()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.ready = False  # whether the process can fork workers, as far as `look` has read
+        self.ready = False
         python = _parsed(command)
         words = [python.program, *python.options, str(_MAIN), str(theirs.fileno()), str(imports)]
         with theirs, log.open("ab") as output:
@@ -141,7 +141,7 @@ class Template:
 
     @classmethod
     def inherited(cls, command: Sequence[str], cwd: Path, descriptor: int, pid: int) -> Self:
-        """Return an object for the template that this process got when it was itself forked."""
+        """Return the template that this process got when it was forked itself; for tests."""
         self = cls.__new__(cls)
         self._command, self._cwd = tuple(command), cwd
         self._process, self._control = Child(pid), socket.socket(fileno=descriptor)
@@ -155,7 +155,7 @@ class Template:
         return self._process.pid
 
     def look(self) -> None:
-        """Read one message of the template process, if one has come; it does not wait for one."""
+        """Read one message of the template process, if one has come, without a wait."""
         self._reap_orphans()
         try:
             said = self._control.recv(_PACKET, socket.MSG_DONTWAIT)
@@ -179,8 +179,7 @@ class Template:
         cwd: Path | None = None,
         gives_template: bool = False,
     ) -> Child:
-        """Start a worker by a fork of the template process, and return the worker's process."""
-        # `ready` must be True.
+        """Fork a worker, a child of this process, from the template, which must be ready."""
         python = _parsed(command or self._command)
         order = {
             "command": command or self._command,
@@ -218,8 +217,7 @@ class Template:
         self._end()
 
     def _reap_orphans(self) -> None:
-        """Reap ended processes that became children of this process during `fork`."""
-        # They were started by workers that died during that call, and would stay zombies otherwise.
+        """Reap the children of workers that died during `fork`, which would stay zombies."""
         for pid in list(self._orphans):
             try:
                 ended, _ = os.waitpid(pid, os.WNOHANG)
@@ -238,7 +236,6 @@ class Template:
 
 
 def _parsed(command: Sequence[str]) -> PythonCommand:
-    """Return `command` parsed as a command of Python, which it must be (it is only asserted)."""
     python = parse_command(command)
     assert python is not None
     return python

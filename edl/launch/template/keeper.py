@@ -24,7 +24,7 @@ DEATHS = 3  # after so many in a row, without a worker forked between, no other 
 
 
 class TemplateKeeper:
-    """The owner of one launcher's template process."""
+    """The owner of one launcher's template process; it starts and replaces it."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class TemplateKeeper:
         self._imports, self._output = logs / f"template-{digest}.imports", logs / "template.output"
         self._template: Template | None = None
         self._deaths = 0
-        # why this launcher has no template and will not get one; empty if it may have one
+        # empty: there may be one
         self.why_none = why_none(command, environment.get("PATH")) if wanted else NOT_WANTED
         given = config.take_inherited_template()
         if given is not None:
@@ -50,7 +50,7 @@ class TemplateKeeper:
 
     @property
     def imports(self) -> Path | None:
-        """The file into which a worker is to write the names of the modules that it has imported"""
+        """The file for a worker to write its imported modules into; None: not needed."""
         known = self.why_none or self._template or self._imports.exists()
         return None if known else self._imports
 
@@ -65,7 +65,7 @@ class TemplateKeeper:
         return self._template is not None and self._template.ready
 
     def look(self) -> None:
-        """Start the template process if there is none, else read a message of it; raise no error"""
+        """Start the template if there is none, else read a message; none after `DEATHS`."""
         if self.why_none:
             return
         try:
@@ -79,7 +79,7 @@ class TemplateKeeper:
     def fork(
         self, environment: Mapping[str, str], log: Path, started: Callable[[int], None]
     ) -> Child | None:
-        """Start a worker by a fork of the template process."""
+        """Fork a worker; None: no template is ready or answers, nothing was started: use exec."""
         if self._template is None or not self._template.ready:
             return None
         try:

@@ -53,9 +53,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 1, 15, 35, 14
 
 
 def serve(descriptor: int, imports: str) -> dict[str, Any]:
-    """Import the modules of a worker, report to the launcher, and fork a worker at each order."""
-    # The template process never returns from this function: it exits when the launcher closes the
-    # socket, or after the report if no worker can be forked after these imports.
+    """Import a worker's modules, report, and fork at each order; return it, in workers only."""
     launcher = os.getppid()
     control = socket.socket(fileno=descriptor)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -78,7 +76,7 @@ def serve(descriptor: int, imports: str) -> dict[str, Any]:
 
 
 def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
-    """Fork a worker at each order of the launcher; return the order in the new worker."""
+    """Fork a worker at each order; return the order in the worker, and exit in the template."""
     while True:
         message, ancillary, _, _ = socket.recv_fds(control, _PACKET, 3)
         if not message or len(ancillary) != 3:
@@ -93,8 +91,8 @@ def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
 
 def _yield_to_others(nice: int) -> None:
     """Lower the priority of this process to the lowest for at most 20 s (`YIELDS_S`)."""
-    # The time is limited because imports at the lowest priority, beside workers that use all
-    # processors, would take minutes.
+    # An ordinary user may not restore it. Not for longer: beside workers that use all processors
+    # the imports would take minutes.
     if (trial := os.fork()) == 0:
         try:
             os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
@@ -109,7 +107,7 @@ def _yield_to_others(nice: int) -> None:
 
 
 def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
-    """Import `modules` in order, with the environment variables that a worker's script had set."""
+    """Import `modules` as in the worker's environment; return the first that began a thread."""
     before = dict(os.environ)
     _set_environment({**before, **environment})
     culprit = "site, at the start of Python" if _threads() > 1 else ""
@@ -141,12 +139,10 @@ def _threads() -> int:
 
 
 def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> str:
-    """Return why no worker can be forked from this process; empty if workers can be forked."""
-    # The reason is a clause for the user, such as a thread, a GPU, socket, pipe or memory that all
-    # workers would share.
-    # A worker must not find modules of these names that were imported from other files.
+    """Return why no worker can be forked, a clause; empty if workers can be forked."""
     if shadowed := next((name for name, path in own.items() if _is_other(name, path)), ""):
         return f"the script has a module {shadowed}, and an import has imported another one"
+    # On trial, as OpenBLAS ends its threads before each fork.
     code = _tried()
     if code in _OF_A_TRIAL:
         return _OF_A_TRIAL[code]
@@ -206,8 +202,7 @@ def _shared_descriptors(control: socket.socket) -> Iterator[str]:
 
 
 def _fork(launcher: int) -> bool:
-    """Fork a child of the launcher; return True in the child, False in the template process."""
-    # `launcher` is the pid of the launcher, which must adopt orphans meanwhile.
+    """Fork a child of the launcher, which adopts orphans meanwhile; return True in the child."""
     sys.stdout.flush()
     sys.stderr.flush()
     between = os.fork()
@@ -226,7 +221,7 @@ def _fork(launcher: int) -> bool:
 
 
 def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
-    """Make this process, just forked from the template."""
+    """Make this process, just forked, like one that the launcher has started by exec."""
     with socket.socket(fileno=answer) as launcher:
         launcher.settimeout(DEADLINE_S)
         try:
@@ -257,7 +252,7 @@ def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
 
 
 def _give_template(order: dict[str, Any]) -> dict[str, Any]:
-    """Fork a second template for this process, which still has a single thread; return its order"""
+    """Fork a second template for this process, for tests; return the order, also in its workers."""
     launcher, (ours, theirs) = os.getpid(), socket.socketpair(type=socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -272,7 +267,7 @@ def _give_template(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draw_anew() -> None:
-    """Give this process its own seed for NumPy and its own key for `multiprocessing`."""
+    """Draw NumPy's seed and multiprocessing's key anew; Python's generator does so itself."""
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
     if processes := sys.modules.get("multiprocessing.process"):
@@ -284,7 +279,7 @@ def _draw_anew() -> None:
 
 
 def _prctl(*arguments: Any) -> int:
-    """Call the system call `prctl`, which changes a property of this process."""
+    """Call `prctl`, with integers or arrays (their addresses); -1 for an error."""
     values = [one if isinstance(one, ctypes.Array) else ctypes.c_ulong(one) for one in arguments]
     values += [ctypes.c_ulong(0)] * (5 - len(values))
     return int(ctypes.CDLL(None, use_errno=True).prctl(*values))
@@ -295,6 +290,7 @@ def _show_as(command: list[str], environment: dict[str, str]) -> None:
     global _shown
     words = [os.fsencode(word) for word in command]
     pairs = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
+    # Linux reads both from memory whose address a process may move.
     arguments, variables = (b"".join(one + b"\0" for one in each) for each in (words, pairs))
     _shown = ctypes.create_string_buffer(arguments + variables, len(arguments) + len(variables))
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(os.path.basename(words[0])[:15]))
