@@ -36,7 +36,7 @@ from edl.core.job.ending import bound_of_signal
 from edl.core.job.host_join import is_last, request_workers, withdrawn
 from edl.core.job.placement import Placement, without_host
 from edl.core.plural import workers
-from edl.core.records import Host, Job, JobState, RequestedBy
+from edl.core.records import Host, Job, JobState, RequestedBy, Stage
 from edl.core.snapshot import Snapshot
 from edl.errors import AgentExists, CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import RunningWorker, has_died, has_died_here
@@ -236,7 +236,8 @@ class Agent(Supervisor[AgentState]):
         self._on_snapshot(snapshot)
 
     def _show_events(self, snapshot: Snapshot, now: float) -> None:
-        for line in self._headlines.take(self._new_events(), snapshot.desired.np, now):
+        ready = [m.name for m in snapshot.members if not m.generation and m.stage is Stage.READY]
+        for line in self._headlines.take(self._new_events(), snapshot.desired.np, now, ready):
             self._say(line)
 
     def _new_events(self) -> Iterator[Event]:

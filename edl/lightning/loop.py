@@ -138,12 +138,21 @@ class ElasticLoop:
     def _set_limits(self) -> None:
         """Let an epoch end where its samples end, or earlier by `limit_train_batches`."""
         trainer, expected = self._trainer, self._trainer.fit_loop.max_batches
-        limit = trainer.limit_train_batches
+        limit, epoch_loop = trainer.limit_train_batches, trainer.fit_loop.epoch_loop
         if trainer.val_check_batch == expected:
-            trainer.val_check_batch = math.inf
+            ends = partial(self._validates_at_end, epoch_loop._should_check_val_fx)
+            epoch_loop._should_check_val_fx = ends
         if not isinstance(limit, int):
             limit = None if limit == 1.0 or math.isinf(expected) else int(expected)
         self.counts.limit = self.counts.first_limit = limit
+
+    def _validates_at_end(self, of_lightning: Callable[[Any], bool], fetcher: Any) -> bool:
+        """Stand in for Lightning's decision to validate: without a number it waits for the end."""
+        expected, self._trainer.val_check_batch = self._trainer.val_check_batch, math.inf
+        try:
+            return of_lightning(fetcher)
+        finally:
+            self._trainer.val_check_batch = expected
 
     def _count_samples(self) -> None:
         """Let LR schedulers that Lightning steps after each update count samples instead."""
@@ -260,7 +269,7 @@ class ElasticLoop:
             batch_progress = self._trainer.fit_loop.epoch_loop.batch_progress
             is_trained = current_worker().loader.ledger.finished
             batch_progress.is_last_batch = is_trained or self.counts.is_at_limit
-            if self._loader.epoch_is_over:
+            if batch_progress.is_last_batch or self._loader.epoch_is_over:
                 average_buffers(current_worker())  # before the validation
             self.counts.end_update()
             self._follow_rank()

@@ -37,6 +37,12 @@ ARRAYS = (
     "tf.data.Dataset.from_tensor_slices((x, y)).shard(hvd.size(), hvd.rank()).shuffle(len(x))"
     ".batch(n), made of the whole arrays on all ranks"
 )
+NO_NUMBERS = (
+    "model.fit was given {what}, whose samples have no numbers, so edl cannot divide them among "
+    "processes that come and go; with --transparent give it a tf.data.Dataset that begins with "
+    "from_tensor_slices(arrays); or change the script to edl.tensorflow, whose edl.Dataset also "
+    "reads single samples by their numbers (docs/get-started/from-horovod.md)"
+)
 OWN_CALLBACKS = (
     "this process gives model.fit the callback {name}, and rank 0 does not; callbacks may be of "
     "all ranks, or of rank 0"
@@ -65,7 +71,7 @@ class KerasScript:
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with which Keras' `fit` trains as a worker of the job."""
         if given.get("y") is not None or not isinstance(given.get("x"), tf.data.Dataset):
-            raise UsageError(ARRAYS)
+            raise UsageError(_refusal(given.get("x")))
         data = self.pipelines.elastic(given["x"], given.pop("steps_per_epoch", None))
         validation, steps = undivided(given.get("validation_data"), given.get("validation_steps"))
         callbacks, verbose = self._agreed(given.get("callbacks"), given.get("verbose", "auto"))
@@ -100,6 +106,13 @@ class KerasScript:
 
 
 script = KerasScript()
+
+
+def _refusal(data: Any) -> str:
+    if isinstance(data, (list, tuple, dict, tf.data.Dataset)) or hasattr(data, "__array__"):
+        return ARRAYS
+    kind = type(data).__name__
+    return NO_NUMBERS.format(what=f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}")
 
 
 def _flat(callbacks: Any) -> list[Any]:

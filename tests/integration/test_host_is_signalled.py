@@ -44,3 +44,13 @@ def test_it_leaves_in_one_switch(agent: bool, tmp_path: Path, zk_hosts: str) -> 
         assert other.wait(30) == 0
         (left,) = [e for e in job.events("generation") if e["left"]]
         assert sorted(left["left"]) == ["w2", "w3"]
+
+
+def test_all_workers_get_it_and_one_is_started_for_min_np(tmp_path: Path, zk_hosts: str) -> None:
+    with scenario(tmp_path, zk_hosts, np=2, options=["--host", "a"], samples=960) as job:
+        job.wait_for_step(1)
+        for one in job.status()["members"]:
+            os.kill(one["pid"], signal.SIGTERM)
+        job.wait(lambda now: [m["id"] for m in now["members"]] == ["w2"], "one replacement")
+        job.prove()
+        assert job.events("evicted") == [], "a worker was started in vain"

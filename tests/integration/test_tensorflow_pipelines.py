@@ -18,6 +18,7 @@ CHECKS = (
     "steps_of_an_evaluation_are_those_of_all_ranks",
     "fit_and_evaluate_have_the_steps_of_all_ranks",
     "what_is_not_known_is_named",
+    "what_fit_was_given_is_named",
     "data_that_differ_have_another_digest",
     "the_seed_of_rank_0_becomes_that_of_all",
 )

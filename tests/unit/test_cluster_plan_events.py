@@ -83,5 +83,5 @@ def test_a_host_on_which_a_job_could_not_start_is_told_once() -> None:
     events = [event for _ in range(40) for event in told(world)]
     assert world.state("a") is LifeState.RUNNING
     assert world.machines["h1"].assigned.failures["a"].blamed
-    why = "job a could not start on host h1, and gets no slots there: no GPU driver here"
+    why = "it could not start on host h1, and gets no slots there: no GPU driver here"
     assert [one for one in events if one[0] == "host"] == [("host", "a", "h1", why)]

@@ -73,6 +73,10 @@ def test_several_deaths() -> None:
     told = Headlines("a").take([*both, switched(w3=0.5)], 3, 0.0)
     causes = "w0 and w1 were killed by SIGKILL, w2 exited with code 1"
     assert told == [f"step 72: {causes}; w3 went on after 0.50 s; 2 replacements start"]
+    told = Headlines("a").take([*both, switched(w3=0.5)], 3, 0.0, ["w4"])
+    assert told == [
+        f"step 72: {causes}; w3 went on after 0.50 s; w4 waits to join; a replacement starts"
+    ]
     # A second one dies while the first death is repaired.
     again = [*W0_DIES, died("w2"), repair(("w2",), ("w1",), 3), switched(3, w1=12.0)]
     assert Headlines("a").take(again, 1, 0.0) == [

@@ -113,6 +113,18 @@ def test_the_replacement_of_a_member_of_the_ring_lets_the_others_repair_it_first
     assert (start.slot, start.replaces) == (1, replaces)
 
 
+@pytest.mark.parametrize(("min_np", "replacements"), [(1, 1), (2, 2)])
+def test_of_workers_that_all_got_sigterm_only_those_are_replaced_that_the_job_needs(
+    min_np: int, replacements: int
+) -> None:
+    """The leader would evict the others."""
+    leaving = [trainer(slot, departing=NOW - LIMITS.settle_s) for slot in (0, 1)]
+    members = tuple(member(w, f"t-{w}", stage=Stage.LEAVING, generation=1) for w in (0, 1))
+    job = changed(JOB, min_np=min_np)
+    now = snapshot(2, generation(0, 1), job=job, members=members, hosts=(Host("a", 4, "::1"),))
+    assert len(decide_agent(now, own(*leaving), NOW).starts) == replacements
+
+
 def test_the_first_workers_start_at_once() -> None:
     decision = decide_agent(snapshot(2), own(), NOW)
     assert slots(decision) == [0, 1]

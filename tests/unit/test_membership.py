@@ -523,6 +523,17 @@ def test_a_newcomer_that_waits_for_the_epoch_and_is_wanted_no_more_is_given_up()
     assert fewer.evict == {2: "host a has the 2 workers wanted there"}
 
 
+def test_a_newcomer_does_not_wait_for_the_epoch_where_fewer_than_min_np_train() -> None:
+    now = waiting(*OLD, NEW)
+    few = decided(replace(now, job=changed(now.job, min_np=3)))
+    waits(few, "w2 joins now: too few are left to train")
+    after = job_of(
+        A, B, newcomers=(NEW,), **wanted({"a": 3}), generation=ring(A, B, at_epochs=True)
+    )
+    new = made(decided(replace(after, job=changed(after.job, min_np=3))))
+    assert new.reason == "w2 joined: 2 -> 3 workers, 3 wanted"
+
+
 def test_nobody_waits_for_the_end_of_a_newcomer_that_steps_back() -> None:
     broken = RingFailure(7, 40, at_epochs=True, gone=(2,))
     stay = (replace(A, broken=broken), replace(B, broken=broken))
@@ -545,7 +556,7 @@ def test_a_newcomer_that_dies_before_the_switch_changes_nothing() -> None:
     new = made(decided(announced(OLD), dead=(2,)))
     assert (new.number, new.worker_ids, new.joined, new.left) == (9, (0, 1), (), ())
     assert ids(new.previous) == (0, 1)
-    assert new.reason == "w2 died before joining generation 8"
+    assert new.reason == "w2 ended before joining generation 8"
 
 
 def test_a_newcomer_that_only_lost_its_session_keeps_its_seat() -> None:
@@ -561,6 +572,7 @@ def test_a_newcomer_that_only_lost_its_session_keeps_its_seat() -> None:
 def test_a_newcomer_that_was_given_up_has_no_seat() -> None:
     new = made(decided(announced((*OLD, NEW), evicted={2: "frozen"})))
     assert (new.number, new.worker_ids) == (9, (0, 1))
+    assert new.reason == "w2 was evicted before joining generation 8"
 
 
 def test_the_other_newcomers_still_join() -> None:
@@ -574,7 +586,7 @@ def test_a_leaver_whose_replacement_died_stays() -> None:
     now = announced((leaver, worker(1)), ring_members=(1, 2), left=(0,), **wanted({"a": 2}))
     new = made(decided(now, dead=(2,)))
     assert (new.worker_ids, new.left) == ((0, 1), ()), "in its old place"
-    assert new.reason == "w2 died before joining generation 8; w0 cannot leave yet"
+    assert new.reason == "w2 ended before joining generation 8; w0 cannot leave yet"
 
 
 def test_a_newcomer_that_goes_on_to_another_fit_leaves_its_seat() -> None:

@@ -90,7 +90,7 @@ def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
         for job, one in after.failures.items():
             before = host.assigned.failures.get(job)
             if before is None or (before.order, before.reason) != (one.order, one.reason):
-                why = f"job {job} could not start on host {name}, and gets no slots there"
+                why = f"it could not start on host {name}, and gets no slots there"
                 yield PlannedEvent(ClusterEventKind.HOST, f"{why}: {one.reason}", job, host=name)
         if bool(host.assigned.out) != bool(after.out):
             why = (

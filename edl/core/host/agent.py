@@ -9,13 +9,14 @@ An agent keeps as many workers on its host as are assigned to it. Its rules, in 
 2. A worker that cannot stay in the job is ended (:mod:`edl.core.host.restart_policy`), and so is a
    worker that has not joined yet when its host leaves the job.
 3. Missing workers are started, each slot with a back-off that grows with its failures. None is
-   started while no worker of the ring is in ZooKeeper, because none could send the job's state to
-   the new one, or after a worker has ended because the job was told to end while ZooKeeper was
-   away. A slot that fails more than ``max_restarts`` times in a row is disabled: one worker fewer
-   is desired on the host. If the job may not have that smaller number of workers, a worker is
-   desired in a free slot of this or another host instead, or without a free slot the next smaller
-   allowed number; if there is none, the job has FAILED. When somebody later asks for more workers
-   on the host, they are started in disabled slots, too, but only if no other slot is free.
+   started in place of a worker that got SIGTERM and leaves for good, or while no worker of the ring
+   is in ZooKeeper, because none could send the job's state to the new one, or after a worker has
+   ended because the job was told to end while ZooKeeper was away. A slot that fails more than
+   ``max_restarts`` times in a row is disabled: one worker fewer is desired on the host. If the job
+   may not have that smaller number of workers, a worker is desired in a free slot of this or
+   another host instead, or without a free slot the next smaller allowed number; if there is none,
+   the job has FAILED. When somebody later asks for more workers on the host, they are started in
+   disabled slots, too, but only if no other slot is free.
 4. Where the job may use only some devices of the host, each worker gets one of them
    (:mod:`edl.core.host.devices`), and is not started before one is free. A worker on another device
    does not count: its replacement is started, and the leader takes it out of the ring. If it has
@@ -59,6 +60,7 @@ from edl.core.host.supervision import (
     SupervisorState,
     foreign,
 )
+from edl.core.job.departures import assigned_without_signalled
 from edl.core.job.placement import without_slot
 from edl.core.records import Assigned, Member, Stage
 from edl.core.snapshot import Snapshot
@@ -147,7 +149,8 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision
     occupied = {p.slot for p in own.living} | {m.slot for m in others}
     slots = next((host.slots for host in snapshot.agents if host.name == own.host), None)
     counted += sum(p.refuses for p in to_end)  # nobody is started before it is seen how they ended
-    lacking = 0 if told or ring_is_away(snapshot, own, now) else wanted - counted
+    stays = assigned_without_signalled(snapshot).get(own.host, 0)
+    lacking = 0 if told or ring_is_away(snapshot, own, now) else stays - counted
     staying = {p.slot for p in own.living if p.departing is None and granted(p.used_device)}
     places = _places(lacking, slots, occupied, staying, own)
     limit = snapshot.job.spec.settings.max_restarts

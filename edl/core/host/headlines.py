@@ -12,7 +12,7 @@ seconds; then the line says what is known. The entry point is :class:`Headlines`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from edl.core.event_text import longest_stall, without_step_s
 from edl.core.events import (
@@ -25,7 +25,7 @@ from edl.core.events import (
 )
 from edl.core.host.exit_status import how
 from edl.core.host.process import LAST_LINE, UNSTARTED_EXIT
-from edl.core.plural import counted
+from edl.core.plural import counted, verb
 from edl.errors import NO_PROGRAM_EXIT
 
 UNSTARTED = (UNSTARTED_EXIT, NO_PROGRAM_EXIT)
@@ -59,10 +59,14 @@ class Headlines:
         self._left: list[str] = []  # by the repairs that are not told yet
         self._repair: Event | None = None
         self._planned: Event | None = None
+        self._ready: Sequence[str] = ()
         self._since_s: float | None = None  # when the first part came that is not told yet
 
-    def take(self, events: Iterable[Event], wanted: int, now_s: float) -> list[str]:
+    def take(
+        self, events: Iterable[Event], wanted: int, now_s: float, ready: Sequence[str] = ()
+    ) -> list[str]:
         """Return the lines to show, given the newest events, each passed once; call it often."""
+        self._ready = ready
         lines = [line for event in events for line in self._take(event, wanted)]
         waits = bool(self._causes) or self._repair is not None or self._planned is not None
         if not waits:
@@ -147,11 +151,13 @@ class Headlines:
             went = "go on" if seconds is None else f"went on after {_seconds(seconds)}"
             went = went if len(members) > 1 or seconds is not None else "goes on"
             parts.append(f"{_names(members)} {went}")
-            lacking = wanted - len(members)
-            if lacking == 1:
+            lacking = max(0, wanted - len(members))
+            if ready := self._ready[:lacking]:
+                parts.append(f"{_names(ready)} {verb(len(ready), 'waits', 'wait')} to join")
+            if lacking == len(ready) + 1:
                 parts.append("a replacement starts")
-            elif lacking > 1:
-                parts.append(f"{counted(lacking, 'replacement')} start")
+            elif lacking > len(ready):
+                parts.append(f"{counted(lacking - len(ready), 'replacement')} start")
         others = {name: how_ for name, how_ in causes.items() if name not in left}
         self._told |= {*left, *others}
         self._causes, self._left, self._repair = {}, [], None

@@ -139,6 +139,23 @@ def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dic
     return lowered
 
 
+def assigned_without_signalled(now: Snapshot) -> Placement:
+    """Return the assigned workers by host, without those that leave by SIGTERM for good."""
+    leaving = {member.id for member in now.members if member.stage is Stage.LEAVING}
+    if now.generation is None or now.assigned.by_slot or not leaving:
+        return now.assigned.hosts
+    active = now.generation.members
+    drained = _drained(now, active)[1]
+    gone = {one.id for one in drained}
+    asked = [member for member in active if member.id in leaving - gone]
+    assigned = without_departed(now.assigned.hosts, drained)
+    shares = _shares(now, assigned, active, asked, gone)
+    lowered = dict(now.assigned.hosts)
+    for member in asked:
+        lowered[member.host] -= shares.get(member.id, 0)
+    return lowered
+
+
 def _drained(
     now: Snapshot, active: Sequence[RingMember]
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:

@@ -37,7 +37,7 @@ from edl.core.job.resize import next_generation
 from edl.core.job.ring_failure import broke, let_go
 from edl.core.plural import names, verb, workers
 from edl.core.records import Generation, JobState, Member, RingMember, Stage
-from edl.core.snapshot import Snapshot
+from edl.core.snapshot import GONE, Snapshot
 
 
 def decide(
@@ -175,7 +175,8 @@ def _decide_for_running(
         if len(old) == len(current.previous):
             leave = next_generation(now, before, old, term, ages, limits, silent)
             joining = names(current.joined)
-            waits = f"{joining} {verb(len(current.joined), 'joins', 'join')} at the next epoch"
+            enough = now.job.sizes.enough(len(current.previous))  # else they pause, and it joins
+            when = "at the next epoch's start" if enough else "now: too few are left to train"
             if leave.generation is not None:
                 return leave
             aware = {  # of a further generation, which those who wait enter in place of this one
@@ -187,7 +188,8 @@ def _decide_for_running(
                 return more
             if sum(now.assigned.hosts.values()) < len(current.members) and more.evict:
                 return replace(more, generation=None, change=None)  # it is wanted no more
-            return MembershipDecision(f"{waits}'s start", answers=leave.answers)
+            waits = f"{joining} {verb(len(current.joined), 'joins', 'join')} {when}"
+            return MembershipDecision(waits, answers=leave.answers)
     # Rule 4: after a further generation, some members would enter this one and others the further.
     waiting = [
         m.id
@@ -343,7 +345,11 @@ def _replace_newcomers(
         *(member for member in current.previous if member.id in kept),
         *(member for member in current.members if member.id in joined),
     )
-    went = "went on to another fit" if all(worker in healthy for worker in lost) else "died"
+    went = "ended"  # by itself, too, if it differs from the others
+    if all(worker in healthy for worker in lost):
+        went = "went on to another fit"
+    elif not any(now.evicted.get(worker, GONE).startswith(GONE) for worker in lost):
+        went = verb(len(lost), "was evicted", "were evicted")
     reason = f"{names(lost)} {went} before joining generation {current.number}"
     if staying:
         reason += f"; {names(staying)} cannot leave yet"

@@ -135,13 +135,15 @@ def _switch(
     answers: Sequence[Request],
     evict: Mapping[int, str],
 ) -> MembershipDecision:
+    """Return the decision to switch to the ring `target`, with the next generation."""
     # The desired number falls with the switch in which a worker leaves, and not before: else it
     # would fall again with each decision. So the drain of a postponed worker stays open, too.
     postponed = {one.id for one in target.postponed}
     closed = tuple(one for one in answers if not (one.accepted and one.worker in postponed))
     lowered = without_departed(now.assigned.hosts, target.leaving)
     leaving = [one.id for one in target.leaving]
-    new = _generation(current, healthy, term, sum(lowered.values()), target.joining, leaving)
+    wanted, may_wait = sum(lowered.values()), now.job.sizes.enough(len(current.members))
+    new = _generation(current, healthy, term, wanted, target.joining, leaving, may_wait)
     return MembershipDecision(
         new.reason, new, _changed(now, before, lowered, leaving), evict, closed
     )
@@ -395,6 +397,7 @@ def _generation(
     wanted: int,
     joining: Sequence[int],
     leaving: Sequence[int],
+    may_wait: bool,
 ) -> Generation:
     """Return the next generation: the members that stay, in their order, then newcomers by id."""
     active = current.members
@@ -404,7 +407,7 @@ def _generation(
     if joining:
         who = names(sorted(joining))
         later = f"{who} {verb(len(joining), 'joins', 'join')} at the next epoch's start"
-        parts.append(later if current.at_epochs else f"{who} joined")
+        parts.append(later if current.at_epochs and may_wait else f"{who} joined")
     if leaving:
         parts.append(f"{names(sorted(leaving))} left")
     reason = f"{' and '.join(parts)}: {len(active)} -> {workers(len(members))}, {wanted} wanted"

@@ -102,6 +102,21 @@ def what_is_not_known_is_named():
             InputPipelines(ScriptExchange()).elastic(made, None)
 
 
+def what_fit_was_given_is_named():
+    class Sequence(keras.utils.PyDataset):
+        pass
+
+    for given, what in (
+        ({"x": IMAGES, "y": LABELS}, "arrays"),
+        ({"x": [IMAGES]}, "arrays"),
+        ({"x": tf.constant(IMAGES)}, "arrays"),
+        ({"x": (each for each in [(IMAGES, LABELS)])}, "a generator, whose"),
+        ({"x": Sequence()}, "a Sequence, whose"),
+    ):
+        with pytest.raises(UsageError, match=f"model.fit was given {what}"):
+            keras_fit.KerasScript().arguments(given)
+
+
 def data_that_differ_have_another_digest():
     def digest(images):
         return recorded(tf.data.Dataset.from_tensor_slices(images).batch(2)).digest()

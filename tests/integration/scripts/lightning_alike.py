@@ -61,7 +61,8 @@ class Line(L.LightningModule):
         if not any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
             estimated = trainer.estimated_stepping_batches
         loader = trainer.train_dataloader.batch_size, config.interval, config.frequency
-        self.updates.append((*place, *lengths, estimated, rate, *loader))
+        checks = trainer.val_check_batch
+        self.updates.append((*place, *lengths, estimated, rate, *loader, checks))
 
     def training_step(self, batch, batch_idx):
         self.read(batch_idx)
