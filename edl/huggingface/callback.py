@@ -51,7 +51,7 @@ class JobCallback(transformers.TrainerCallback):
         state.is_world_process_zero = state.is_local_process_zero = process.rank() == 0
 
     def follow_rank(self, args: Any, state: Any, control: Any) -> None:
-        """Write this worker's rank into `state`; a new rank 0 begins to show progress and to log."""
+        """Write this worker's rank into `state`; a new rank 0 begins to show progress and log."""
         self._write_rank(state)
         if self._was_rank_0 or not state.is_world_process_zero:
             return
