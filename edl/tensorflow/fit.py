@@ -455,13 +455,12 @@ class _LastCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Agree with all workers whether to stop, and whether rank 0 has written its files."""
-        # If it died before it wrote them, the present rank 0 writes them.
         worker = self._training.worker
         if not worker.loader.progress.stop:
             self._take_back()
         wrote = worker.rank == 0
         now = met(worker.exchange(end_row(worker.id, worker.loader.wants_to_stop, wrote)))
-        for writer in self._writers:
+        for writer in self._writers:  # the present rank 0 writes what a dead one has not
             writer.met(now.written)
         if now.stop and not worker.loader.progress.stop:
             self._stop(now.stop)

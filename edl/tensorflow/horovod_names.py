@@ -83,7 +83,7 @@ def _reducer(
 ) -> Any:
     """Return the function by which Horovod's tape and optimizers reduce gradients."""
     # Horovod's own sends IndexedSlices in groups with the shape of another gradient, and not with
-    # gradient_predivide_factor; and it knows a variable in a group by a name, which others may have.
+    # gradient_predivide_factor; and it knows a variable in a group by a name that is not unique.
     factors = (1.0, 1.0)
     if op == Average:  # which is divided by the number of workers, too
         factors = (1.0 / gradient_predivide_factor, gradient_predivide_factor)

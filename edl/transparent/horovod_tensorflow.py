@@ -112,7 +112,7 @@ def rank() -> int:
 
 
 def local_rank() -> int:
-    """Return the number of this process on its host, or of its GPU, which compares as a rank."""
+    """Return the number of this process on its host, or of its GPU; `== 0` tells the first one."""
     loop.refuse_left_early()
     return shown.local_rank()
 
