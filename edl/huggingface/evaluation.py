@@ -35,7 +35,7 @@ class PartResult:
 
     losses: tuple[float, ...]  # the mean loss of each batch; empty if the model returns none
     samples: tuple[int, ...]  # of each batch that has a loss
-    predictions: Any  # as `labels` as in `EvalLoopOutput`; None if there are none
+    predictions: Any  # and `labels`: as in `EvalLoopOutput`; None if there are none
     labels: Any
     inputs: Any  # of the model, if the metrics need them
 

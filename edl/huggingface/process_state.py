@@ -62,7 +62,7 @@ def use_one_device(args: Any) -> None:
 def goes_first(call: int, timeout_s: float = FIRST_TIMEOUT_S) -> Iterator[None]:
     """Let the first worker of each host run the body of a `with` before the host's others."""
     worker = process.current_worker()
-    if process.size() == 1 or process.is_warming_up():  # the job has passed the newcomer's place
+    if process.size() == 1 or process.is_warming_up():  # a newcomer's job has passed this place
         yield
         return
     one_host = process.cross_size() == 1

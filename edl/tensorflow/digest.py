@@ -1,4 +1,4 @@
-"""Compute digests of variables and arrays, by which workers compare their states: CRC-32s."""
+"""Compute the CRC-32 of variables and arrays, by which workers compare their states."""
 
 from __future__ import annotations
 

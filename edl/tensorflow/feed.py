@@ -145,7 +145,7 @@ class PipelineBatchSource:
         return data
 
     def _has_come(self) -> bool:
-        """Return whether the samples of the next batch are loaded, or nobody knows."""
+        """Return False only if the samples of the next batch are known not to be loaded."""
         if self._arriving is None or self._warm_up is None or not self._formed:
             return True
         if self._first is None:
@@ -160,7 +160,7 @@ class PipelineBatchSource:
         return worker.loader.sampler.form(worker.loader.ledger)
 
     def skip(self) -> None:
-        """Keep `tf.data` from loading the batch of `next`, right after it; the caller does it."""
+        """Keep `tf.data` from loading the batch that `next` has just returned: the caller does."""
         with self._change:
             self._unread.popleft()
 

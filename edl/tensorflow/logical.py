@@ -154,7 +154,7 @@ class LogicalBuffers:
         return [f"the variable {name}" for name in self._before]
 
     def end_piece(self, counts: bool) -> list[Array]:
-        """Keep what a pass has made of the variables, put the kept values back, and return it."""
+        """Return what a pass has made of the variables, which get the step's first values again."""
         values = self._values()
         changed = {name: now for name, now in values.items() if not _same(now, self._before[name])}
         if counts:  # else a padding batch

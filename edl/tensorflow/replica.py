@@ -108,7 +108,7 @@ class TensorFlowReplica(FrameworkReplica):
         return {**self.compared_things(), **values}
 
     def variables(self) -> dict[str, dict[str, Any]]:
-        """Return the variables of "model" and "optimizer" by path, or name; it creates the last.
+        """Return the variables of "model" and "optimizer", which may create its own here, by name.
 
         The variables of a tracked object are the model's, with its name and a slash before theirs.
         """
@@ -152,7 +152,7 @@ class TensorFlowReplica(FrameworkReplica):
         groups["learning_rate"] = dict(enumerate(self._rates()))
         for name, thing in self._tracked.items():
             own = variables_of(thing) or []
-            if isinstance(thing, tf.Module):  # of averages each worker has its own
+            if isinstance(thing, tf.Module):  # what no update trains is each worker's own
                 own = [variable for variable in own if variable.trainable]
             groups[f"tracked.{name}"] = variables_by_name(own)
         things = self.compared_things()
@@ -264,7 +264,7 @@ class TensorFlowReplica(FrameworkReplica):
 
 
 class _Values:
-    """A stand-in for a tracked object that has variables: its state are their values."""
+    """A stand-in for a tracked object with variables, whose values are its state."""
 
     def __init__(self, access: VariableAccess, variables: Sequence[Any]) -> None:
         self._access, self._variables = access, [plain(variable) for variable in variables]

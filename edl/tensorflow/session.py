@@ -186,7 +186,7 @@ class _GraphJob:
 
     def stops(self, asks: bool) -> bool:
         """Return whether all workers stop after the last step; `asks`: a hook of this one asks."""
-        # All ask, or one had asked before that step: a hook sees the loss of its worker's batch.
+        # They do if all ask, or one had asked before that step: hooks see their own worker's loss.
         worker = self._training.worker
         progress = worker.loader.progress
         if worker.warming_up:
@@ -243,12 +243,12 @@ class _GraphJob:
 
     def _look(self, operation: tf.Operation) -> tuple[bool, bool]:
         """Return two bools: does `operation` depend on reduced gradients, and on an update?"""
-        # It is taken to, if all updates are in other graphs, such as a branch of tf.cond.
         found = self._found.get(id(operation))
         if found is None:
             before = set(_before(operation))
             updates = {_operation(self._session.graph, each) for each in self._training.updates}
             here = {each for each in updates if each.graph is self._session.graph}
+            # All updates may be in other graphs, such as a branch of tf.cond: taken for a yes.
             found = (any(map(_reduces, before)), not here or not here.isdisjoint(before))
             self._found[id(operation)] = found
         return found

@@ -92,10 +92,11 @@ class JobTape:
 
     @as_it_is
     def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
-        """Return the mean gradients of ``target`` by ``sources``, dense; None for no dependence.
+        """Return the mean gradients of ``target`` by ``sources`` over the global batch.
 
-        All workers call it for each batch, and wait for each other. Further arguments are those of
-        the wrapped tape's method.
+        They are dense tensors, and None for a variable on which the loss does not depend. All
+        workers call it for each batch, and wait for each other. Further arguments are those of the
+        wrapped tape's method.
         """
         gradients = self._tape.gradient(target, sources, *more, **named)
         means = reduce_early(tf.nest.flatten(gradients), tf.nest.flatten(sources))

@@ -1,7 +1,7 @@
-"""Build and read the rows of floats, equal in length, that workers exchange when an epoch ends:
+"""Build and read the rows of floats, equal in length, that workers exchange when an epoch ends.
 
-- the worker's id, its samples, a checksum of the metrics' names in order, the metrics, zeros;
-- the worker's id, whether it wants to stop, whether it is rank 0 and has written its files.
+One has the worker's id, its samples, a checksum of the metrics' names in order, the metrics, and
+zeros; the other its id, whether it wants to stop, and whether it is rank 0 and has written files.
 """
 
 from __future__ import annotations

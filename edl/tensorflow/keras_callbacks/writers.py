@@ -65,7 +65,7 @@ class Gated(Writer):
         getattr(self.callback, name)(*arguments, **named)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Do nothing: a newcomer has no rank yet; the first other hook comes after it."""
+        """Do nothing: a newcomer has no rank yet, so `_begin` calls it before the first hook."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = None
