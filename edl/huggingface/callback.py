@@ -12,27 +12,21 @@ from edl.framework import process
 
 
 class JobCallback(transformers.TrainerCallback):
-    """A callback of a `Trainer` that writes the job's epoch, end and rank into its state."""
-
-    # It is the first one, so that all other callbacks see the job's values.
+    """A callback that writes the job's values into the `Trainer`'s state, before all others."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._was_rank_0 = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write this worker's rank into `state`, before progress bars and writers are made."""
-        self._write_rank(state)
+        self._write_rank(state)  # before progress bars and writers are made
         self._was_rank_0 = state.is_world_process_zero
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the rank of this worker in the present ring into `state`."""
         self.follow_rank(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the job's epoch and the estimate of its last step into `state`."""
-        # After the last step of the training `state.max_steps` is that step, so that other
-        # callbacks evaluate and save as at the end of any training.
         self.follow_rank(args, state, control)
         edl.torch.api.end_batch()
         progress = process.current_worker().loader.progress
@@ -45,6 +39,7 @@ class JobCallback(transformers.TrainerCallback):
             return
         batch = source.batching.of_all(process.size()) * args.gradient_accumulation_steps
         left = steps_left(args.num_train_epochs, ledger.epoch, ledger.done, ledger.total, batch)
+        # At the end it is the last step, where other callbacks evaluate and save.
         state.max_steps = state.global_step + left
         for one in self._trainer.callback_handler.callbacks:
             bar = getattr(one, "training_bar", None)
@@ -56,7 +51,7 @@ class JobCallback(transformers.TrainerCallback):
         state.is_world_process_zero = state.is_local_process_zero = process.rank() == 0
 
     def follow_rank(self, args: Any, state: Any, control: Any) -> None:
-        """Write this worker's rank into `state`."""
+        """Write this worker's rank into `state`; a new rank 0 begins to show progress and log."""
         self._write_rank(state)
         if self._was_rank_0 or not state.is_world_process_zero:
             return

@@ -1,7 +1,7 @@
 """Share the evaluation of a ``Trainer`` among the workers: each batch is evaluated once.
 
-The main entry is :func:`evaluate_shared`. The loop over batches, the padding and the metrics are
-those of ``transformers.Trainer`` (tried with release 5.24).
+The loop over batches, the padding and the metrics are those of ``transformers.Trainer`` (tried with
+release 5.24).
 """
 
 from __future__ import annotations
@@ -34,30 +34,34 @@ class PartResult:
     """The result of a worker's evaluation of some consecutive batches."""
 
     losses: tuple[float, ...]  # the mean loss of each batch; empty if the model returns none
-    samples: tuple[int, ...]  # the number of samples of each batch that has a loss
-    predictions: Any  # as in `EvalLoopOutput`; None if there are none
+    samples: tuple[int, ...]  # of each batch that has a loss
+    predictions: Any  # and `labels`: as in `EvalLoopOutput`; None if there are none
     labels: Any
-    inputs: Any  # the inputs of the model, if the metrics need them
+    inputs: Any  # of the model, if the metrics need them
 
 
 def can_share(trainer: Any, loader: Any) -> bool:
     """Return whether the workers may evaluate a part of the batches of `loader` each."""
+    # With batch_eval_metrics an object of the script's adds up the metrics, batch by batch.
     if trainer.args.batch_eval_metrics or not isinstance(loader, DataLoader):
         return False
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, IterableDataset):  # workers may see other batches
         return False
     for kind in type(trainer).__mro__:
         own = kind.__module__.partition(".")[0] not in KNOWN
         if own and any(name in vars(kind) for name in COLLECTING):
             return False
-    batches = loader.batch_sampler
+    batches = loader.batch_sampler  # the script's own may give another order on each worker
     return type(batches) is BatchSampler and type(batches.sampler) is SequentialSampler
 
 
 def evaluate_shared(
     trainer: Any, loop: Callable[[Any], Any], loader: DataLoader[Any], prefix: str
 ) -> Any:
-    """Evaluate all batches of `loader` on all workers together; return the job's result."""
+    """Evaluate all batches of `loader` on all workers together; return the job's result.
+
+    All workers call it between two steps, and get the same `EvalLoopOutput`, in the data's order.
+    """
     batches: Any = loader.batch_sampler
     indices = list(batches)
     found: dict[Span, PartResult] = {}
@@ -74,7 +78,7 @@ def evaluate_shared(
         answers = from_all(CALL, (own_id, own))
         for _, theirs in answers:
             found |= theirs
-        left = open_parts(left, len(members), found.keys())
+        left = open_parts(left, len(members), found.keys())  # what the dead have left
         members = [worker for worker, _ in answers]
     ordered = [found[part] for part in sorted(found)]
     return _output(trainer, ordered, len(loader.dataset), prefix)  # type: ignore[arg-type]
@@ -136,7 +140,7 @@ def _attributes(target: Any, **values: Any) -> Iterator[None]:
 
 
 def _output(trainer: Any, parts: Sequence[PartResult], total: int, prefix: str) -> Any:
-    """Return the `EvalLoopOutput` of all `parts`, with the metrics of all samples."""
+    """Return the `EvalLoopOutput` of `parts`, which are in the order of the data set."""
     args = trainer.args
     concat = args.eval_do_concat_batches
     predictions = _together([part.predictions for part in parts], concat)

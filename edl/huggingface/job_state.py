@@ -30,9 +30,7 @@ TOTALS = (
 class TrainerJobState:
     """The part of a `Trainer` that a newcomer must know, as `edl.track` sends it."""
 
-    # False: the workers' states are not compared, because each worker logs the time that it has
-    # measured itself
-    edl_compared = False
+    edl_compared = False  # each worker logs the times that it has measured itself
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -53,11 +51,11 @@ class TrainerJobState:
         return {"json": json.dumps(state, default=_as_json)}
 
     def load_state_dict(self, state: dict[str, str]) -> None:
-        """Load `state`, a result of `state_dict`, into this worker's `Trainer`."""
         found = json.loads(state["json"])
-        for name in found["state"].keys() - set(ARGUMENTS):
+        for name in found["state"].keys() - set(ARGUMENTS):  # an earlier edl has saved these too
             setattr(self._trainer.state, name, found["state"][name])
         self._totals = found["totals"]
+        # A callback gets the state of the one at its place among those of its class.
         waiting = list(found["callbacks"])
         for one in self._exportable():
             match = next((each for each in waiting if each[0] == type(one).__name__), None)

@@ -16,28 +16,28 @@ from edl.torch.api import exchange, skip_loss_check
 
 
 def divisor(labels: torch.Tensor) -> torch.Tensor:
-    """Return the number by which the sum of a batch's losses is divided: its labels, at least 1."""
-    return labels.clamp(min=1)
+    """Return by what the sum of a batch's losses is divided: its labels that are not masked."""
+    return labels.clamp(min=1)  # without labels the loss counts 0 times, and 0 times NaN is NaN
 
 
 class LabelWeights:
     """The weighting of losses that are means over labels, for one worker."""
 
     def __init__(self) -> None:
-        # the factor by which the loss of the present batch is multiplied before `backward()`; 1.0
-        # between two batches
-        self.loss_factor = 1.0
+        self.loss_factor = 1.0  # of the present batch, before `backward()`; 1.0 between batches
         self._counts_of_all: list[Counts] = []  # of a step whose last batch is in training
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Begin a step, of which no batch is trained yet."""
         self._samples = self._labels = 0
 
     def begin_batch(self, samples: int, labels: int, batches: int, is_last: bool) -> int:
-        """Set `loss_factor` for a batch; in the last one exchange the numbers of the step."""
+        """Set `loss_factor` for a batch, and return how many of its labels count.
+
+        All workers call it before the forward pass: they exchange numbers in the step's last batch.
+        """
         skip_loss_check()
-        counted = labels if samples else 0
+        counted = labels if samples else 0  # a padding batch has no samples
         self.loss_factor = batch_factor(samples, counted, batches)
         self._samples += samples
         self._labels += counted
@@ -45,13 +45,12 @@ class LabelWeights:
         return counted
 
     def end_batch(self) -> None:
-        """Leave the losses of the script's other calls of `backward()` as they are."""
-        self.loss_factor = 1.0
+        self.loss_factor = 1.0  # for the script's other calls of `backward()`
 
     def scale_gradients(self, optimizer: Any) -> None:
         """Turn the averaged gradients of a step into means over the labels."""
         counts, self._counts_of_all = self._counts_of_all, []
-        if not counts:
+        if not counts:  # not the last batch of a step, or one that is not weighted
             return
         averaged = process.current_worker().loader.progress.members
         groups = optimizer.param_groups

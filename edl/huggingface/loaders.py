@@ -21,8 +21,7 @@ class TrainingDataLoader(edl.torch.DataLoader):
         refuse_logical(current_worker(), "Accelerate counts batches, so it trains")
         super().__init__(**options)
         self._put = put
-        # whether the script is inside of its loop over `epochs` or `steps`
-        self.is_training = False
+        self.is_training = False  # the script is inside of its loop over `epochs` or `steps`
         self._counts_updates = False  # the length of the training is a number of updates
         self._in_samples: list[Any] = []
         self._has_batch = False  # the script is inside of its loop over batches
@@ -33,9 +32,10 @@ class TrainingDataLoader(edl.torch.DataLoader):
         return self._has_batch and current_worker().loader.batch_weight == 0
 
     def count_samples(self, prepared: Any, batch: int) -> None:
-        """Let an LR scheduler make one step for each `batch` samples of the job."""
+        """Let an AcceleratedScheduler make one step for each `batch` samples of the job."""
         samples: Any = self.dataset
         is_wrapped = isinstance(prepared.scheduler, InSamples)
+        # It stays as it is where a number of updates ends the training: one step for each of them.
         if self._counts_updates or is_wrapped or not hasattr(samples, "__len__"):
             return
         prepared.scheduler = InSamples(prepared.scheduler, batch, len(samples))

@@ -13,11 +13,13 @@ SAME_ORDER = (
 
 
 def from_all(what: str, value: Any) -> list[Any]:
-    """Return the values of all workers, in rank order; all call it at the same point."""
+    """Return the pickled values of all workers in rank order; `what` names the script's call.
+
+    Before and after the training, and in a warm-up, the answer is this worker's own value. If a
+    worker dies meanwhile, the survivors get the same answer.
+    """
     return exchange_objects(what, value, SAME_ORDER)
 
 
 def from_rank_0(what: str, value: Any) -> Any:
-    """Return the value of rank 0 on all workers; all call it at the same point."""
-    # `value`: what this worker would send as rank 0; it is pickled.
     return from_all(what, value)[0]

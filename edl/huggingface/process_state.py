@@ -31,8 +31,7 @@ KEPT_S = 24 * 3600.0  # a file by which it says that it is done
 
 def follow_rank() -> None:
     """Set Accelerate's process index to this worker's present rank, in the states that exist."""
-    # The local index is 0 on rank 0 only, so that what each host does once is done once in the job.
-    rank = process.rank()
+    rank = process.rank()  # for the local index too: what a host does once, the job does once
     for state in (PartialState, AcceleratorState):
         shared: dict[str, Any] = state._shared_state
         if shared:
@@ -54,10 +53,8 @@ def use_one_gpu() -> torch.device | None:
 
 def use_one_device(args: Any) -> None:
     """Let `args` name one GPU, that of this worker's slot, where it names all GPUs of the host."""
-    # Without a process group, `TrainingArguments` would spread each batch over all GPUs that the
-    # process sees, by `DataParallel`.
     if args.n_gpu > 0 and (own := use_one_gpu()) is not None:
-        args._n_gpu = 1
+        args._n_gpu = 1  # else it spreads each batch over all GPUs, by `DataParallel`
         vars(args)["_setup_devices"] = own  # the cached property behind args.device
 
 
@@ -65,7 +62,7 @@ def use_one_device(args: Any) -> None:
 def goes_first(call: int, timeout_s: float = FIRST_TIMEOUT_S) -> Iterator[None]:
     """Let the first worker of each host run the body of a `with` before the host's others."""
     worker = process.current_worker()
-    if process.size() == 1 or process.is_warming_up():
+    if process.size() == 1 or process.is_warming_up():  # a newcomer's job has passed this place
         yield
         return
     one_host = process.cross_size() == 1

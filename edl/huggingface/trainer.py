@@ -235,7 +235,7 @@ class ElasticTrainerMixin(Base):
         )
         self._joined = edl.torch.is_warming_up()
         self._epoch = next(self._epochs, None)
-        if edl.torch.is_warming_up():
+        if edl.torch.is_warming_up():  # before callbacks see anything
             self._warm_up(model, train_dataloader)
             self._epoch = next(self._epochs, None)
         limit = current_worker().loader.progress.length.max_steps
@@ -331,7 +331,7 @@ class ElasticTrainerMixin(Base):
         return mean / passes
 
     def _is_scaled(self, labels: Any) -> bool:
-        """Return whether the loss is left undivided by the number of accumulated batches."""
+        """Return whether `Trainer.training_step` leaves the loss undivided by `passes`."""
         if self.loss_is_scaled_for_ga is not None:
             return bool(self.loss_is_scaled_for_ga)
         counts = self.model_accepts_loss_kwargs and labels is not None
@@ -341,6 +341,7 @@ class ElasticTrainerMixin(Base):
 
     @property
     def _shares(self) -> bool:
+        # Between two steps: there the workers can send messages.
         return self._in_epoch and not process.current_worker().loader.open
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
@@ -416,7 +417,7 @@ class ElasticTrainerMixin(Base):
         """Save a checkpoint of Hugging Face's on rank 0, while the others wait."""
         self.store_flos()
         saved = False
-        while True:
+        while True:  # again if rank 0 has died: the next one saves
             if self.args.should_save and not saved:
                 self._in_epoch = False  # rank 0 alone stores its operations again
                 super()._save_checkpoint(*arguments, **named)

@@ -1,7 +1,4 @@
-"""Refuse what a Trainer cannot do on workers that come and go.
-
-:func:`check_fit` does it, and for LR schedulers :func:`check_own_steps`.
-"""
+"""Refuse what a Trainer cannot do on workers that come and go, with what to do instead."""
 
 from __future__ import annotations
 
@@ -34,9 +31,9 @@ class Fit(NamedTuple):
     """The properties of a call of `trainer.fit()` by which `why_refused` decides."""
 
     is_automatic: bool = True  # whether the module leaves optimization to Lightning
-    callbacks: tuple[str, ...] = ()  # the names of the callbacks' classes and of their base classes
-    reloads_every: int = 0  # `reload_dataloaders_every_n_epochs` of the Trainer
-    takes_iterator: bool = False  # whether `training_step` takes a `dataloader_iter`
+    callbacks: tuple[str, ...] = ()  # names of the callbacks' classes and of their base classes
+    reloads_every: int = 0  # `reload_dataloaders_every_n_epochs`
+    takes_iterator: bool = False  # `training_step` takes a `dataloader_iter`
 
 
 def check_fit(trainer: Trainer, module: LightningModule) -> None:

@@ -1,7 +1,4 @@
-"""Exchange values between the workers for :class:`edl.lightning.ElasticStrategy`.
-
-:class:`StrategyCollectives` does it, inside a step and between two steps.
-"""
+"""Exchange values between the workers for ElasticStrategy, inside a step and between two."""
 
 from __future__ import annotations
 
@@ -24,9 +21,6 @@ OPERATIONS = ("mean", "sum", "min", "max", "product")
 class StrategyCollectives:
     """The exchange of values among all workers, which all call at the same points of the script."""
 
-    # `is_local`: returns whether this worker is by itself at present, because training has not
-    # begun, is over, or was left.
-
     def __init__(
         self,
         is_local: Callable[[], bool],
@@ -34,8 +28,8 @@ class StrategyCollectives:
         in_step: Callable[[], bool],
         is_training: Callable[[], bool],
     ) -> None:
-        self._is_local = is_local
-        self._weight = weight
+        self._is_local = is_local  # then each answer is this worker's own value
+        self._weight = weight  # samples of this worker's batch; 0 for padding
         self._in_step = in_step
         self._is_training = is_training
 
@@ -48,6 +42,8 @@ class StrategyCollectives:
     def reduce(self, tensor: torch.Tensor, operation: Any) -> torch.Tensor:
         """Return `tensor` reduced over all workers, on its own device."""
         name = operation_of(operation)
+        # In a validation workers count alike. It may come while a step is open, between two of the
+        # batches that are accumulated.
         weight = self._weight() if self._in_step() and self._is_training() else 1
         rows = self.gather((weight, tensor.detach().cpu()), f"reduce({name})")
         if len(rows) == 1:
@@ -57,7 +53,7 @@ class StrategyCollectives:
 
 
 def operation_of(operation: Any) -> str:
-    """Return the name of a reduction among `OPERATIONS`."""
+    """Return one of `OPERATIONS` for a name of Lightning's, a `ReduceOp` of PyTorch, or None."""
     if operation is None:
         return "sum"
     name = operation if isinstance(operation, str) else str(operation).rpartition(".")[2]

@@ -11,21 +11,19 @@ from edl.framework.process import current_worker
 
 
 class EpochCounts:
-    """Counts the batches of a job's epochs, and holds the numbers that this count depends on."""
+    """The batches of a job's epochs, and the numbers that their count depends on.
+
+    Both are the same on all workers: by them the loop ends an epoch and LR schedulers step.
+    """
 
     def __init__(self) -> None:
-        # the global batch, in samples, of the workers with which the job began, without
-        # accumulation; 0: LR schedulers count updates, so it is not used
+        # The global batch of the workers with which the job began, in samples, without
+        # accumulation; 0: not used, as LR schedulers count updates.
         self.first_batch = 0
-        # the number of batches after which an epoch of those workers ends at the latest; None: no
-        # limit
-        self.first_limit: int | None = None
-        # the same for the present start of the job; a job that was resumed with other workers may
-        # have another one
-        self.limit: int | None = None
+        self.first_limit: int | None = None  # the most batches of an epoch of those workers
+        self.limit: int | None = None  # the same for the present start, maybe with other workers
         self.first_epoch = 0  # the Trainer's epoch with which the job began
-        # the samples of the data set; None: their number is not known
-        self.samples: int | None = None
+        self.samples: int | None = None  # of the data set; None: not known
         self._loaded: Mapping[str, Any] = {}
         self._before = (0, 0)  # an epoch, and its batches that an earlier start has trained
 
@@ -33,12 +31,13 @@ class EpochCounts:
         """Go on where the job is, whose state this worker has got, if there was any."""
         worker = current_worker()
         epoch, batch = self._loaded.get("position", (0, 0))
+        # Batches that an earlier start trained do not count against another limit.
         is_same = self.limit is not None and self.limit == self._loaded.get("limit")
         if is_same and epoch == worker.loader.epoch:
             self._before = (epoch, batch - batch_in_epoch(worker))
 
     def end_update(self) -> None:
-        """Keep the number of samples of a stream that has ended the job's first epoch."""
+        """Learn how many samples a stream has, when it has ended the job's first epoch."""
         progress = current_worker().loader.progress
         is_first = progress.ledger.epoch == 0 and progress.ledger.finished
         if self.samples is None and self.limit is not None and is_first:
@@ -51,11 +50,12 @@ class EpochCounts:
 
     @property
     def is_at_limit(self) -> bool:
-        """Whether no batch of the present epoch is left, because of the limit."""
+        """Whether the limit leaves no batch of the present epoch."""
         return self.limit is not None and self._batches_ended >= self.limit
 
     def position(self, trained: int) -> EpochPosition:
         """Return the job's position at a time when it had trained `trained` samples in all."""
+        # Before the present update, or the last one if this worker has missed that.
         assert self.limit is not None
         progress = current_worker().loader.progress
         if trained == progress.trained and (self.is_at_limit or progress.ledger.finished):
@@ -64,7 +64,6 @@ class EpochCounts:
         return EpochPosition(progress.ledger.epoch, self._batches_ended, self.limit, samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the present state, made of plain values."""
         return {
             "first_batch": self.first_batch,
             "first_limit": self.first_limit,
@@ -74,7 +73,6 @@ class EpochCounts:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over `state`, which `state_dict` has returned on another worker."""
         self._loaded = state
         self.first_batch = state["first_batch"] or self.first_batch
         self.first_limit = state.get("first_limit") or self.first_limit
@@ -83,6 +81,7 @@ class EpochCounts:
     @property
     def _batches_ended(self) -> int:
         loader = current_worker().loader
+        # In an open step, those before its last batch.
         return self.batch + (not loader.open and loader.engine.in_hand)
 
     @property
@@ -93,4 +92,5 @@ class EpochCounts:
 
 def old_counts(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of `EpochCounts` for a Trainer's state in a checkpoint of before."""
+    # It has a list of `first_batch` at most, which is empty in a training by `max_steps`.
     return {"first_batch": sum(state.get("first_batch", ()))}

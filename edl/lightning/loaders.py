@@ -1,4 +1,4 @@
-"""Divide the data of a script's loaders among the workers: :func:`training_loader`, :func:`shared`.
+"""Divide the data of a script's loaders among the workers.
 
 Training data are divided by edl's ledger, so each sample is trained once an epoch whatever happens.
 Validation data are divided by rank and size at the time when a validation begins.
@@ -37,7 +37,7 @@ def training_loader(given: object, **batching: Any) -> edl.DataLoader:
 
 
 class RankSampler(torch.utils.data.Sampler[int]):
-    """The sampler of a validation loader: this worker's part of the data set."""
+    """The sampler of a validation loader: rank, rank + size, ..., divided anew when iterated."""
 
     def __init__(self, dataset: Sized, place: Callable[[], tuple[int, int]]) -> None:
         self._dataset = dataset
@@ -52,6 +52,7 @@ class RankSampler(torch.utils.data.Sampler[int]):
     def _part(self) -> range:
         rank, size = self._place()
         total = len(self._dataset)
+        # With fewer samples than workers, several take the same one.
         return range(rank % max(1, min(size, total)), total, size)
 
 
@@ -59,11 +60,10 @@ Rebuilt = Callable[[torch.utils.data.DataLoader[Any], RankSampler], object]
 
 
 def shared(given: object, place: Callable[[], tuple[int, int]], rebuilt: Rebuilt) -> object:
-    """Return a loader that gives each worker a part of the validation data."""
-    # A loader whose samples cannot be divided, because its data set is iterable or it has a sampler
-    # of the script's, is returned as it is: each worker then validates on all of it.
+    """Return a loader that gives each worker a part of the validation data, if that can be."""
     if not isinstance(given, torch.utils.data.DataLoader):
         return given
+    # Each worker validates on all of an iterable data set, or of what the script's sampler gives.
     plain = type(given.batch_sampler) is BatchSampler
     if not plain or type(given.sampler) not in (RandomSampler, SequentialSampler):
         return given
@@ -72,8 +72,7 @@ def shared(given: object, place: Callable[[], tuple[int, int]], rebuilt: Rebuilt
 
 def limited_batches(loaders: Iterable[object], limit: float, known: list[float]) -> list[float]:
     """Return how many batches of each loader this worker validates, of its present part."""
-    # At least 1 for each loader that has batches, because a worker that validated nothing would not
-    # take part in the exchange of the results.
+    # At least 1: a worker that validated nothing would not take part in the exchange of results.
     return [
         max(1, int(len(cast(Sized, loader)) * limit)) if 0 < before < math.inf else before
         for loader, before in zip(loaders, known, strict=True)
@@ -81,7 +80,7 @@ def limited_batches(loaders: Iterable[object], limit: float, known: list[float])
 
 
 class LoaderView:
-    """A stand-in for the training loader in Lightning's loop, which takes no batches from it."""
+    """A stand-in for the script's training loader; Lightning's loop takes no batches from it."""
 
     def __init__(self, given: torch.utils.data.DataLoader[Any], loader: edl.DataLoader) -> None:
         self._given = given
@@ -93,7 +92,7 @@ class LoaderView:
             yield from self._given
 
     def __len__(self) -> int:
-        if self._length is None:
+        if self._length is None:  # it stays that of the beginning
             self._length = len(self._loader)
         return self._length
 

@@ -53,19 +53,18 @@ Profile = Callable[[], None]
 
 
 class ElasticLoop:
-    """The link between the loops of one Trainer and edl's loader."""
+    """The link between the loops of one Trainer and edl's loader: Lightning's data fetcher."""
 
     def __init__(self, trainer: Trainer, loader: Callable[[], edl.DataLoader]) -> None:
-        # `is_training`: whether the job trains: from the time when this worker has the job's state
-        # to the end of `fit`; `has_begun`: whether the first batch was asked for
+        # The job trains, from the time when this worker has its state to the end of `fit`; and the
+        # first batch was asked for.
         self.is_training = self.has_begun = False
-        self.counts = EpochCounts()  # what the job counts its epochs by
-        # `fetched`: how many batches were handed out; Lightning adds to it; `done`: whether the
-        # present batch is the epoch's last one, as far as is known before its update:
-        # `trainer.is_last_batch`
+        self.counts = EpochCounts()
+        # Lightning's: batches handed out, to which it adds; and whether the present one is the
+        # epoch's last, as far as is known before its update (`trainer.is_last_batch`).
         self.fetched, self.done = 0, False
         self._trainer = trainer
-        self._loader_of = loader
+        self._loader_of = loader  # it exists when the training begins
         self._epochs: Iterator[int] = iter(())
         self._batches: Iterator[Any] = iter(())
         self._epoch = 0
@@ -114,7 +113,7 @@ class ElasticLoop:
             self.is_training = False
 
     def _next_epoch(self) -> bool:
-        """Begin the job's next epoch; return False, and keep the number, if it has none."""
+        """Begin the job's next epoch; return False if it has none."""
         self._batches = iter(())
         epoch = next(self._epochs, None)
         if epoch is not None:
@@ -139,7 +138,7 @@ class ElasticLoop:
         """Let an epoch end where its samples end, or earlier by `limit_train_batches`."""
         trainer, expected = self._trainer, self._trainer.fit_loop.max_batches
         limit, epoch_loop = trainer.limit_train_batches, trainer.fit_loop.epoch_loop
-        if trainer.val_check_batch == expected:
+        if trainer.val_check_batch == expected:  # validate where the epoch ends, not by the number
             ends = partial(self._validates_at_end, epoch_loop._should_check_val_fx)
             epoch_loop._should_check_val_fx = ends
         if not isinstance(limit, int):
@@ -156,8 +155,10 @@ class ElasticLoop:
 
     def _count_samples(self) -> None:
         """Let LR schedulers that Lightning steps after each update count samples instead."""
+        # They then end with the last epoch, whatever the number of workers; Lightning's
+        # `estimated_stepping_batches` is for the workers with which the job began.
         trainer = self._trainer
-        if trainer.max_steps != -1:
+        if trainer.max_steps != -1:  # the training counts updates, so do they
             return
         samples: Any = self._loader.dataset
         counts, accumulated = self.counts, accumulated_batches(trainer)
@@ -213,7 +214,7 @@ class ElasticLoop:
         current.ready = current.started = current.processed = current.completed = index
         self._follow_rank()
         self._limit_validation()
-        return batch, index, 0
+        return batch, index, 0  # 0: the number of the loader
 
     def teardown(self) -> None:
         """Let go of the batches; Lightning calls it after the training."""
@@ -261,11 +262,10 @@ class ElasticLoop:
 
     def end_update(self) -> None:
         """Tell Lightning whether this was the last batch of the epoch."""
-        # In a warm-up nothing is told, so that no validation follows.
         if current_worker().loader.open:  # a GradScaler has skipped the update
             end_batch()
         self._batches_of_update = 0
-        if not edl.is_warming_up():
+        if not edl.is_warming_up():  # else a validation would follow
             batch_progress = self._trainer.fit_loop.epoch_loop.batch_progress
             is_trained = current_worker().loader.ledger.finished
             batch_progress.is_last_batch = is_trained or self.counts.is_at_limit
@@ -277,6 +277,7 @@ class ElasticLoop:
 
     def _limit_validation(self) -> None:
         """Let a fraction in `limit_val_batches` be one of this worker's part of the data."""
+        # Lightning has counted before the training, when each worker had all the data.
         limit, loop = self._trainer.limit_val_batches, self._trainer.fit_loop.epoch_loop.val_loop
         loader = loop._combined_loader
         if loader is not None and isinstance(limit, float) and 0.0 < limit < 1.0:
@@ -286,7 +287,7 @@ class ElasticLoop:
         """Let this worker write logs and show the progress bar from now on, if it is rank 0."""
         rank_zero_only.rank = edl.rank()
         before, self._writes = self._writes, edl.rank() == 0
-        if starts or before or not self._writes:
+        if starts or before or not self._writes:  # at the start Lightning has set up both
             return
         for each in self._trainer.loggers:
             if isinstance(each, CSVLogger):

@@ -22,12 +22,13 @@ class InBatches(InSamples):
         self, scheduler: LRScheduler, interval: UpdateInterval, counts: EpochCounts
     ) -> None:
         super().__init__(scheduler, counts.first_batch)
+        # The state of a scheduler has its steps, but not the function of a LambdaLR: that is made
+        # anew at each start, for the global batch of the workers then.
         self._own_batch = counts.first_batch if has_own_function(scheduler) else None
         self._interval = interval
         self._counts = counts
 
     def steps_of(self, samples: int) -> int:
-        """Return how many steps the scheduler has made when the job has trained `samples`."""
         counts = self._counts
         batch, limit = counts.first_batch, counts.first_limit
         if self._own_batch is not None:
@@ -43,10 +44,9 @@ class InBatches(InSamples):
 
 def accumulated_batches(trainer: Trainer) -> dict[int, int]:
     """Return how many batches a Trainer accumulates for an update, by the first epoch of each."""
-    # A GradientAccumulationScheduler sets the number in the Trainer when an epoch begins, so that
-    # the Trainer does not have it before.
     found = {0: trainer.accumulate_grad_batches}
     for each in trainer.callbacks:
+        # It sets the number in the Trainer only when an epoch begins.
         if any(kind.__name__ == "GradientAccumulationScheduler" for kind in type(each).__mro__):
             found |= each.scheduling
     return found

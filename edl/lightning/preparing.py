@@ -20,16 +20,15 @@ class PreparationLock:
     def __init__(self, script: str, timeout_s: float = PREPARE_TIMEOUT_S) -> None:
         number = zlib.crc32(str(Path(script).resolve()).encode())
         name = f"edl-prepare-data-{os.getuid()}-{number:08x}.lock"
+        # The system releases it when a process dies.
         self._lock = FileLock(Path(tempfile.gettempdir()) / name, timeout=timeout_s)
         self._timeout_s = timeout_s
 
     @property
     def is_held(self) -> bool:
-        """Whether this worker has the lock."""
         return self._lock.is_locked
 
     def acquire(self) -> None:
-        """Wait until no other worker has the lock, and take it."""
         try:
             self._lock.acquire()
         except Timeout as error:
@@ -40,6 +39,5 @@ class PreparationLock:
             ) from error
 
     def release(self) -> None:
-        """Let the next worker prepare its data; do nothing if this one does not have the lock."""
         if self._lock.is_locked:
             self._lock.release()

@@ -24,11 +24,12 @@ class TrainerState:
         self, trainer: Trainer, has_begun: Callable[[], bool], counts: EpochCounts
     ) -> None:
         self._trainer = trainer
+        # Before the first batch the workers of a new job take over the folders only: all have
+        # loaded the same checkpoint of Lightning, if any.
         self._has_begun = has_begun
         self._counts = counts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the present state, made of plain values and tensors."""
         trainer = self._trainer
         state: dict[str, Any] = {"folders": self._folders(), "begun": self._has_begun()}
         if not state["begun"]:
@@ -44,12 +45,12 @@ class TrainerState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over `state`, which `state_dict` has returned on another worker."""
         trainer = self._trainer
         self._load_folders(state["folders"])
         if not state["begun"]:
             return
         trainer.fit_loop.load_state_dict(state["loops"])
+        # Batches trained of the epoch are counted when the loop gets its next one.
         stand_before_epoch(trainer, trainer.fit_loop.epoch_progress.current.processed)
         for each in trainer.callbacks:
             if (theirs := state["callbacks"].get(each.state_key)) is not None:
@@ -63,7 +64,7 @@ class TrainerState:
         self._counts.load_state_dict(state.get("counts") or old_counts(state))
 
     def _folders(self) -> dict[str, Any]:
-        """Return the folders that this worker has found for loggers and ModelCheckpoints."""
+        # Each worker looks for the next free version of a folder; all have to write into one.
         return {
             "versions": [getattr(each, "_version", None) for each in self._trainer.loggers],
             "checkpoints": [str(each.dirpath) for each in self._model_checkpoints()],
@@ -88,4 +89,4 @@ def stand_before_epoch(trainer: Trainer, epoch: int) -> None:
         progress.ready = progress.started = progress.processed = progress.completed = epoch
     fit.epoch_loop.batch_progress.is_last_batch = False
     for loop in (fit, fit.epoch_loop, fit.epoch_loop.val_loop):
-        loop.on_iteration_done()
+        loop.on_iteration_done()  # forgets a restart inside an epoch

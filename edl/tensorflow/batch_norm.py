@@ -114,14 +114,14 @@ def _has_others() -> bool:
 
 def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
     """Return the mean and variance of each channel of `inputs`, over the batches of all workers."""
-    # If the batches of all workers are padding, or no entry counts, they are the moving mean and
-    # variance of `layer`, so that the step does not change these moving averages.
+    # `mask`: booleans in the shape of `inputs` without the last axis, True for what counts.
     if mask is not None:
         if layer.axis not in (-1, len(inputs.shape) - 1):
             raise UsageError(OTHER_AXIS.format(layer.axis))
         mask = tf.cast(mask, tf.bool)[..., tf.newaxis]
     mean, variance, elements = moments_of_step(inputs, layer._reduction_axes, mask)
     moving = layer.moving_mean, layer.moving_variance
+    # If nothing counts on any worker, the step leaves the moving averages as they are.
     return tuple(
         tf.where(elements > 0, tf.reshape(of_step, tf.shape(own)), tf.cast(own, of_step.dtype))
         for of_step, own in zip(
@@ -131,8 +131,11 @@ def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
 
 
 def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]:
-    """Return mean, variance and number of elements per channel over the batches of all workers."""
-    # All workers must call it equally often in a step.
+    """Return mean, variance and number of elements per channel over the batches of all workers.
+
+    All workers call it equally often in a step; in a warm-up and between steps the results are this
+    worker's own. Gradients flow back through mean and variance. `mask` broadcasts to `x`.
+    """
     number = next_number()
     # A repair of the ring within the exchange reads the model's variables. It must not happen in a
     # function with a custom gradient, which refuses each variable that it has no gradient for.
@@ -161,7 +164,7 @@ def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]
 
 
 def _own_moments(x: Any, axes: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """Return mean, variance and number of elements per channel of this worker's batch."""
+    """Return mean, variance and number of elements per channel of this worker's batch, or zeros."""
     if mask is None:
         mean, variance = tf.nn.moments(x, axes, keepdims=True)
         count = tf.size(x, tf.int64) // tf.maximum(tf.size(mean, tf.int64), 1)
@@ -186,6 +189,8 @@ def _derivative(
     by_variance: Any,
 ) -> Any:
     """Return the derivative of the loss by `x` through the mean and the variance of the step."""
+    # With D and V, the sums over all workers j of n_j dm_j and of n_j dv_j, it is
+    # (D + 2 (x - mean) V) / (n_i M). `weight` is n_i, `elements` M.
     channels = by_mean.shape.num_elements()
     row = tf.stop_gradient(tf.concat([[weight], _flat(by_mean), _flat(by_variance)], 0))
     act = functools.partial(_exchange_derivatives, number)
@@ -213,11 +218,12 @@ def _flat(values: Any) -> Any:
 
 def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
     """Combine the moments of all workers' batches: one exchange of the forward pass."""
+    # `row`: elements per channel, then each channel's mean, then its sum of squared deviations.
     own = Moments.decode(row.tobytes())
     if exchange is None:
         found, weight_of = own, _ALONE
     else:
-        nothing = np.zeros_like(row)
+        nothing = np.zeros_like(row)  # of a padding batch
         answer = numbered(exchange, number, row if weight else nothing)
         found, weight_of = combined([Moments.decode(each) for each in answer]), float(weight)
     return np.concatenate([[weight_of, found.elements], found.mean, found.variance])
@@ -227,8 +233,8 @@ def _exchange_derivatives(
     number: int, row: Vector, exchange: Exchange | None, _weight: int
 ) -> Vector:
     """Add up the derivatives of all workers' losses: one exchange of the backward pass."""
-    # If no other worker takes part, or n_i is -1 because none took part in the forward pass, they
-    # are dm_i and dv_i.
+    # `row`: n_i, then dm_i of each channel, then dv_i. Alone, also in the forward pass, the sums
+    # are this worker's own.
     if exchange is None or row[0] == _ALONE:
         return row[1:]
     return weighted_sum(numbered(exchange, -number, row)) / (row[0] or 1.0)

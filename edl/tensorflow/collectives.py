@@ -1,9 +1,8 @@
 """Run Horovod's TensorFlow collectives as :class:`edl.ring.ring.Collectives`.
 
-:class:`TensorFlowCollectives` does it. Everything here runs eagerly, also in a script that builds
-graphs, and blocks the calling thread unless its docstring says otherwise. Horovod's TensorFlow
-binding has no handles to wait on, as its PyTorch binding has. So the step record, which travels
-while the model computes, is gathered in a thread of its own.
+Everything here runs eagerly, also in a script that builds graphs, and blocks the calling thread.
+Horovod's TensorFlow binding has no handles to wait on, as its PyTorch binding has. So the step
+record, which travels while the model computes, is gathered in a thread of its own.
 
 Run eagerly, Horovod's operations are known by their type alone, whatever name they are given: no
 two of a type may run at once. So all allgathers (step records, barriers, exchanges) go through this
@@ -46,8 +45,7 @@ _ADDED = re.compile(  # what TensorFlow adds to a message, before and after it
 
 
 def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Call `function` of Horovod eagerly in this thread, and return its result."""
-    # UsageError: Horovod refuses the call, and would refuse it again in any ring.
+    """Call a function of Horovod eagerly in this thread; its errors become edl's."""
     try:
         with context.eager_mode():
             return function(*arguments, **named)
@@ -57,7 +55,7 @@ def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
 
 
 class TensorFlowCollectives:
-    """The collectives for edl's own messages (step records, states), by Horovod for TensorFlow."""
+    """The collectives for edl's own messages (step records, states); a `gloo.Binding` of a ring."""
 
     def __init__(self) -> None:
         self._rows: SimpleQueue[tuple[Table, Future[Table]]] = SimpleQueue()
@@ -65,7 +63,7 @@ class TensorFlowCollectives:
         self._beside = threading.Thread(target=self._gather, name="edl-records", daemon=True)
 
     def init(self) -> None:
-        """Initialise Horovod, which connects this worker to the other members of the ring."""
+        """Initialise Horovod, which connects this worker to the ring that the environment names."""
         try:
             call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
@@ -74,7 +72,6 @@ class TensorFlowCollectives:
         atexit.unregister(hvd.shutdown)
 
     def shutdown(self) -> None:
-        """Shut Horovod down, which ends the ring for all its members; `init` may follow."""
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str, same_shape: bool = False) -> Future[Table]:
@@ -86,14 +83,9 @@ class TensorFlowCollectives:
         return rows
 
     def allgather_finish(self, handle: Future[Table]) -> Table:
-        """Wait for an allgather that was started, return the rows of all workers in rank order"""
-        # UsageError: Horovod refuses the call, and would refuse it again in any ring.
         return handle.result()
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Send `payload` from the rank `root` to all workers; return it on all, `root` too."""
-        # All workers must call it at the same point.
-        # UsageError: Horovod refuses the call, and would refuse it again in any ring.
 
         def broadcast(data: bytearray, _piece: str) -> bytearray:
             received = broadcast_array(np.frombuffer(data, dtype=np.uint8), root)
@@ -102,7 +94,6 @@ class TensorFlowCollectives:
         return broadcast_message(payload, hvd.rank() == root, name, broadcast)
 
     def _gather(self) -> None:
-        """Gather the rows that `allgather_start` queues, one after the other."""
         while True:
             row, rows = self._rows.get()
             try:
@@ -118,15 +109,13 @@ def _allgather(row: Table) -> Table:
 
 @waits("exchanging the state with the others")
 def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, Any]:
-    """Send `array` from the rank `root` to all workers, and return the root's array on all."""
-    # UsageError: Horovod refuses the call, and would refuse it again in any ring.
+    """Return the root's array, read-only, on all workers, which send one of the same form."""
     return guarded(lambda: mpi_ops.broadcast(tf.convert_to_tensor(array), root).numpy())  # type: ignore[no-any-return]
 
 
 @waits(WAITING)
 def allreduce_average(tensors: Sequence[Any]) -> list[Any]:
-    """Return the mean over all workers of each of `tensors`, in the same order."""
-    # UsageError: Horovod refuses the call, and would refuse it again in any ring.
+    """Return the mean over all workers of each of `tensors`; for a Horovod without edl's patch."""
     averages: dict[int, Any] = {}
     for dtype in sorted({tensor.dtype for tensor in tensors}, key=lambda dtype: dtype.name):
         group = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
@@ -138,8 +127,6 @@ def allreduce_average(tensors: Sequence[Any]) -> list[Any]:
 
 @waits(WAITING)
 def allreduce_of(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
-    """Return the element-wise sum or largest value of all workers' `array`, which is not changed"""
-    # UsageError: Horovod refuses the call, and would refuse it again in any ring.
 
     def reduced() -> np.ndarray[Any, Any]:
         tensor = tf.convert_to_tensor(array)

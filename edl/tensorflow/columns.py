@@ -1,8 +1,7 @@
 """Read columns of a data set (arrays, lists, tensors, files), with one value for each sample.
 
-:func:`structure_of` makes columns of what a script gives to ``edl.Dataset``: an
-:class:`ArrayColumn` of an array in memory, a :class:`ListColumn` of a list, or a
-:class:`LazyColumn` of an object whose rows are read when they are needed.
+What a script gives to ``edl.Dataset`` becomes columns: of an array in memory, of a list, or of an
+object whose rows are read when they are needed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Columns(Protocol):
     def __len__(self) -> int: ...
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the values of the samples at `positions`, stacked along a new first axis."""
+        """Return the values at `positions`, which may repeat, stacked along a new first axis."""
 
     def row(self, position: int) -> Any:
         """Return the value of the sample at `position`, without the axis of samples."""
@@ -65,7 +64,6 @@ class ArrayColumn:
         return len(self._array)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the array's elements at `positions` on the first axis, copied, in that order."""
         array = self._array
         plain = array.flags.c_contiguous and array.flags.aligned and not array.dtype.hasobject
         if not (plain and len(positions) and 0 <= positions.min() <= positions.max() < len(array)):
@@ -76,7 +74,6 @@ class ArrayColumn:
         return into
 
     def row(self, position: int) -> Any:
-        """Return the element of the array at `position` on the first axis, not copied."""
         return self._array[position]
 
 
@@ -90,26 +87,21 @@ class LazyColumn:
         return int(self._rows.shape[0])
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Read the rows at `positions` one by one, and stack them along a new first axis."""
         return np.stack([self.row(position) for position in positions.tolist()])
 
     def row(self, position: int) -> Any:
-        """Read the row at `position`, and return it as a numpy array without the axis of rows."""
         return np.asarray(self._rows[position])
 
 
 class ListColumn:
-    """A column that is a list of Python values or arrays, one for each sample."""
-
-    # If all values are numbers, or arrays or lists of numbers, `rows` casts them to their common
-    # type, so that all batches have one type.
+    """A column that is a list of Python values or arrays, which differ in shape if collated."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
 
     @functools.cached_property
     def _type(self) -> np.dtype[Any] | None:
-        """The common type of all values; None: not all are numbers or lists of them."""
+        """The common type, so that all batches have one; None: not all are numbers or lists."""
         if not all(
             isinstance(value, (*_NUMBER, list, tuple, np.ndarray)) for value in self._values
         ):
@@ -123,7 +115,6 @@ class ListColumn:
         return len(self._values)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the values at `positions`, stacked along a new first axis, in that order."""
         values = [np.asarray(self._values[at], self._type) for at in positions.tolist()]
         if odd := [value.shape for value in values if value.shape != values[0].shape]:
             raise DataError(
@@ -135,12 +126,11 @@ class ListColumn:
         return stacked.astype(object) if stacked.dtype.kind == "U" else stacked
 
     def row(self, position: int) -> Any:
-        """Return the value of the sample at `position` as it is in the list."""
         return self._values[position]
 
 
 def structure_of(source: Any) -> Any:
-    """Return the data that a script gave, with a column in place of each array."""
+    """Return the data with a column in place of each array; None for a sequence of samples."""
     if isinstance(source, (tuple, dict)):
         parts = list(source.values()) if isinstance(source, dict) else list(source)
         if isinstance(source, dict) or any(_is_column(part) for part in parts):
@@ -152,7 +142,7 @@ def structure_of(source: Any) -> Any:
 
 
 def column_of(part: Any) -> Columns | None:
-    """Return `part`, one member of a data set, as a column."""
+    """Return an array, a tensor, a data frame or the like as a column; None for anything else."""
     if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(part, "toarray"):
         dense = "to_tensor()" if isinstance(part, tf.RaggedTensor) else "tf.sparse.to_dense"
         dense = "toarray()" if hasattr(part, "toarray") else dense
@@ -176,7 +166,6 @@ def column_of(part: Any) -> Columns | None:
 
 
 def _of_array(array: Array) -> Columns:
-    """Return `array` as a column with one value for each index of its first axis."""
     values = array.tolist() if array.dtype.hasobject and array.ndim == 1 else []
     if values and all(isinstance(value, (list, np.ndarray)) for value in values):
         return ListColumn(values)
@@ -188,7 +177,7 @@ def _is_column(part: Any) -> bool:
 
 
 def _lengths(source: Any) -> set[int]:
-    """Return the set of the lengths of all columns in `source`, except lists and ranges."""
+    """Return the lengths of all columns in `source`, except lists and ranges."""
     if isinstance(source, (tuple, dict)):
         parts = source.values() if isinstance(source, dict) else source
         return set().union(*(_lengths(part) for part in parts))
@@ -197,7 +186,7 @@ def _lengths(source: Any) -> set[int]:
 
 
 def _columns(source: Any, lengths: set[int]) -> Any:
-    """Return `source` with each of its members made a column, in the same structure."""
+    """Return `source` with columns as members; `lengths` are those of the columns but lists."""
     if isinstance(source, dict):
         return {key: _columns(part, lengths) for key, part in source.items()}
     if isinstance(source, tuple) and not _is_plain(source):
@@ -226,7 +215,7 @@ def _plain_array(values: list[Any]) -> Array:
 
 
 def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
-    """Return whether the list `values` holds the inputs of a model, each a column of its own."""
+    """Return whether a list holds the inputs of a model, each a column; else it is one column."""
     if not values or not all(isinstance(value, (np.ndarray, tf.Tensor)) for value in values):
         return False
     if any(np.ndim(value) == 0 for value in values):

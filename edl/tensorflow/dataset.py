@@ -53,13 +53,12 @@ INSIDE_FIT = (
 
 
 class _Readers(threading.local):
-    """A flag of each thread: whether the thread may read an `ElasticDataset` at the moment."""
+    """A flag of each thread: whether its TensorFlow may read an `ElasticDataset` at the moment."""
 
-    own = False  # the flag of the calling thread
+    own = False
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Set the flag of this thread within a `with` block, and its earlier value afterwards."""
         before, self.own = self.own, True
         try:
             yield
@@ -71,7 +70,13 @@ _readers = _Readers()
 
 
 class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
-    """A `tf.data.Dataset` of this worker's batches, in which each batch belongs to one step."""
+    """A ``tf.data.Dataset`` of this worker's batches, in which each batch belongs to one step.
+
+    :func:`Dataset` returns one. Its methods ``map``, ``prefetch`` and ``with_options`` keep the
+    order of the batches, and return another ElasticDataset. ``apply``, ``as_numpy_iterator``,
+    ``cardinality``, ``fingerprint`` and ``options`` are allowed, too; all other methods of
+    ``tf.data.Dataset`` raise UsageError when they are called.
+    """
 
     def __init__(self, batches: tf.data.Dataset) -> None:
         super().__init__(batches, batches._variant_tensor)
@@ -85,11 +90,10 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     @property
     def _variant_tensor(self) -> Any:
         """The handle by which TensorFlow iterates this data set, or makes other data sets of it."""
-        # Batches that leave in another way (`tf.data.Dataset.zip`, `copy_to_device`, an iterator of
-        # TensorFlow's own, loops that AutoGraph has taken apart) would not be the batches of the
-        # job's steps.
         if tf.inside_function():
             _check_outside()
+        # Batches that leave in another way (tf.data.Dataset.zip, copy_to_device, an iterator of
+        # TensorFlow's own, loops that AutoGraph has taken apart) would not be those of the steps.
         if not _readers.own:
             raise UsageError(_OTHER_READER.format(reader=_reader()))
         return super()._variant_tensor
@@ -98,7 +102,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         raise UsageError(_OTHER_READER.format(reader="a tf.function, as its argument"))
 
     def apply(self, transformation_func: Callable[[Any], Any]) -> ElasticDataset:
-        """Return `transformation_func(self)`, a data set in the order of this one."""
+        """Return ``transformation_func(self)``, which must be an ElasticDataset."""
         made = transformation_func(self)
         if not isinstance(made, ElasticDataset):
             raise UsageError(_OTHER_READER.format(reader=f"apply() with {_called(made)}"))
@@ -106,31 +110,52 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @property
     def batch_index(self) -> int:
-        """The index in its epoch, from 0, of the batch that the script or `fit` was given last."""
+        """The index in its epoch, from 0, of the batch that the script or ``fit`` was given last.
+
+        It counts the batches of the whole job, and is the same on all workers, also on those that
+        joined within the epoch. Before the first batch of an epoch it is 0 in a loop over
+        ``epochs()``; in ``fit`` it still is the last index of the epoch before.
+        """
         now = training.current()
         return now.batch if now.fitting else batch_in_epoch(now.worker)
 
     def __len__(self) -> int:
-        # Before this worker's first step in the job's ring it is the number for as many workers as
-        # the job began with, so that a schedule over `epochs * len(dataset)` steps is the same on
-        # newcomers.
+        # Before this worker's first step it is the number for as many workers as the job began
+        # with: a schedule over `epochs * len(dataset)` steps is the same on newcomers.
         loader = training.current().worker.loader
         if not loader.progress.source.known_total:
             raise TypeError("an edl.Dataset of a stream has no length: it shows at its end")
         return loader.iterations_of_epoch
 
     def cardinality(self) -> Any:
-        """Return `len(dataset)` as a scalar int64 tensor."""
-        # If `fit` knew a number, it would end each epoch after that many batches, and the number of
-        # batches changes with the workers.
+        """Return ``len(dataset)`` as a scalar int64 tensor; unknown to Keras, and for a stream."""
         caller = str(sys._getframe(1).f_globals.get("__name__"))
         stream = not training.current().worker.loader.progress.source.known_total
+        # If `fit` knew a number, it would end each epoch after that many batches.
         if stream or caller.startswith("keras."):
             return tf.constant(tf.data.UNKNOWN_CARDINALITY, tf.int64)
         return tf.constant(len(self), tf.int64)
 
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
-        """Return an iterator over the numbers of the epochs to train, from the job's current one"""
+        """Return an iterator over the numbers of the epochs to train, from the job's current one.
+
+        The script trains the batches of the data set within the body of its loop over the iterator.
+        On a newcomer the iterator first yields the number of an epoch that has one batch, to warm
+        up: the newcomer trains that batch alone, and the result is discarded. When the script asks
+        for the next number, the newcomer joins the ring, and gets the job's current epoch and those
+        after it.
+
+        Args:
+            count: the number of epochs of the job, so ``count - 1`` is the last number; None: as
+                many as ``max_steps`` updates take.
+            max_steps: the training ends when the job has made this many updates (``edl.step()``),
+                even inside an epoch; None: it ends after ``count`` epochs.
+
+        Raises:
+            UsageError: both arguments are None, ``max_steps`` is not a whole number of at least 1,
+                there is no ``edl.Optimizer`` yet, its model has no variables yet, or the script has
+                called ``fit`` before.
+        """
         asked_length("dataset.epochs()", count, max_steps)
         now = training.current()
         if now.fits.done:
@@ -144,18 +169,30 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @classmethod
     def endless_epochs(cls) -> Iterator[int]:
-        """Return an iterator over the job's epochs, as long as the script asks for a further one"""
+        """Return an iterator over the job's epochs for scripts that do not say how long they train.
+
+        When such a script has ended, the job has finished.
+        """
         return cls._epochs(training.current(), None, None)
 
     def steps(self, count: int) -> Iterator[Any]:
-        """Return an iterator over this worker's batches, until the job has made `count` updates."""
+        """Return an iterator over this worker's batches, until the job has made ``count`` updates.
+
+        It replaces the two loops over epochs and batches. It goes through as many epochs as needed,
+        and ends on all workers alike when :func:`edl.step`, which counts the updates of the whole
+        job (those before a resume from a checkpoint, too), is ``count``. A newcomer first gets one
+        batch to warm up.
+
+        Raises:
+            UsageError: ``count`` is not a whole number of at least 1, there is no ``edl.Optimizer``
+                yet, its model has no variables yet, or the script has called ``fit`` before.
+        """
         asked_length("dataset.steps()", None, count)
         epochs = self.epochs(max_steps=count)
         return (batch for _ in epochs for batch in self)
 
     @staticmethod
     def _epochs(now: training.Training, count: int | None, max_steps: int | None) -> Iterator[int]:
-        """Yield the number of each epoch to train, from the job's current epoch on."""
         for epoch in now.steps.epochs(count, max_steps):
             yield epoch
             now.finish_step()  # of the batch after which the script has left its loop
@@ -175,6 +212,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     def _raw(self) -> Iterator[Any]:
         """Return TensorFlow's own iterator over the batches, which begins no steps of the job."""
+        # Each batch waits until a step has made edl form it.
         with _readers.ours():
             raw: Iterator[Any] = super().__iter__()
         return raw
@@ -197,7 +235,7 @@ _OTHER_READER = (
 
 
 def _reader() -> str:
-    """Return a phrase that names the code of TensorFlow that tries to read an edl.Dataset."""
+    """Return words for the code of TensorFlow that tries to read an edl.Dataset."""
     frame = sys._getframe(2)
     while frame is not None and "/tensorflow/" in frame.f_code.co_filename.replace("\\", "/"):
         other = frame.f_locals.get("self")
@@ -215,7 +253,6 @@ def _called(made: Any) -> str:
 
 
 def _check_outside() -> None:
-    """Raise UsageError if TensorFlow does not execute eagerly at the moment of the call."""
     if tf.executing_eagerly():
         return
     if tf.inside_function():
@@ -230,7 +267,6 @@ def _check_outside() -> None:
 
 
 def _keeping(name: str) -> Any:
-    """Return a method that works like `tf.data.Dataset`'s `name` and returns an ElasticDataset."""
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
     def method(self: ElasticDataset, *arguments: Any, **named: Any) -> ElasticDataset:
@@ -247,7 +283,6 @@ def _keeping(name: str) -> Any:
 
 
 def _looking(name: str) -> Any:
-    """Return `tf.data.Dataset`'s method `name`, changed so that it may read an ElasticDataset."""
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
     @functools.wraps(plain)
@@ -259,8 +294,6 @@ def _looking(name: str) -> Any:
 
 
 def _spoiling(name: str) -> Any:
-    """Return a method that raises UsageError, in place of `tf.data.Dataset`'s method `name`."""
-    # `name` is the name of a method that would change which batch belongs to which step.
 
     def method(*_: Any, **__: Any) -> NoReturn:
         _check_outside()  # AutoGraph makes a scan or a reduce of a loop
@@ -361,7 +394,7 @@ def Dataset(
 
 
 def _probes(load: Load, first: Batch) -> Iterator[Any]:
-    """Yield batches of one sample each, from up to 16 positions spread over the data set."""
+    """Yield batches of one sample each, whose shapes tell which dimensions vary."""
     if not training.current().is_stream:
         total = training.current().worker.loader.progress.source.known_total
         for index in np.unique(np.linspace(0, total - 1, PROBES).astype(np.int64)):
@@ -370,7 +403,6 @@ def _probes(load: Load, first: Batch) -> Iterator[Any]:
 
 @functools.cache
 def _refuse_validation_split() -> None:
-    """Patch Keras so that `fit` raises UsageError for an edl.Dataset with `validation_split`."""
     # Keras splits arrays only, and would fail with a traceback of its own.
     plain = array_slicing.train_validation_split
 
@@ -386,9 +418,9 @@ def _refuse_validation_split() -> None:
 
 
 def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.data.Dataset:
-    # `tf.data.Dataset.from_generator` is not used: under Python 3.11 its first use makes TensorFlow
-    # pin glibc's threshold for mmap at 128 KiB, and from then on every larger tensor of the process
-    # is new memory that must be faulted in (measured: a step of 59 ms of CPU time took 113).
+    # Not by `tf.data.Dataset.from_generator`: under Python 3.11 its first use makes TensorFlow pin
+    # glibc's threshold for mmap at 128 KiB, and from then on every larger tensor of the process is
+    # new memory that must be faulted in (measured: a step of 59 ms of CPU time took 113).
     specs = tf.nest.flatten(signature)
     nothing = [
         np.zeros([0 if n is None else n for n in s.shape], s.dtype.as_numpy_dtype) for s in specs
@@ -409,7 +441,7 @@ def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.dat
         return more, tf.nest.pack_sequence_as(signature, parts)
 
     @as_it_is
-    def reader(_: Any) -> tf.data.Dataset:
+    def reader(_: Any) -> tf.data.Dataset:  # which ends the readers before it
         number = tf.numpy_function(lambda: np.int64(feed.open()), [], tf.int64)
         return tf.data.Dataset.from_tensors(number).repeat()
 
@@ -418,7 +450,9 @@ def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.dat
 
 
 def _without_autotuning() -> tf.data.Options:
-    """Return `tf.data` options that start no autotuning thread for an iterator."""
+    # The end of an iterator waits for its autotuning thread, which often does not notice and sleeps
+    # until its next round (OptimizeLoop in TensorFlow's model.cc), in up to 10 s. AUTOTUNE in a map
+    # that follows still uses every core.
     options = tf.data.Options()
     options.autotune.enabled = False
     return options

@@ -63,9 +63,7 @@ def layer_balance(
 
 
 def _read(variable: Any) -> Array:
-    """Return the present value of `variable` in float64."""
-    # A matrix, as of a Dense layer, is transposed, so that it has one row for each output: a Keras
-    # kernel has one column for each.
     (weights,) = EagerAccess().read([variable])
     weights = np.asarray(weights, dtype=np.float64)
+    # One row for each output; a Keras kernel has one column for each.
     return weights.T if weights.ndim == 2 else weights

@@ -1,7 +1,4 @@
-"""Compute digests of TensorFlow's variables and arrays, by which workers compare their states.
-
-:func:`digests` computes them. A digest is a CRC-32, see :mod:`edl.framework.digest`.
-"""
+"""Compute the CRC-32 of variables and arrays, by which workers compare their states."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from edl.tensorflow.variables import VariableAccess
 
 
 def size_of(value: Any) -> int | None:
-    """Return the size in bytes of a `tf.Variable` or a numpy array."""
+    """Return the bytes of a variable or an array; None for another value or an unknown shape."""
     if isinstance(value, tf.Variable):
         elements = value.shape.num_elements()
         return None if elements is None else elements * value.dtype.base_dtype.size
@@ -25,7 +22,7 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return a digest, an integer, of each of `parts` by the name of the part's value."""
+    """Return digests by the names of the values; a value that is not compared is left out."""
     variables: list[ByteRange] = []
     others: list[ByteRange] = []
     for part in parts:

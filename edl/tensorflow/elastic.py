@@ -69,7 +69,7 @@ class _VariablesState(State):
         return digests(self._access, parts)
 
     def _values(self) -> dict[str, Any]:
-        """Return the present values of the variables and of the further attributes, by name."""
+        """Return arrays of each group by variable, and `state_dict()` or `Plain` of attributes."""
         values: dict[str, Any] = {}
         for group, variables in self._variables().items():
             mine = variables_by_name(variables)
@@ -81,8 +81,7 @@ class _VariablesState(State):
         return values
 
     def _put(self, values: dict[str, Any]) -> None:
-        """Write `values`, in the form that `_values` returns, to variables and attributes."""
-        written = []
+        written = []  # nothing, if any of the names or shapes differs
         for group, variables in self._variables().items():
             mine = variables_by_name(variables)
             if odd := differences(mine, values[group]):
@@ -100,7 +99,6 @@ class _VariablesState(State):
         return {*self._names, *self._variables()}
 
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of `values`, which have the form that `_values` returns."""
 
         def leaf(value: Any, _where: str) -> Any:
             array = array_of(value)
@@ -154,8 +152,6 @@ class TensorFlowKerasState(_VariablesState):
 
     def _trained(self) -> dict[str, Any]:
         """Return the variables that stay equal on all workers because gradients are averaged."""
-        # Gradients that the optimizer accumulates over several batches are left out, since they are
-        # each worker's own.
         # What Keras adds up of several batches is each worker's own until it is averaged.
         own = {id(plain(each)) for each in getattr(self.optimizer, "_accumulated_gradients", ())}
         shared = (each for each in self.optimizer.variables if id(plain(each)) not in own)
@@ -245,12 +241,12 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _broken(error: Exception) -> str | None:
-    """Return the line of the message of `error` in which Horovod says that the ring is broken."""
+    """Return what Horovod says of a broken ring in `error`; None if the error is not Horovod's."""
     message = _FRAME.sub("", str(error))
     if not isinstance(error, HorovodInternalError) and not _OF_HOROVOD.search(message):
         return None
     said = _SAID.search(message)
-    return said[0] if said else message
+    return said[0] if said else message  # of which others tell whether the ring is broken
 
 
 if not TYPE_CHECKING:  # else every name would be one of this module's

@@ -1,10 +1,9 @@
 """Pass a worker's batches from its leases through ``tf.data`` to the steps, in one order.
 
-The queue is a :class:`PipelineBatchSource`. Two threads take part. The training thread forms
-batches (lists of sample indices), between two steps only, a few batches before their steps. A
-reader, a function that ``tf.data`` runs in a thread of its own, takes the batches in the same order
-and loads their samples. A batch is recognised by its place in the order alone: the k-th batch that
-leaves the pipeline is the k-th that was formed.
+Two threads take part. The training thread forms batches (lists of sample indices), between two
+steps only, a few batches before their steps. A reader, a function that ``tf.data`` runs in a thread
+of its own, takes the batches in the same order and loads their samples. A batch is recognised by
+its place in the order alone: the k-th batch that leaves the pipeline is the k-th that was formed.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ UNBEGUN_S = 120.0  # how long it waits for the very first step
 class _Entry:
     """A batch on its way through `tf.data`, and whether it was read, loaded and handed out."""
 
-    batch: Batch  # the positions of the samples, formed from the leases, or those of the warm-up
-    padding: bool  # whether it is a padding batch, whose gradients have weight zero
-    handed_s: float = math.inf  # when it was handed to a step
-    read: bool = False  # whether `tf.data` has taken it to load its samples
+    batch: Batch  # formed from the leases, or that of the warm-up
+    padding: bool  # its gradients have weight zero
+    handed_s: float = math.inf  # when it was handed to a step, by time.monotonic()
+    read: bool = False  # `tf.data` has taken it to load its samples
     error: EdlError | None = None  # it could not be loaded
 
 
@@ -47,9 +46,7 @@ class PipelineBatchSource:
     """The queue of a worker's batches on the way from its leases through `tf.data` to its steps."""
 
     def __init__(self, worker: Worker) -> None:
-        # how many batches are formed before the steps that train them. With 0, `tf.data` has read
-        # no batch in advance when workers join or leave.
-        self.ahead = AHEAD
+        self.ahead = AHEAD  # 0: no batch is read in advance when workers join or leave
         self._worker = worker
         self._thread = threading.get_ident()  # the one that trains
         self._formed: deque[_Entry] = deque()  # not yet handed to a step
@@ -69,21 +66,25 @@ class PipelineBatchSource:
 
     @property
     def is_trial(self) -> bool:
-        """Whether a plain TensorFlow session runs its graph for the first time at the moment."""
+        """Whether a session other than `edl.Session` runs for the first time: for no update."""
         return self.trial and not self._worker.loader.begun
 
     # --- training thread
 
     def restart(self) -> None:
-        """Discard the batches that are formed and not yet trained, as this worker has new leases"""
+        """Discard the batches that are formed and not yet trained: this worker has new leases."""
         with self._change:
             self._unread.clear()
             self._formed = deque(entry for entry in self._formed if entry.read)
-            for entry in self._formed:
+            for entry in self._formed:  # they still come out of tf.data
                 entry.padding = True
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Remove the batch of the next step from the queue and return it."""
+        """Take the batch of the next step, and whether it is padding; `receiving` gets its samples.
+
+        If it is known that they are not loaded and `waits` is False, the batch stays in the queue,
+        and that of the warm-up is returned as padding.
+        """
         sampler = self._worker.loader.sampler
         with self._change:
             self._begun = True
@@ -99,13 +100,13 @@ class PipelineBatchSource:
             return self._hand_out()
 
     def pad(self) -> Batch:
-        """Return a padding batch, whose samples come out of `tf.data` next, for the open step."""
+        """Return a padding batch for the open step; no batch may be formed ahead."""
         with self._change:
             self._put(self._worker.loader.sampler.warm_up(), True)
             return self._hand_out()[0]
 
     def _hand_out(self) -> tuple[Batch, bool]:
-        """Remove the oldest batch of the queue and return it, and whether it is a padding batch."""
+        # The caller holds the lock.
         entry = self._formed.popleft()
         entry.handed_s = time.monotonic()
         self._change.notify_all()
@@ -115,7 +116,10 @@ class PipelineBatchSource:
 
     @contextmanager
     def receiving(self, arriving: Iterator[Any]) -> Iterator[Callable[[], Any]]:
-        """Let a loop take the samples of its batches from `arriving`, within a `with` block."""
+        """Let a loop wait for the samples of the batch that `next` returned last, in the block.
+
+        After it `tf.data` loads no more, and `form_lost_again` forms what no step has taken.
+        """
         if self._arriving is not None:  # a loop that was left, and whose iterator is kept
             self.end()
         self._arriving, self._first = arriving, None
@@ -127,9 +131,6 @@ class PipelineBatchSource:
             self.end()
 
     def _receive(self, arriving: Iterator[Any]) -> Any:
-        """Wait for the samples of the batch that `next` has returned last, and return them."""
-        # If that batch is the warm-up's, returned as padding because the next was not loaded, the
-        # samples of the warm-up are returned again.
         if self._repeats:
             return self._warm_up
         first, self._first = self._first, None
@@ -144,7 +145,7 @@ class PipelineBatchSource:
         return data
 
     def _has_come(self) -> bool:
-        """Return whether the samples of the next batch are loaded."""
+        """Return False only if the samples of the next batch are known not to be loaded."""
         if self._arriving is None or self._warm_up is None or not self._formed:
             return True
         if self._first is None:
@@ -152,19 +153,19 @@ class PipelineBatchSource:
         return self._first.has_come
 
     def _form(self) -> Batch | None:
-        """Form the next batch from the leases and return it, without adding it to the queue."""
+        """Form the next batch from the leases, without adding it to the queue; None: not now."""
         worker = self._worker
         if worker.warming_up or len(self._formed) > self.ahead:
             return None
         return worker.loader.sampler.form(worker.loader.ledger)
 
     def skip(self) -> None:
-        """Keep `tf.data` from loading the batch that `next` has returned last."""
+        """Keep `tf.data` from loading the batch that `next` has just returned: the caller does."""
         with self._change:
             self._unread.popleft()
 
     def end(self) -> None:
-        """End all readers, so `tf.data` loads no more, and drop the batches that no step took."""
+        """End all readers, and drop the batches that no step took; any thread may call it."""
         with self._change:
             self._abandoned |= any(not entry.padding for entry in self._formed)
             self._reader += 1
@@ -173,22 +174,22 @@ class PipelineBatchSource:
             self._change.notify_all()
 
     def form_lost_again(self) -> None:
-        """Let the sampler form the batches that `end` has dropped again, in this epoch."""
-        # It does nothing if none was dropped since the last call.
+        """Let the sampler form the batches that `end` has dropped again, between two steps."""
         with self._change:
             gave_up, self._abandoned = self._abandoned, False
         if gave_up:
             self._worker.loader.sampler.restart()
 
     def close(self) -> None:
-        """End all readers, and wait up to 1 s until the threads of `tf.data` have left Python."""
+        """End all readers before the interpreter exits, and wait for them to leave Python."""
         self.end()
         with self._change:
             self._change.wait_for(lambda: self._inside == 0, LEAVE_S)
         time.sleep(0.02)  # for the way from here out of Python
 
     def watch(self, iterator: object) -> None:
-        """Let `tf.data` stop loading when `iterator`, its newest iterator, is deleted."""
+        """Let `tf.data` stop loading when its newest iterator is deleted."""
+        # TensorFlow's destructor waits for the iterator's thread, which may wait in `take`.
         self._iteration += 1
         weakref.finalize(iterator, self._end_iteration, self._iteration)
 
@@ -197,7 +198,7 @@ class PipelineBatchSource:
             self.end()
 
     def _put(self, batch: Batch, padding: bool) -> None:
-        """Append `batch` to the batches that `tf.data` is to load and steps are to take."""
+        # The caller holds the lock.
         entry = _Entry(batch, padding)
         self._formed.append(entry)
         self._unread.append(entry)
@@ -211,14 +212,14 @@ class PipelineBatchSource:
             yield samples
 
     def open(self) -> int:
-        """Begin a new iteration over the batches, and return its number for `take`."""
+        """Begin a new iteration over the batches, which ends the older ones; return its number."""
         with self._change:
             self._reader += 1
             self._change.notify_all()
             return self._reader
 
     def take(self, number: int, load: Callable[[Any], Any]) -> Any:
-        """Wait until the next batch is formed, load its samples, and return them."""
+        """Wait until the next batch is formed, and load it; None: an end, or an error of edl's."""
         if (entry := self._take(number)) is None:
             return None
         try:
@@ -231,7 +232,7 @@ class PipelineBatchSource:
         return loaded
 
     def _fail(self, entry: _Entry, error: EdlError) -> None:
-        """Record in `entry` the `error` for which its batch could not be loaded."""
+        """Let the training thread raise `error` when it takes the batch, or now if it waits."""
         with self._change:
             entry.error = error
             waited_for = all(entry is not other for other in self._formed)
@@ -239,12 +240,10 @@ class PipelineBatchSource:
             self._raise_in_trainer(error)
 
     def _raise_in_trainer(self, error: EdlError) -> None:
-        # Otherwise the call returns.
-        if not raise_in(self._thread, error):
+        if not raise_in(self._thread, error):  # it has ended, or is the calling one
             raise error
 
     def _take(self, number: int) -> _Entry | None:
-        """Wait for the next batch to load, and return its entry; None if the iteration has ended"""
         with self._change:
             self._inside += 1
             try:
@@ -254,9 +253,7 @@ class PipelineBatchSource:
                 self._change.notify_all()
 
     def _wait(self, number: int) -> _Entry | None:
-        """Wait for a batch to load, and return its entry; None if the iteration has ended."""
-        # If `next` was never called, the batch of a warm-up is returned once, for the trial run of
-        # a session that is not edl's.
+        """Wait for a batch to load; None if the iteration has ended. The caller holds the lock."""
         if not (self._begun or self.trial):
             # A session that does not know the job: its first run is a trial for nothing.
             self.trial = True

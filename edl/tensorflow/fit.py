@@ -79,6 +79,8 @@ STEPS_ARE_MADE = (
 class _EpochIsOver:
     """The class of `EPOCH_IS_OVER`, to which edl sets `stop_training` to end an epoch only."""
 
+    # It counts as true, so Keras leaves its loop over the batches. A callback of the script that
+    # wants to end the training sets True.
     def __bool__(self) -> bool:
         return True
 
@@ -138,12 +140,13 @@ class KerasCallback(keras.callbacks.Callback):
 
     def _arranged(self, others: list[Any], model: Any) -> list[Any]:
         """Return all callbacks of `fit` in the order in which they run, as a new list."""
+        # Those that write files or to the terminal do so on rank 0 only.
         now, worker = self._training, self._training.worker
         check_compiled(model, now)
         now.fit_with(model)
         if worker.warming_up and now.newest_dataset is not None:
             done, history = worker.fits.of_job().done, history_among(others)
-            if len(done) > len(now.fits.done):
+            if len(done) > len(now.fits.done):  # the job has done this fit: skip it
                 passed = PassedOver(now.fits, done, history, lambda: _build_all(now, model))
                 return [passed, *([] if history is None else [history])]
         check_callbacks(now.tuner, others)
@@ -359,25 +362,21 @@ class _LastCallback(keras.callbacks.Callback):
         self, now: training.Training, writers: list[Writer], first: KerasCallback, history: Any
     ) -> None:
         super().__init__()
-        # all fits that the job has done, in order, if this newcomer's fit is one of them and so is
-        # skipped; empty if not
-        self.passed: tuple[DoneFit, ...] = ()
-        self.history = history  # Keras' `History` of the fit; None: it has none
-        # why all workers have stopped this fit before its end; empty: they have not
-        self.stopped = ""
+        self.passed: tuple[DoneFit, ...] = ()  # the job's fits, if this newcomer skips one of them
+        self.history = history
+        self.stopped = ""  # why all workers have stopped this fit before its end
         self._training = now
         self._first = first
         self._writers = writers
         self._entered: dict[str, Any] | None = None  # the job's state, in the midst of an epoch
         if now.callback_states is None:
             now.callback_states = CallbackStates(now.worker)
-        # the states of the callbacks, which newcomers and checkpoints receive
         self.states = now.callback_states
         assert now.replica is not None
         now.replica.track({NAME: self.states})
 
     def set_params(self, params: Any) -> None:
-        """Keep `params`, Keras' parameters of `fit`, and give its `verbose` to newcomers."""
+        """Keep Keras' parameters of `fit`; a newcomer takes over the job's `verbose`."""
         super().set_params(params)
         self.states.verbose = params.get("verbose", 0)
         self.states.told_verbose = self._show
@@ -390,8 +389,6 @@ class _LastCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Warm up a newcomer, join the job, and set the epoch with which `fit` begins."""
-        # If the job has done this fit already, or was resumed after its end (all epochs or updates
-        # were trained, or a callback had stopped it), it is `epochs`, so that Keras runs none.
         now, epochs = self._training, self.params["epochs"]
         asked = TrainingLength.asked(epochs + now.fits.shift, now.steps.max_steps)
         now.worker.loader.progress.length = asked
@@ -416,7 +413,7 @@ class _LastCallback(keras.callbacks.Callback):
         self.model._initial_epoch = begin
 
     def _describe(self) -> None:
-        """Let newcomers ask for names and shapes of the model's and the optimizer's variables"""
+        """Let newcomers compare names and shapes of their variables before they join."""
         now = self._training
         if now.worker.is_shared and not now.reduction.several:
             assert now.replica is not None
@@ -424,7 +421,8 @@ class _LastCallback(keras.callbacks.Callback):
 
     def before_epoch(self, epoch: int) -> None:
         """Keep a copy of the job's state if this worker has joined in the midst of `epoch`."""
-        # Since this may change their states and the model's, `on_epoch_begin` restores the copy.
+        # The states of callbacks have begun the epoch, and Keras has them begin it again, which may
+        # change them and the model. So `on_epoch_begin`, after all of them, restores the copy.
         assert self._training.replica is not None
         if self.states.begun == epoch:
             self._entered = self._training.replica.state()
@@ -432,7 +430,6 @@ class _LastCallback(keras.callbacks.Callback):
             self._entered["tracked"][NAME] = self.states.received
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restore the copy of the job's state that `before_epoch` has kept, and drop it."""
         entered, self._entered = self._entered, None
         if entered is not None:
             assert self._training.replica is not None
@@ -463,13 +460,13 @@ class _LastCallback(keras.callbacks.Callback):
             self._take_back()
         wrote = worker.rank == 0
         now = met(worker.exchange(end_row(worker.id, worker.loader.wants_to_stop, wrote)))
-        for writer in self._writers:
+        for writer in self._writers:  # the present rank 0 writes what a dead one has not
             writer.met(now.written)
         if now.stop and not worker.loader.progress.stop:
             self._stop(now.stop)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Record this call of `fit` as done in the job, which saves a checkpoint if it is to."""
+        """Record this fit as done, with what callbacks have changed at its end, such as weights."""
         if self.passed:
             self._training.fits.pass_over(self.passed, self.history)
         else:  # a limit of updates may be raised when the job is resumed
@@ -478,6 +475,7 @@ class _LastCallback(keras.callbacks.Callback):
 
     def _take_back(self) -> None:
         """Turn a `stop_training` that a callback has set into a request to all workers."""
+        # It goes with the next step record or at the end of the epoch: all stop after one step.
         if self.model.stop_training and self.model.stop_training is not EPOCH_IS_OVER:
             worker = self._training.worker
             if not worker.loader.wants_to_stop:
@@ -512,7 +510,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _build_all(now: training.Training, model: Any) -> None:
-    """Create the variables of `model` and its optimizer on a newcomer that skips a fit."""
+    """Create the variables of model and optimizer where a skipped fit has no first step for it."""
     if not now.reduction.several:
         build_model(model, now.newest_dataset)
         assert now.replica is not None

@@ -1,8 +1,7 @@
 """Check the arguments and the model of ``fit`` from its callbacks, before it trains a wrong step.
 
-:func:`check_arguments`, :func:`check_compiled` and :func:`check_list` do it. Keras tells its
-callbacks neither the data nor the number of steps, so they are read from the frame of the call of
-``fit`` on the stack. If there is no such frame, no argument is checked.
+Keras tells its callbacks neither the data nor the number of steps, so they are read from the frame
+of the call of ``fit`` on the stack. If there is no such frame, no argument is checked.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ STEERED = (
 
 def refuse_steered(callbacks: Iterable[Any]) -> None:
     """Refuse a callback that steers a job of logical workers by its training metrics."""
+    # Numbers of the validation are the same on any number of workers: each uses all data.
     kinds = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
     for each in callbacks:
         if isinstance(each, kinds) and not str(each.monitor).startswith("val_"):
@@ -59,7 +59,6 @@ def check_compiled(model: Any, now: training.Training) -> None:
 
 
 def check_list(callback: Any) -> None:
-    """Refuse a `keras.callbacks.CallbackList` that the script has made without model or epochs."""
     if callback.model is None or "epochs" not in (callback.params or {}):
         raise UsageError(
             "fit was given a keras.callbacks.CallbackList, which does not know the model and the "
@@ -93,7 +92,6 @@ def check_arguments(model: Any) -> int:
 
 
 def _arguments(model: Any) -> Mapping[str, Any] | None:
-    """Return the arguments of the running `model.fit` by name; None if no such call is found."""
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller
@@ -112,7 +110,6 @@ def _flat(data: Any) -> list[Any]:
 
 
 def _called(data: Any) -> str:
-    """Return a phrase that names the type of `data`, such as "a list", for error messages."""
     if isinstance(data, tf.data.Dataset):
         return "another tf.data.Dataset"
     return f"a {type(data).__name__}"

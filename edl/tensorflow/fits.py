@@ -32,38 +32,34 @@ LOOP_AFTER_FIT = (
 
 
 class Fits:
-    """A record of the calls of `model.fit` that this process's script has made so far."""
+    """The calls of `model.fit` that this process's script has made so far."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        # a record of each fit that is done, in order: how many epochs the job had then trained over
-        # all fits, and the numbers of Keras' `History`. Fits that this worker skipped, because the
-        # job had done them before it came, are among them.
-        self.done: tuple[DoneFit, ...] = ()
-        self.shift = 0  # the job's number of an epoch minus Keras' number of it, in the present fit
+        self.done: tuple[DoneFit, ...] = ()  # also those that this worker skipped
+        self.shift = 0  # the job's number of an epoch minus Keras' number, in the present fit
 
     @property
     def _before(self) -> int:
         return self.done[-1].until if self.done else 0
 
     def begin(self, first: int) -> None:
-        """Begin a call of `fit`: its first epoch follows the last epoch of the fit before."""
+        """Begin a call of `fit`, whose `initial_epoch` is `first`, after the fit before."""
         self.shift = self._before - first
         self._worker.fits.begin(self.done)
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the present fit is not the first, and the job has begun no epoch of it yet."""
+        """Whether the job has begun no epoch of the present fit, which is not the first."""
         return self._worker.loader.epoch < self._before
 
     @property
     def next_epoch(self) -> int:
-        """The number of the epoch that the job is in, as Keras counts in the present fit."""
+        """Keras' number of the epoch that the job is in, or of the first one in this fit."""
         return max(self._worker.loader.epoch, self._before) - self.shift
 
     def begin_epoch(self, epoch: int) -> None:
         """Move the job to its next epoch if the present one is trained, or is of an earlier fit."""
-        # `epoch` is the number, as Keras counts in this fit, that the job's epoch must then have.
         loader = self._worker.loader
         if loader.ledger.finished:
             loader.next_epoch()
@@ -77,7 +73,10 @@ class Fits:
             )
 
     def end(self, history: Any, stopped: str = "") -> None:
-        """Record the present fit as done, and save a checkpoint."""
+        """Record the present fit as done, and save a checkpoint; all workers call it.
+
+        `stopped` says why callbacks have stopped it, so that a resumed job trains no more of it.
+        """
         until = max(self._before, self._worker.loader.ledger.epochs_begun)
         epochs = [] if history is None else [int(epoch) for epoch in history.epoch]
         numbers = {} if history is None else _as_values(history.history)
@@ -103,10 +102,7 @@ class Fits:
 
 
 class PassedOver(keras.callbacks.Callback):
-    """A callback with which a worker skips a fit that the job has done: Keras runs no epoch."""
-
-    # `build`: a function without arguments that creates the variables of model and optimizer, as
-    # the first step would.
+    """A callback, in place of the script's, with which a worker skips a fit the job has done."""
 
     def __init__(
         self, fits: Fits, done: Sequence[DoneFit], history: Any, build: Callable[[], None]
@@ -115,24 +111,21 @@ class PassedOver(keras.callbacks.Callback):
         self._fits, self._done, self._history, self._build = fits, done, history, build
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Create the variables of model and optimizer; make Keras' `fit` end without an epoch."""
-        self._build()
+        self._build()  # the variables, as the first step would
         self.model._initial_epoch = self.params["epochs"]  # where fit looks for its first epoch
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Record the fit as done, and write the job's numbers into its `History`."""
         self.model._initial_epoch = None
         self._fits.pass_over(self._done, self._history)
 
 
 def history_among(callbacks: Sequence[Any]) -> Any:
-    """Return the first `keras.callbacks.History` in `callbacks`; None if there is none."""
     found = (one for one in callbacks if isinstance(one, keras.callbacks.History))
     return next(found, None)
 
 
 def _as_values(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return a copy of `history`, a list of one value for each epoch by metric, as JSON values."""
+    """Return a copy with values of JSON; a callback may have put anything into the logs."""
     return {
         name: [json_value(_without_arrays(one)) for one in values]
         for name, values in history.items()
@@ -140,7 +133,7 @@ def _as_values(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _without_arrays(value: Any) -> Any:
-    """Return the lists and numbers of Python that numpy makes of `value`, an array or the like."""
+    """Return lists and numbers of Python, if numpy makes an array of `value`."""
     try:
         # numpy makes no array of TensorFlow's tensor of bfloat16
         return np.asarray(value.numpy() if hasattr(value, "numpy") else value).tolist()

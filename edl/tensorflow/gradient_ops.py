@@ -1,8 +1,7 @@
 """Reduce gradients by operations of a TensorFlow graph, one of Horovod's allreduces for each.
 
-:func:`average` adds such an operation to a graph, and :func:`averages` runs a graph of them from
-Python. Each gradient is on its way while backward computes the next, as in plain Horovod. What
-plain Horovod's operations cannot do needs a patch of its source (gradients-outlive-the-ring in
+Each gradient is on its way while backward computes the next, as in plain Horovod. What plain
+Horovod's operations cannot do needs a patch of its source (gradients-outlive-the-ring in
 edl/install/patches); ``AVAILABLE`` is True if the installed Horovod has it, and without it
 :func:`start_sending`, :func:`sent` and :func:`failure` raise AttributeError. With the patch, when
 the ring breaks, an operation named ``edl_gradient*`` ends without an error that would end the whole
@@ -38,18 +37,20 @@ AVAILABLE = hasattr(_library, "horovod_edl_send_gradients")  # this Horovod has 
 
 
 def on_wire(gradient: Any) -> Any:
-    """Return `gradient` as a tensor of a type that Horovod's binding can send."""
     return tf.cast(gradient, WIRE_DTYPE.get(gradient.dtype, gradient.dtype))
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
-    """Return `gradient` times `weight`, a scalar float64 tensor, in the type of `gradient`."""
+    # Zeros for a weight of 0, even of an infinite gradient.
     product = gradient * tf.cast(weight, gradient.dtype)
     return tf.where(tf.equal(weight, 0), tf.zeros_like(gradient), product)
 
 
 def average(sent: Any, number: int, optimizer: int = 0) -> Any:
-    """Add an operation to the graph that computes the mean of one gradient over the ring."""
+    """Add an operation to the graph for the mean of one gradient, which is none if it fails.
+
+    `number` of the gradient and `optimizer`, from 0, are in its name: the same on all workers.
+    """
     return mpi_ops.MPI_LIB.horovod_allreduce(
         sent,
         name=f"edl_gradient{optimizer or ''}_{number}",
@@ -63,7 +64,7 @@ def average(sent: Any, number: int, optimizer: int = 0) -> Any:
 
 @waits(WAITING)
 def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
-    """Average gradients over the ring from Python, all at once, and return their means."""
+    """Average gradients over the ring from Python, after `start_sending(True)`; ask `failure`."""
     with context.eager_mode():
         # Not by calling it: that would run operation by operation while the script has
         # tf.config.run_functions_eagerly.
@@ -74,8 +75,6 @@ def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
 
 @functools.cache
 def _averages(optimizer: int) -> Any:
-    """Return the `tf.function` that averages all gradients of one optimizer over the ring."""
-
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def average_all(*sent: Any) -> list[Any]:
         return [average(each, number, optimizer) for number, each in enumerate(sent)]
@@ -84,17 +83,17 @@ def _averages(optimizer: int) -> Any:
 
 
 def start_sending(sends: bool) -> None:
-    """Switch whether this process's gradient operations send their inputs or return them unsent."""
+    """Switch whether gradient operations send their inputs; begin `sent` and `failure` anew."""
     _library.horovod_edl_send_gradients(ctypes.c_bool(sends))
 
 
 def sent() -> int:
-    """Return how many gradient operations have begun to send since the last `start_sending`."""
+    """Return how many have begun to send since `start_sending`, with those that failed."""
     return int(_library.horovod_edl_sent_gradients())
 
 
 def failure() -> str | None:
-    """Return why the last gradient that failed since `start_sending` could not be reduced."""
+    """Return why the last gradient that failed since `start_sending` was not reduced, if any."""
     reason = ctypes.create_string_buffer(_REASON_BYTES)
     if not _library.horovod_edl_failed_gradients(reason, ctypes.c_size_t(_REASON_BYTES)):
         return None
@@ -108,8 +107,8 @@ def hold() -> None:
 
 
 def empty(variable: Any) -> Any:
-    """Return zeros to send for a `variable` that has no gradient on this worker."""
-    # All workers must send as many tensors.
+    """Return zeros to send for a `variable` without gradient: all workers send as many tensors."""
+    # One dimension more: if another worker has a gradient for it, Horovod refuses both.
     rank = tf.TensorShape(variable.shape).rank or 0
     return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))
 

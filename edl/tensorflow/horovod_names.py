@@ -82,6 +82,8 @@ def _reducer(
     process_set: Any,
 ) -> Any:
     """Return the function by which Horovod's tape and optimizers reduce gradients."""
+    # Horovod's own sends IndexedSlices in groups with the shape of another gradient, and not with
+    # gradient_predivide_factor; and it knows a variable in a group by a name that is not unique.
     factors = (1.0, 1.0)
     if op == Average:  # which is divided by the number of workers, too
         factors = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
@@ -237,10 +239,9 @@ def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any)
 
 def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
     """Return Horovod's tape around `gradtape`, changed to work with Keras 3 in an elastic job."""
-    # If the script has registered variables as local (not averaged over the workers), edl divides
-    # their gradients by the number of workers, unless `scale_local_gradients=False` is given: in an
-    # elastic job Horovod's tape would divide them by an integer, which TensorFlow refuses.
     asked = _checked(_TAPE.bind(gradtape, *arguments, **named))
+    # In an elastic job Horovod's tape would divide the gradients of local variables (not averaged)
+    # by an integer, which TensorFlow refuses.
     scales = asked.arguments.get("scale_local_gradients", True)
     asked.arguments["scale_local_gradients"] = False
     tape = _horovod.DistributedGradientTape(*asked.args, **asked.kwargs)
@@ -270,7 +271,6 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _by_size(gradient: Any) -> Any:
-    """Return `gradient` divided by the number of workers in the ring; None stays None."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

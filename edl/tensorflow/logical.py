@@ -83,14 +83,13 @@ class _TensorSpec(NamedTuple):
 
 
 class _Arrays:
-    """The operations on NumPy's arrays by which exact means are computed."""
+    """An `exact_mean.ArrayKind` of NumPy's arrays; complex numbers count as two real ones."""
 
     def largest(self, values: Sequence[Array]) -> list[float]:
         """Return for each array the largest absolute value in it that is finite, or 0.0."""
         return [self._largest(self._flat(one)) for one in values]
 
     def add_up(self, rows: Sequence[Summands], constants: Sequence[float]) -> Array:
-        """Return the sums of this worker's summands."""
         size = sum(self._size(row.target) for row in rows)
         sums, scratch = np.empty(size, np.float64), np.empty(min(CHUNK, size), np.float64)
         for row, constant, part in zip(rows, constants, self._parts(rows, sums), strict=True):
@@ -152,14 +151,13 @@ class LogicalBuffers:
 
     @property
     def names(self) -> list[str]:
-        """A description of each variable of the step, by its name."""
         return [f"the variable {name}" for name in self._before]
 
     def end_piece(self, counts: bool) -> list[Array]:
-        """Keep what the pass of a logical worker made of the variables, and put the kept back"""
+        """Return what a pass has made of the variables, which get the step's first values again."""
         values = self._values()
         changed = {name: now for name, now in values.items() if not _same(now, self._before[name])}
-        if counts:
+        if counts:  # else a padding batch
             self._after.append(changed)
         self._write({name: self._before[name] for name in changed})
         self._expected = self._values()
@@ -172,7 +170,7 @@ class LogicalBuffers:
                 raise UsageError(CHANGED.format(name=name))
 
     def summands(self, pieces: int) -> Iterator[Summands]:
-        """Yield for each variable what this worker adds to its mean; it counts if it has changed"""
+        """Yield for each variable what this worker adds to its mean over the job's `pieces`."""
         for name, before in self._before.items():
             own = [(one.get(name, before), 1.0) for one in self._after]
             like = _TensorSpec(before.shape, before.dtype)
@@ -180,7 +178,7 @@ class LogicalBuffers:
             yield Summands(like, own, float(pieces), counts, before)
 
     def place(self, means: Sequence[Array | None]) -> None:
-        """Set the variables to their `means`, in the order of `summands`; None: as it is."""
+        """Set the variables to their `means`, in the order of `summands`; None: as they are."""
         found = zip(self._before, means, strict=True)
         self._write({name: mean for name, mean in found if mean is not None})
         self._after = []
@@ -224,12 +222,11 @@ class LogicalReduction:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a step is open, and the gradients of its newest logical worker are computed."""
+        """Whether a step is open, and its newest logical worker has its gradients."""
         return self._worker.loader.open and not self._in_piece
 
     def begin_piece(self) -> None:
         """Prepare for the pass of a logical worker, whose samples the script gets now."""
-        # UsageError: the script has changed a variable of the model since the pass before.
         loader, step = self._worker.loader, self._reduction.step.number
         if step != self._step:
             self._step, self._kept = step, []
@@ -266,7 +263,11 @@ class LogicalReduction:
     def complete(
         self, gradients: Sequence[Any], without: Sequence[bool], variables: Sequence[Any]
     ) -> tuple[list[Any], bool]:
-        """Keep gradients of a logical worker; with the last ones, return the means of the step"""
+        """Keep gradients of a logical worker; with the last ones, return the means of the step.
+
+        The second part of the answer is whether to apply the first, which else are the `gradients`.
+        `without` says which of them mean nothing, as the variable has none.
+        """
         loader = self._worker.loader
         self._end_piece(gradients, without, variables)
         if loader.engine.batches.pieces_left:
@@ -291,7 +292,6 @@ class LogicalReduction:
     def _end_piece(
         self, gradients: Sequence[Any], without: Sequence[bool], variables: Sequence[Any]
     ) -> None:
-        """Keep the gradients and the buffers of a logical worker; see `complete`."""
         loader = self._worker.loader
         self._in_piece = False
         self._check_numbers()
@@ -317,7 +317,8 @@ class LogicalReduction:
         return [*(f"the gradient of {name}" for name in self._names), *self._buffers.names]
 
     def _means(self, weights: Weights) -> list[Array | None]:
-        """Return the means of all gradients, then of all buffers; None where nothing is computed"""
+        """Return the means of all gradients, then of all buffers; None where there is none."""
+        # What is kept stays as it is, for a further call in the next ring.
         loader = self._worker.loader
         source, engine = loader.progress.source, loader.engine
         total = weights.total or engine.batches.samples  # of a warm-up, which has no records
@@ -346,7 +347,6 @@ class LogicalReduction:
             return exact_means(rows, pieces, alike, ARRAYS, together)
 
     def _together(self, summed: Any, kind: str) -> Any:
-        """Return the element-wise sum or largest of all workers' `summed`."""
         try:
             found = allreduce_of(np.asarray(summed, np.float64), kind)
         except CollectiveFailed as error:
@@ -360,7 +360,6 @@ class LogicalReduction:
     def _typed(
         self, found: Sequence[Array | None], gradients: Sequence[Any], without: Sequence[bool]
     ) -> list[Any]:
-        """Return the means of the gradients as tensors."""
         means = []
         for name, mean, gradient, none in zip(
             self._names, found[: len(gradients)], gradients, without, strict=True
@@ -386,6 +385,7 @@ class LogicalReduction:
 
 def written_before(graph: Any) -> list[Any]:
     """Return all operations in `graph` so far that may write a variable."""
+    # TensorFlow orders operations on one variable, and not a call of Python that writes it.
     return [each for each in graph.get_operations() if each.op_def.is_stateful]
 
 

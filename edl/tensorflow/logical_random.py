@@ -74,7 +74,6 @@ class LogicalSeeder(Seeder):
         self._seeded: set[int] = set()  # ids of variables
 
     def seed(self, seed: int) -> None:
-        """Seed all generators from `seed`, whatever their states are."""
         if self._shared is None:
             with tf.init_scope():
                 self._shared = global_seed_generator()
@@ -126,7 +125,6 @@ def seeded(load: Load, worker: Worker, numbers: RandomNumbers) -> Load:
 
 @functools.cache
 def watch_draws() -> None:
-    """Patch TensorFlow to refuse random operations that logical workers cannot have."""
     get_seed, generator, of_keras = random_seed.get_seed, tf.random.Generator, SeedGenerator.next
 
     @functools.wraps(get_seed)
@@ -150,13 +148,13 @@ def watch_draws() -> None:
 
 
 def refuse_draws(definition: Any) -> None:
-    """Raise UsageError if a graph, a `GraphDef`, has random operations with an own state."""
+    """Refuse a `GraphDef` with random operations that have a state of their own."""
     for kind in drawing_kinds(definition):
         raise UsageError(REFUSED.format(what=f"a tf.function draws by {kind}"))
 
 
 def refuse_unlike(mapped: Any) -> None:
-    """Raise UsageError if a function of a data set may make something else of the same samples."""
+    """Refuse the result of `map` if its function may make something else of the same samples."""
     function = getattr(mapped, "_map_func", None)
     if function is None:
         return
@@ -172,7 +170,6 @@ def _refuse_reader(what: str) -> None:
 
 
 def _refusing(method: Any) -> Any:
-    """Return `method` of a `tf.random.Generator`, to be refused with logical workers."""
 
     @functools.wraps(method)
     def refusing(*arguments: Any, **named: Any) -> Any:

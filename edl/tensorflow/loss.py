@@ -1,8 +1,7 @@
 """Warn once about a Keras loss that is not a mean over the samples of a batch.
 
-:func:`watch_losses` turns the warning on. A loss has a ``reduction``, and receives the mask that
-layers before it have made. Both are known when the loss is called. In a graph that is when it is
-traced, so steps get no slower.
+A loss has a ``reduction``, and receives the mask that layers before it have made. Both are known
+when the loss is called. In a graph that is when it is traced, so steps get no slower.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ WEIGHTED = "and edl weights the gradient of each worker with its samples, as for
 
 @functools.cache
 def watch_losses() -> None:
-    """Patch Keras to log a warning about the first loss in training that is no mean over samples"""
     plain = keras.losses.Loss.__call__
     told: list[str] = []
 
@@ -47,7 +45,7 @@ def watch_losses() -> None:
 def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> str | None:
     """Return why `loss` is no mean over the samples of a batch; None if it may be one."""
     if loss.reduction in ("sum", "none", None):
-        if not in_fit:
+        if not in_fit:  # a script's own loop may divide the sum
             return None
         return (
             f"the loss {loss.name} has reduction={loss.reduction!r}, so it adds up the samples of "
@@ -77,7 +75,6 @@ def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: b
 
 
 def _trains() -> bool:
-    """Whether this worker is rank 0 of a job that other workers may join, and is in a step"""
     if not process.is_initialized():
         return False
     worker = process.current_worker()

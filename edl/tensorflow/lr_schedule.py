@@ -1,8 +1,7 @@
 """Set the learning rate of Keras optimizers by the number of samples that the job has trained.
 
-A script gives an optimizer an :class:`LRSchedule` as its learning rate. The functions of this
-module are for the other modules of edl: :func:`follow_policy` reads the schedule from the job's
-policy file, and :func:`correct_momentum` corrects the momentum before an update.
+A script gives an optimizer an :class:`LRSchedule` as its learning rate, or the job's policy does.
+When a scaling changes the rate, a momentum that contains it is corrected before the update.
 """
 
 from __future__ import annotations
@@ -101,7 +100,8 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return self._factor(update, update.noise) * self.schedule.at(update.after)
 
     def _change(self) -> np.float32:
-        """The factor by which the scaling changes the rate from the last update to the next"""
+        # For the first update of a resumed job the last one is that before its checkpoint, whose
+        # momentum holds the rate of the global batch of then.
         loader = current_worker().loader
         if loader.engine.completed_by_peers:  # the momentum has come from those who have changed it
             return np.float32(1.0)
@@ -111,7 +111,6 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return np.float32(self._factor(update, update.noise) / was)
 
     def _factor(self, update: Update, noise: NoiseScale) -> float:
-        """Return the factor by which the scaling multiplies the learning rate of `update`."""
         scaling = self.scaling
         if scaling is None:
             return 1.0
@@ -157,7 +156,7 @@ def follow_policy(optimizer: Any, several: bool) -> None:
 
 
 def refuse_beside_policy(others: Sequence[Any]) -> None:
-    """Raise UsageError if the script sets the learning rate; the job's policy does so already."""
+    """Refuse schedules or callbacks of the script, if any: the job's policy sets the rate."""
     if others:
         raise UsageError(
             "the job's policy has a [learning_rate], and the script a "
@@ -167,7 +166,6 @@ def refuse_beside_policy(others: Sequence[Any]) -> None:
 
 def check_scaling(optimizer: Any) -> None:
     """Raise an error if `optimizer` has a scaling of its rate that its updates do not follow."""
-    # An optimizer without a scaling is never refused.
     for one in with_inner(optimizer):
         if not _is_scaled(one):
             continue
@@ -203,13 +201,13 @@ def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) ->
 
 
 def last_rates(optimizer: Any) -> list[float]:
-    """Return the last update's learning rate of each `LRSchedule` in `optimizer`."""
+    """Return the last update's rate of each `LRSchedule`, which no variable holds, to compare."""
     rates = (getattr(one, "_learning_rate", None) for one in with_inner(optimizer))
     return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
 
 
 def present_rates(optimizers: Sequence[Any]) -> dict[str, Any]:
-    """Return the present learning rates of `optimizers`, numbers or `tf.Variable`, by name."""
+    """Return the present rates, numbers or `tf.Variable`, by name; an unknown one is left out."""
     each = (one for optimizer in optimizers for one in with_inner(optimizer))
     updating = [one for one in each if not (_is_multiple(one) or _within(one))]
     several = len(updating) > 1
@@ -221,7 +219,6 @@ def present_rates(optimizers: Sequence[Any]) -> dict[str, Any]:
 
 
 def _present_rate(one: Any) -> Any:
-    """Return the present learning rate of the optimizer `one`; None: it is unknown."""
     rate = getattr(one, "_learning_rate", None)
     if rate is None:
         rate = getattr(one, "_lr", None)  # of some of tf.compat.v1.train
@@ -234,7 +231,8 @@ def _present_rate(one: Any) -> Any:
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:
-    """Refuse a learning rate that follows the global batch, in a script with several optimizers."""
+    """Refuse a scaling that corrects a momentum, in a script with several optimizers."""
+    # Each takes part in some of the steps only, and the rate may change in any.
     for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
         if _is_scaled(one) and isinstance(one, _WITHIN) and one.momentum:
             raise UsageError(
@@ -245,9 +243,7 @@ def check_alone(optimizers: Sequence[Any]) -> None:
 
 
 def correct_momentum(optimizer: Any) -> None:
-    """Multiply the momentum of `optimizer` by the scaling's change of the learning rate."""
-    # Call it before each update, for the change since the update before; in a graph it adds
-    # operations.
+    """Multiply the momentum by the scaling's change of the rate, before each update."""
     for one in with_inner(optimizer):
         if _is_scaled(one) and momentums_within(one):
             scale_momentum(one, one._learning_rate.momentum_factor())
@@ -263,7 +259,6 @@ def momentums_within(one: Any) -> list[Any]:
 
 
 def scale_momentum(one: Any, factor: Any) -> None:
-    """Multiply the momentum variables of the optimizer `one` by `factor`."""
     for momentum in momentums_within(one):
         momentum.assign(momentum * tf.cast(factor, momentum.dtype))
 
@@ -274,14 +269,13 @@ def _is_scaled(optimizer: Any) -> bool:
 
 
 def with_inner(optimizer: Any) -> Iterator[Any]:
-    """Yield `optimizer`, and all optimizers that it wraps."""
+    """Yield `optimizer`, and all that it wraps: a MultiOptimizer has some only when it is built."""
     yield optimizer
     for one in _within(optimizer):
         yield from with_inner(one)
 
 
 def _within(optimizer: Any) -> list[Any]:
-    """Return the optimizers that `optimizer` itself wraps."""
     if _is_multiple(optimizer):
         return [*optimizer.optimizers]
     inner = getattr(optimizer, "inner_optimizer", None)

@@ -224,12 +224,10 @@ class LRTuner(keras.callbacks.Callback):
         self.model.train_function = self._plain
 
     def _train(self, arriving: Any) -> Any:
-        """Run Keras' train function on the next batch of `arriving`, an iterator of the data set"""
-        # If the update before is measured with this batch, the batch is kept for
-        # `on_train_batch_end`: Keras' function would take it from `arriving` inside of the graph,
-        # where Python cannot see it.
+        """Run Keras' train function on the next batch of the data set's iterator `arriving`."""
         if not self._tuner.measures:
             return self._plain(arriving)
+        # Keras' function would take the batch inside of the graph, where Python cannot see it.
         self._batch = next(arriving)
         return self._plain(iter((self._batch,)))
 
@@ -240,13 +238,13 @@ class LRTuner(keras.callbacks.Callback):
         return self._inner._learning_rate
 
     def _prepare(self, batch: Any) -> None:
-        """Build the graphs that evaluate the loss, outside of the steps whose time is measured."""
+        """Build the graphs of the loss outside of measured steps, while nobody waits for this."""
         assert self._loss is not None
         self._probe.prepare(self._loss.of(batch))
         self._prepared = True
 
     def _begin_update(self) -> np.float32:
-        """The learning rate of the next update; keep the variables if it is to be measured"""
+        """Return the rate of the next update, in the thread that makes it; keep the variables."""
         worker = current_worker()
         update = worker.loader.update
         self._tuner.begin_update(worker, update)
@@ -261,7 +259,7 @@ class LRTuner(keras.callbacks.Callback):
 
 
 def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
-    """Raise an error if `callbacks` lack the tuner, or one of them sets the learning rate, too."""
+    """Refuse callbacks without the tuner, or with one that sets the learning rate, too."""
     others = list(callbacks)
     if tuner is None:
         policy = training.current().worker.follows()
@@ -280,10 +278,6 @@ def _sets_rate(callback: Any) -> bool:
 
 
 def _check(optimizer: Any, now: training.Training) -> None:
-    """Raise UsageError if the learning rate of `optimizer` cannot be tuned."""
-    # It must be a Keras optimizer that `edl.Optimizer` has wrapped, the only one of the script,
-    # without a tuner or schedule, before the first batch, and each step must be an update by its
-    # rate.
     kind = type(optimizer).__name__
     if not is_elastic(optimizer):
         refuse("give it the optimizer of the job: optimizer = edl.Optimizer(optimizer, model)")
@@ -305,7 +299,6 @@ def _check(optimizer: Any, now: training.Training) -> None:
 
 
 def _check_job(now: training.Training) -> None:
-    """Raise UsageError if no learning rate can be tuned in the job, or not any more."""
     if now.worker.logical:
         refuse("it measures whole batches, and --logical hands out pieces; leave that out")
     if now.worker.loader.begun:
@@ -315,7 +308,6 @@ def _check_job(now: training.Training) -> None:
 
 
 def _refuse_schedule(optimizer: Any) -> None:
-    """Raise UsageError if the learning rate of `optimizer` is no variable, but a schedule."""
     rate = optimizer._learning_rate
     if not isinstance(rate, keras.Variable):
         refuse_beside(getattr(rate, "__name__", type(rate).__name__))

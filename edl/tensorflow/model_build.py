@@ -1,4 +1,4 @@
-"""Create the variables of a Keras model before its first batch (:func:`build_model`)."""
+"""Create the variables of a Keras model before its first batch, and refuse stateful layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ STATEFUL = (
 
 
 def refuse_stateful(model: Any, shared: bool) -> None:
-    """Raise UsageError for a `model` of Keras with stateful layers, if the job is `shared`."""
     for layer in model._flatten_layers() if shared and isinstance(model, keras.Model) else ():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UsageError(STATEFUL.format(name=f"the layer {layer.name}"))
@@ -36,8 +35,9 @@ def refuse_stateful(model: Any, shared: bool) -> None:
 
 def build_model(model: Any, dataset: Any) -> None:
     """Create the variables of `model` by a call, unless all of them are there."""
+    # A subclassed model may have layers without variables after model.build(), as Keras warns.
     name = type(model).__name__
-    if type(model).call is keras.Model.call:
+    if type(model).call is keras.Model.call:  # its train_step calls its layers
         if unbuilt := [layer.name for layer in model.layers if _lacks_variables(layer)]:
             raise UsageError(NO_CALL.format(name=name, layers=few(unbuilt)))
         return
@@ -65,7 +65,7 @@ def _zeros(spec: Any) -> Any:
 
 
 def _lacks_variables(layer: Any) -> bool:
-    """Return whether a call of `layer`, a layer or model, may create variables."""
+    """Return whether a call of a layer or model may create variables."""
     if not layer.built and not getattr(layer.build, "_is_default", False):
         return True
     inside = not layer.built or isinstance(layer, keras.Model)

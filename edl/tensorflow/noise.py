@@ -1,9 +1,9 @@
 """Measure the squared norms of TensorFlow's gradients, for the gradient noise scale.
 
-:class:`KerasNoise` measures them. A graph hands its gradients to Python in the steps in which a
-measurement is due, and in no others. For an optimizer of Adam's kind, a gradient g is measured as
-g / (sqrt(v) + epsilon), where v is Adam's mean of squared gradients after bias correction, and
-epsilon its constant.
+A graph hands its gradients to Python in the steps in which a measurement is due, and in no others.
+For an optimizer of Adam's kind, a gradient g is measured as g / (sqrt(v) + epsilon), where v is
+Adam's mean of squared gradients after bias correction, and epsilon its constant. Of a gradient with
+4,096 numbers or more one eighth is read, another one each time, and counts eight times.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ Array = npt.NDArray[Any]
 
 
 class KerasNoise(NoiseMeter):
-    """A meter of the squared norms of one optimizer's gradients, for the gradient noise scale."""
+    """A meter of the squared norms of one optimizer's gradients."""
 
-    # Its `wants` says whether the open step is to be measured; `show_reduced` measures it.
-
-    optimizer: Any = None  # the Keras optimizer; None if the script has another kind
+    optimizer: Any = None  # of Keras; None if the script has another kind
 
     def show_reduced(
         self, own: Sequence[Any], mean: Sequence[Any], variables: Sequence[Any]
     ) -> None:
-        """Record the squared norms of a step's gradients: this worker's own, and the job's means"""
+        """Record the norms of a step's gradients: this worker's own, and the job's means."""
         denominators = self._denominators(variables)
         self.show(
             lambda: self._seen(own, denominators),
@@ -39,7 +37,6 @@ class KerasNoise(NoiseMeter):
         )
 
     def _seen(self, gradients: Sequence[Any], denominators: Sequence[Array | None]) -> Looked:
-        """Return the numbers of each gradient that are measured, divided by its denominators."""
         seen = []
         for gradient, denominator in zip(gradients, denominators, strict=True):
             numbers, times = self._part(gradient)
@@ -47,13 +44,13 @@ class KerasNoise(NoiseMeter):
         return seen
 
     def _part(self, tensor: Any) -> tuple[Array, int]:
-        """Return the numbers of `tensor` to measure in this step, flat, and how often they count"""
+        """Return the numbers to measure in this step, flat, and how often they count."""
         numbers = _array(tensor).reshape(-1)
         part, times = self._looked_at(len(numbers))
         return numbers[part], times
 
     def _denominators(self, variables: Sequence[Any]) -> Sequence[Array | None]:
-        """Return sqrt(v) + epsilon for the measured numbers of each gradient."""
+        """Return sqrt(v) + epsilon for the measured numbers of each gradient; None: 1."""
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         velocities = getattr(optimizer, "_velocities", None)
         if not velocities or getattr(optimizer, "beta_2", None) is None:
@@ -71,11 +68,11 @@ class KerasNoise(NoiseMeter):
         ]
 
     def _denominator(self, velocity: Any, correction: float, epsilon: float) -> Array:
-        """Return sqrt(v / `correction`) + `epsilon` for the measured numbers of one gradient."""
         return np.asarray(np.sqrt(self._part(velocity)[0] / correction) + epsilon)
 
     def _unit(self) -> float:
-        scale = getattr(self.optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
+        # Of a LossScaleOptimizer, which has scaled the gradients.
+        scale = getattr(self.optimizer, "dynamic_scale", None)
         return 1.0 if scale is None else float(_array(scale)) ** 2
 
     def _square(self, gradients: Looked) -> float:

@@ -126,6 +126,7 @@ def is_elastic(optimizer: Any) -> bool:
 
 def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
     """Replace `apply` of a Keras optimizer by a method that first averages over all workers."""
+    # `apply_gradients` calls it, too.
     plain, reduction.noise.optimizer = optimizer.apply, optimizer
 
     def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
@@ -155,7 +156,7 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
 
 
 def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
-    """Replace the two methods of a `tf.compat.v1.train` optimizer that handle gradients."""
+    """Replace the two methods of a `tf.compat.v1.train` optimizer that `minimize` calls, too."""
     compute, plain = optimizer.compute_gradients, optimizer.apply_gradients
 
     def compute_gradients(*arguments: Any, **named: Any) -> list[tuple[Any, Any]]:
@@ -182,7 +183,7 @@ def _unzipped(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
 
 
 def _if(proceed: Any, apply: Any) -> None:
-    """Call `apply`, a function without arguments that makes an update, if `proceed` is true."""
+    """Call `apply`, which makes an update, if `proceed` is true; the graph decides a tensor."""
     if isinstance(proceed, bool):
         if proceed:
             apply()

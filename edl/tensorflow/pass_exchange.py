@@ -1,11 +1,11 @@
 """Exchange messages between workers inside of forward and backward passes, in Keras and in graphs.
 
-Layers with ``synchronized=True`` use it, by :func:`in_turn`. TensorFlow runs operations that do not
-depend on each other in any order. An exchange is matched with those of the other workers by its
-position in the order alone, so :func:`in_turn` runs the exchanges of a graph in the order in which
-they were built, which is the same on all workers. If a graph calls two functions that have
-exchanges, each function seems to write one resource, and TensorFlow never runs two such calls at
-once, so their order is kept, too.
+Layers with ``synchronized=True`` use it. TensorFlow runs operations that do not depend on each
+other in any order. An exchange is matched with those of the other workers by its position in the
+order alone, so :func:`in_turn` runs the exchanges of a graph in the order in which they were built,
+which is the same on all workers. If a graph calls two functions that have exchanges, each function
+seems to write one resource, and TensorFlow never runs two such calls at once, so their order is
+kept, too.
 
 Each message carries the number of its exchange in the graph (:func:`next_number`,
 :func:`numbered`). If the numbers of the workers differ all the same, UsageError is raised.
@@ -43,14 +43,13 @@ WITH_XLA = (
 
 
 class _EagerNumbers:
-    """A counter that numbers the exchanges of a step in eager execution; `take` counts."""
+    """A counter of the exchanges of a step in eager execution."""
 
     def __init__(self) -> None:
         self._step = (0, 0)
         self._next = 0
 
     def take(self) -> int:
-        """Count and return the next number of an exchange; each step of the job begins at 1."""
         worker = process.current_worker()
         step = (id(worker), worker.steps.begun)
         if step != self._step:
@@ -63,7 +62,7 @@ _eager_numbers = _EagerNumbers()
 
 
 def next_number() -> int:
-    """Count and return the number of an exchange that is about to be built, from 1 in each graph"""
+    """Return the number of the next exchange, from 1 in each graph, or eagerly in each step."""
     if tf.executing_eagerly():
         return _eager_numbers.take()
     graph = tf.compat.v1.get_default_graph()
@@ -73,32 +72,30 @@ def next_number() -> int:
 
 
 def exchange_of_step() -> tuple[Exchange | None, int]:
-    """Return a function that exchanges messages with all workers, and the weight of the batch."""
-    # In a script with an elastic state it is 1, because Horovod's optimizer counts all workers
-    # alike.
+    """Return what exchanges messages with all workers, and the samples of the batch that count.
+
+    It is (None, 0) if no other worker takes part: in a warm-up, alone, or between steps.
+    """
     if not process.is_initialized():
         return None, 0
     worker = process.current_worker()
     if worker.steps is worker.script:
         if worker.warming_up or worker.ring.alone:
             return None, 0
-        return _exchange_of_script, 1
+        return _exchange_of_script, 1  # Horovod's optimizer counts all workers alike
     exchange = training.current().reduction.exchange()
     return exchange, 0 if exchange is None else worker.loader.batch_weight
 
 
 def _exchange_of_script(payload: bytes) -> list[bytes]:
-    """Send `payload` to all workers, and return all payloads in rank order."""
-    # HorovodInternalError: the ring is broken; the error interrupts the function that `elastic.run`
-    # has wrapped, as one of Horovod's collectives would.
     try:
         return process.current_worker().script.exchange(payload)
-    except RingBroken as error:
+    except RingBroken as error:  # which interrupts elastic.run's function, as Horovod's would
         raise HorovodInternalError(f"Horovod has been shut down. {error}") from error
 
 
 def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
-    """Exchange rows with all workers, and check that all of them are at the same exchange."""
+    """Exchange rows with all workers, all at the exchange `number`; return them without that."""
     answer = exchange(np.concatenate([[float(number)], row]).tobytes())
     first = np.dtype(np.float64).itemsize
     if len({(each[:first], len(each)) for each in answer}) > 1:
@@ -110,11 +107,14 @@ class Act(Protocol):
     """A function that a layer calls in a forward or backward pass, to combine workers' numbers."""
 
     def __call__(self, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
-        """Exchange numbers with the other workers, and return those with that the pass continues"""
+        """Return the numbers with which the pass continues; without `exchange`, this worker's."""
 
 
 def in_turn(act: Act, row: Any, length: int | None) -> Any:
-    """Call `act` for the open step, and return its result as a float64 tensor with one axis."""
+    """Call `act` for the open step, after the exchanges that the graph has; return its result.
+
+    It is a float64 tensor with one axis, as `row`, of `length` elements if that is known.
+    """
     if tf.executing_eagerly():
         return tf.convert_to_tensor(act(np.asarray(row), *exchange_of_step()), tf.float64)
     refuse_xla(WITH_XLA)
@@ -132,9 +132,7 @@ def in_turn(act: Act, row: Any, length: int | None) -> Any:
 
 
 def _write_nothing() -> list[Any]:
-    """Add an operation to the graph that seems to write a resource, and return it in a list."""
-    # It keeps function calls in order: TensorFlow never runs two calls at once that write the same
-    # resource.
+    """Add an operation to the graph that seems to write a resource, to keep calls in order."""
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return []  # a graph of TensorFlow 1 calls none
     return [tf.raw_ops.AssignVariableOp(resource=_resource(), value=tf.constant(0))]
@@ -142,12 +140,13 @@ def _write_nothing() -> list[Any]:
 
 @functools.cache
 def _resource() -> Any:
+    # None of the variables that a script sees, or that newcomers receive.
     with tf.init_scope(), tf.device("/cpu:0"):
         return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=(), shared_name="edl_exchange")
 
 
 def _from_graph(act: Act) -> Callable[[Vector], Vector]:
-    """Return a function of this worker's row that calls `act`, for `tf.numpy_function`."""
+    """Return a function that calls `act` in a graph, whose errors the training thread raises."""
 
     def from_graph(row: Vector) -> Vector:
         if not process.is_initialized():

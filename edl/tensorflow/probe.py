@@ -1,10 +1,10 @@
 """Evaluate the loss at other learning rates than the one with which an update was made.
 
-A :class:`Probe` keeps an update, and a :class:`TracedLoss` is the loss. An update with another
-learning rate would have moved the variables along the same line, from where they were before the
-update through where they are after it, in proportion to that rate. So their values before and after
-are enough, whatever the optimizer is, as long as its update is a multiple of its learning rate. A
-value that is kept is no copy yet: TensorFlow makes one when the variable is written to.
+An update with another learning rate would have moved the variables along the same line, from where
+they were before the update through where they are after it, in proportion to that rate. So their
+values before and after are enough, whatever the optimizer is, as long as its update is a multiple
+of its learning rate. A value that is kept is no copy yet: TensorFlow makes one when the variable is
+written to.
 
 An evaluation leaves no trace: what is trained, and whatever else its graph may change (BatchNorm's
 averages, the state of Keras' random generators, metrics), is bit for bit what it was. All
@@ -65,7 +65,6 @@ class TracedLoss:
         return graph
 
     def of(self, batch: Any) -> Evaluation:
-        """Return the loss of `batch` as an `Evaluation`, without evaluating it."""
         batch = tf.nest.map_structure(_tensor, batch)
         return Evaluation(self.trace(tf.nest.map_structure(_spec, batch)), batch)
 
@@ -86,38 +85,33 @@ class Probe:
         return bool(self._after)
 
     def begin(self) -> None:
-        """Keep the trained variables' values, in place of an update that was kept before."""
+        """Keep the variables' values right before an update, in its thread."""
         with context.eager_mode():
             self._made = self._updates()
             self._before, self._after = _values(self._parameters()), []
 
     def end(self) -> None:
-        """Keep the trained variables' values after the update that followed `begin`."""
-        # Nothing is done if `begin` was not called, or if the optimizer has made no update since; a
-        # LossScaleOptimizer may have skipped it.
+        """Keep the variables' values after the update, which a LossScaleOptimizer may skip."""
         if self._before and self._updates() != self._made:
             self._after = _values(self._parameters())
 
     def forget(self) -> None:
-        """Delete the values that `begin` and `end` have kept."""
         self._before, self._after = [], []
 
     def prepare(self, evaluation: Evaluation) -> None:
         """Evaluate the loss once, so that all graphs that `losses` needs are built."""
-        # The optimizer must be built.
         now = _values(self._parameters())
         self._along(now, now, (0.0,), evaluation)
 
     def losses(self, at: Sequence[float], evaluation: Evaluation) -> list[float]:
-        """Return the losses that the update would have led to with several other learning rates."""
-        # An update must be kept (`holds`).
+        """Return the losses for each e in `at`, at a rate of (1 + e) times that of the update."""
         assert self.holds
         return self._along(self._before, self._after, at, evaluation)
 
     def _along(
         self, before: list[Any], after: list[Any], at: Sequence[float], evaluation: Evaluation
     ) -> list[float]:
-        """Return the losses of `evaluation` at points on the line from `before` to `after`."""
+        """Return the losses at points on a line: -1 is at `before`, 0 at `after`."""
         parameters = self._parameters()
         trained = {id(variable) for variable in parameters}
         others = [v for v in evaluation.variables if id(v) not in trained]
@@ -145,7 +139,6 @@ class Probe:
 
 
 def example_of(spec: Any) -> Any:
-    """Return a batch of one sample, all zeros, in the structure of `spec`."""
 
     def zeros(leaf: Any) -> Any:
         return tf.zeros([1 if size is None else size for size in leaf.shape], leaf.dtype)
@@ -154,7 +147,6 @@ def example_of(spec: Any) -> Any:
 
 
 def _moving(variables: Sequence[Any]) -> Any:
-    """Return a function that moves `variables` along the line between two lists of values."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def move(begin: list[Any], end: list[Any], part: Any) -> None:
@@ -187,9 +179,8 @@ def _spec(tensor: Any) -> Any:
 
 def _refuse_operations(graph: Any) -> None:
     """Refuse the `graph` of a loss if it has operations that cannot be repeated."""
-    # These are random operations whose state is in no variable of the graph (the variable of a
-    # `tf.random.Generator` is not among the graph's), and collectives: a worker that has not made
-    # the update evaluates no loss, so the others would wait for it.
+    # A worker that has not made the update evaluates no loss, so others would wait for it in a
+    # collective. The variable of a tf.random.Generator is not among the graph's.
     definition = graph.graph.as_graph_def()
     for kind in kinds_of(definition):
         if kind.startswith("Horovod"):

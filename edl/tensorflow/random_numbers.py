@@ -1,9 +1,8 @@
 """Seed the random generators of TensorFlow and Keras, so that no two workers draw the same numbers.
 
-:class:`Seeder` seeds them, and :mod:`edl.framework.random_numbers` decides when.
-:func:`own_operation_seeds` is for the operations in functions given to ``Dataset.map``. Keras'
-layers (Dropout, GaussianNoise, augmentation) keep their seed in a variable. That variable is no
-part of the job's state: a newcomer with the seed of another worker would draw the same numbers.
+:mod:`edl.framework.random_numbers` decides when. Keras' layers (Dropout, GaussianNoise,
+augmentation) keep their seed in a variable. That variable is no part of the job's state: a newcomer
+with the seed of another worker would draw the same numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SEED_STATE = "seed_generator_state"  # the name of a layer's variable for its se
 
 
 def is_seed(name: str) -> bool:
-    """Return whether the variable with the path `name` holds the seed of a Keras layer."""
+    """Return whether a variable, by its name in `variables_by_name`, has a Keras layer's seed."""
     return name.partition("#")[0].rpartition("/")[2].partition(":")[0] == SEED_STATE
 
 
@@ -39,18 +38,17 @@ def last_seed() -> int:
 
 
 def set_global_seed(seed: int) -> None:
-    """Set the seed of TensorFlow's next eager random operations."""
-    # The next call of the function prepares it again, which took 7 to 12 s for a Keras model of 60
-    # residual blocks on two cores: in a newcomer that joins, all workers would wait for it.
+    """Set the seed of TensorFlow's next eager operations to one that none was made with."""
+    # `tf.random.set_seed` also drops what TensorFlow has prepared to run each `tf.function`. To
+    # prepare it again took 7 to 12 s for a Keras model of 60 residual blocks on two cores: when a
+    # newcomer joins, all workers would wait for it. Operations that are kept, in a `tf.function` or
+    # of an earlier seed, go on with their sequences.
     now = context.context()
     now._seed, now._rng = seed, random.Random(seed)
 
 
 class Seeder:
-    """The generators of TensorFlow and Keras."""
-
-    # `warms_up`: returns whether this worker warms up: what it draws then between steps must not
-    # use up the job's numbers, since eager operations go on where they were.
+    """The generators of TensorFlow and Keras: eager operations, keras.random, and layers."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class Seeder:
         """Let eager operations and keras.random draw by `seed`."""
         if self._job is None:
             return
-        if self._warms_up():
+        if self._warms_up():  # eager operations go on where they were: not with the job's numbers
             seed = derived_seed(seed, "warm-up")
         set_global_seed(seed % 2**31)
         self._job.seed = seed
@@ -98,6 +96,7 @@ class Seeder:
         """Seed all generators from `seed`; do nothing in a script that builds graphs."""
         if not tf.executing_eagerly():  # the seeds of a graph are in its operations
             return
+        # The first call lets each `tf.function` that was traced before begin its sequences again.
         set_seed = set_global_seed if self._has_seeded else tf.random.set_seed
         set_seed(seed % 2**31)
         self._has_seeded = True
@@ -132,8 +131,7 @@ def seed_state(seed: int, state: Any) -> Any:
 @contextmanager
 def own_operation_seeds(worker: Worker) -> Iterator[None]:
     """Give random operations that are created in a `with` block seeds of this worker's own."""
-    # It is for the functions given to `Dataset.map`: all workers create the same operations, which
-    # would draw the same numbers on each worker.
+    # For functions given to `Dataset.map`, whose operations would draw the same on each worker.
     now = context.context()
     first = not worker.warming_up and worker.generation <= 1
     if worker.same_random or now._seed is None or (first and worker.rank == KEPT):

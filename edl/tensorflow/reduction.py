@@ -9,8 +9,6 @@ number of workers is not in the graph, so no change of membership traces it anew
 
 With several optimizers each has a reduction of its own. The gradients of one are reduced and
 applied before those of the next are reduced, in a graph, too: the next step of the same batch.
-
-:class:`GradientReduction` does it, so that the update is that of one process with the whole batch.
 :mod:`edl.core.step.engine` decides whether a step is applied, sent again or skipped.
 """
 
@@ -62,17 +60,15 @@ class GradientReduction:
         self._reduction = StepReduction(worker)
         self._pending: BaseException | None = None  # it showed inside a graph
         self._expected = 0  # gradients in the graph
-        self.noise = KerasNoise(worker)  # the meter of the gradients' squared norms
+        self.noise = KerasNoise(worker)
         self._bare: list[str] = []  # variables without a gradient
         self._without_gradient: list[bool] = []  # of each variable, whether it has none
         self._variables: list[Any] = []
-        # the `id()` of each TensorFlow variable that has had a gradient so far
-        self.with_gradient: set[int] = set()
+        self.with_gradient: set[int] = set()  # ids of variables that have had a gradient
         self._traced = False  # what sends from Python is built
         self._early = False
         activity.waits_unseen(self._unseen)
-        # what keeps the gradients of logical workers; None: the job has none
-        self.logical: LogicalReduction | None = None
+        self.logical: LogicalReduction | None = None  # if the job has logical workers
         self._thread = threading.get_ident()  # the one that trains
         self._one_at_a_time = threading.Lock()
 
@@ -82,7 +78,6 @@ class GradientReduction:
         numbers: RandomNumbers,
         check: Callable[[], None],
     ) -> None:
-        """Let the job's logical workers share each step (`logical`)."""
         self.logical = LogicalReduction(self._worker, self._reduction, buffers, numbers, check)
 
     def cannot_repair(self, why: str) -> None:
@@ -111,8 +106,7 @@ class GradientReduction:
                 self._reduction.end_step()
 
     def raise_pending(self) -> None:
-        """Raise the error that occurred inside a graph and ends this worker; else do nothing."""
-        # It is for the training thread: inside the graph it would become an error of TensorFlow's.
+        """Raise the error that occurred inside a graph, where it would become TensorFlow's."""
         pending, self._pending = self._pending, None
         if pending is not None:
             raise pending
@@ -120,7 +114,11 @@ class GradientReduction:
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], early: bool = False
     ) -> tuple[list[Any], Any]:
-        """Return the means of gradients over the global batch, eagerly or as tensors of a graph."""
+        """Return the means of gradients over the global batch, and whether to apply them.
+
+        In a graph all are tensors. A variable has a gradient on all workers, or None on all.
+        `early`: a tape asks, and the optimizer, which applies them, asks `applies_early`.
+        """
         local = [
             gradient_ops.empty(variable) if gradient is None else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -147,7 +145,7 @@ class GradientReduction:
             return False
         if self.logical is not None:
             self.logical.check_rates(self.noise.optimizer)
-            if self.logical.is_kept and not self.done:
+            if self.logical.is_kept and not self.done:  # more logical workers follow
                 return False
         if not self.done:
             raise UsageError(
@@ -159,7 +157,6 @@ class GradientReduction:
         return self._reduction.apply()
 
     def applies_early_in_graph(self) -> Any:
-        """Return a boolean tensor: the result of `applies_early` in each run of the graph."""
 
         def early() -> Any:
             return np.bool_(self.from_graph(self.applies_early, False))
@@ -171,7 +168,7 @@ class GradientReduction:
     # --- inside of the forward and backward passes
 
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
-        """Return a function that exchanges messages with all workers in the open step."""
+        """Return what exchanges messages in the open step, and repairs a ring; None: alone."""
         if self._feed.is_trial or not self._reduction.exchanges:
             return None
         if self.several:
@@ -181,7 +178,10 @@ class GradientReduction:
     # --- in a graph
 
     def _in_graph(self, local: list[Any], first: list[Any]) -> tuple[list[Any], Any]:
-        """Add operations to the graph that reduce the gradients `local`."""
+        """Add operations to the graph that reduce `local`, after what `first` waits for.
+
+        That is the gradient that backward computes first, as a rule that of the last variable.
+        """
         self._expected = len(local)
         if (before := getattr(tf.compat.v1.get_default_graph(), APPLIED, None)) is not None:
             first = [*first, before]
@@ -258,7 +258,11 @@ class GradientReduction:
         return tuple(found)
 
     def _begin(self) -> Any:
-        """Begin the step's reduction; called by the graph when its first gradient is computed"""
+        """Begin the step's reduction; called by the graph when its first gradient is computed.
+
+        True: all workers have full batches, so the gradients are sent as they are. False: they are
+        returned unsent, and `_end` decides whether they are sent later, weighted.
+        """
 
         def begin() -> bool:
             if self._feed.is_trial or self._is_broken_off:
@@ -272,7 +276,7 @@ class GradientReduction:
         return np.bool_(self.from_graph(begin, False))
 
     def _begin_again(self) -> tuple[Any, Any]:
-        """Agree with the other workers on weights before the graph sends its gradients again."""
+        """Agree on the factors of what is sent and of the averages, when the graph sends again."""
 
         def begin() -> Weights:
             weights = self._reduction.agree()
@@ -284,13 +288,12 @@ class GradientReduction:
         return np.float64(weights.sent), np.float64(weights.received)
 
     def _send(self, sends: bool) -> None:
-        """Switch whether gradient operations send their inputs (`sends`), or return them unsent."""
         gradient_ops.start_sending(sends)
         if sends:
             self._reduction.sending()
 
     def _end(self, early: bool) -> Any:
-        """Return what the graph does after its gradients are reduced or have failed."""
+        """Return a `Branch`: what the graph does after its gradients are reduced or have failed."""
 
         def end() -> Branch:
             if self._is_broken_off:
@@ -304,13 +307,15 @@ class GradientReduction:
         return np.int64(self.from_graph(end, Branch.SKIP))
 
     def _begin_update(self) -> None:
+        # Of several optimizers, each update counts, and the next gradients are of another step.
         if self.several and self._reduction.step.is_decided:
             self._reduction.apply()
 
     def from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """Call `act` for a graph, in a thread of TensorFlow's, and pass its errors on."""
-        # `otherwise`: what is returned if `act` raises an error.
-        # What `act` returned, or `otherwise`.
+        """Call `act` for a graph, in a thread of TensorFlow's, while the training thread waits.
+
+        If it raises an error, that thread raises it, and the graph goes on with `otherwise`.
+        """
         try:
             with self._one_at_a_time, activity.training_here():
                 return act()
@@ -329,14 +334,14 @@ class GradientReduction:
             return otherwise
 
     def _unseen(self) -> str | None:
-        # `activity` calls this, since no thread of Python's waits.
+        # No thread of Python's waits.
         waits = self._reduction.is_sending and gradient_ops.sent() >= self._expected
         return WAITING if waits else None
 
     # --- from Python
 
     def _complete(self, gradients: list[Any]) -> tuple[list[Any], bool]:
-        """Reduce `gradients` eagerly over the global batch, which waits for all workers."""
+        """Reduce `gradients` eagerly; return the means, and whether to apply them."""
         if self._feed.is_trial:
             return gradients, False
         self._check()
@@ -358,7 +363,6 @@ class GradientReduction:
         return means, applies
 
     def _averages(self, gradients: list[Any], weights: Weights) -> list[Any]:
-        """Average `gradients` over the ring from Python, and return their means in order."""
         sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
         if weights.averaging is Averaging.WEIGHTED:
             weight = tf.constant(weights.sent, tf.float64)
@@ -378,7 +382,7 @@ class GradientReduction:
         return gradient_ops.typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
-        """Build the graph by which Python averages `gradients`, in the first call only."""
+        """Build the graph by which Python averages, once, while nobody waits for this worker."""
         if gradient_ops.AVAILABLE and not self._traced:
             self._send(False)
             sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
@@ -386,7 +390,10 @@ class GradientReduction:
         self._traced = True
 
     def _from_python_in_graph(self, local: list[Any]) -> list[Any]:
-        """Add one operation to the graph that reduces the gradients `local` from Python."""
+        """Add one operation to the graph that reduces `local`; return the means, whether to apply.
+
+        It is for logical workers, and for a Horovod without edl's patch.
+        """
 
         def complete(*gradients: Any) -> list[Any]:
             def act() -> tuple[list[Any], bool]:
@@ -415,8 +422,7 @@ class GradientReduction:
 
     def _check(self) -> None:
         """Raise UsageError unless there is a batch whose gradients are yet to be reduced."""
-        # Reduced gradients must have been applied.
-        if self.several:
+        if self.several:  # each reduction is a step of its own
             parts = self._worker.loader.engine.parts
             if any(each.step.state is StepState.REDUCED for each in parts):
                 raise UsageError(

@@ -1,7 +1,7 @@
-"""Hold the state that all workers of a TensorFlow job share: :class:`TensorFlowReplica`.
+"""Read and write the state that all workers of a TensorFlow job share, as arrays by variable.
 
-This module reads and writes it as numpy arrays, by the path of a variable. How a state is sent,
-saved and compared is the same for all frameworks (:mod:`edl.framework.replica`).
+How a state is sent, saved and compared is the same for all frameworks
+(:mod:`edl.framework.replica`).
 """
 
 from __future__ import annotations
@@ -50,9 +50,6 @@ NO_VARIABLES = (
 class TensorFlowReplica(FrameworkReplica):
     """The variables and tracked objects of this process, which all workers of the job share."""
 
-    # None of the functions takes arguments; each is called whenever its values are needed, because
-    # a script may create variables late.
-
     framework = "tensorflow"
     arrays = TensorFlowArrays()
     misfits = (*FrameworkReplica.misfits, tf.errors.OpError)
@@ -69,15 +66,14 @@ class TensorFlowReplica(FrameworkReplica):
         models: Callable[[], list[Any]] = list,
     ) -> None:
         super().__init__(kind)
+        # Functions, because a script may create variables late.
         self._model = model
         self._optimizer_state = optimizer_state
-        self._optimizer = optimizer
-        self._updated = updated
-        self._rates = rates
-        self._present = present
+        self._optimizer = optimizer  # none of TensorFlow 1, whose variables are the model's
+        self._updated = updated  # those of the model that an update changes
+        self._rates = rates  # of each LRSchedule in the last update; no variable holds them
+        self._present = present  # by a name for messages
         self._models = models
-        # reads and writes the values of variables: eagerly at first; once a session of TensorFlow 1
-        # takes part in the job, in that session
         self.access: VariableAccess = EagerAccess()
 
     def use_session(self, session: tf.compat.v1.Session) -> None:
@@ -94,7 +90,6 @@ class TensorFlowReplica(FrameworkReplica):
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Raise UsageError if one of `objects` cannot be tracked."""
         for name, thing in objects.items():
             if not isinstance(thing, Trackable) and variables_of(thing) is None:
                 raise UsageError(
@@ -113,7 +108,10 @@ class TensorFlowReplica(FrameworkReplica):
         return {**self.compared_things(), **values}
 
     def variables(self) -> dict[str, dict[str, Any]]:
-        """Return the variables of the model and those of the optimizer, by name."""
+        """Return the variables of "model" and "optimizer", which may create its own here, by name.
+
+        The variables of a tracked object are the model's, with its name and a slash before theirs.
+        """
         optimizer = self._optimizer()
         model = variables_by_name(self._model())
         for name, thing in self._tracked.items():
@@ -146,7 +144,7 @@ class TensorFlowReplica(FrameworkReplica):
         return state
 
     def compared(self) -> dict[str, Any]:
-        """Return the values that must be equal on all workers, to compare them."""
+        """Return the values that must be equal on all workers, in groups by name."""
         groups: dict[str, Any] = {
             "model": variables_by_name(v for v in self._model() if v.trainable)
         }
@@ -154,7 +152,7 @@ class TensorFlowReplica(FrameworkReplica):
         groups["learning_rate"] = dict(enumerate(self._rates()))
         for name, thing in self._tracked.items():
             own = variables_of(thing) or []
-            if isinstance(thing, tf.Module):
+            if isinstance(thing, tf.Module):  # what no update trains is each worker's own
                 own = [variable for variable in own if variable.trainable]
             groups[f"tracked.{name}"] = variables_by_name(own)
         things = self.compared_things()
@@ -169,7 +167,7 @@ class TensorFlowReplica(FrameworkReplica):
         }
 
     def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
-        """Return the variables in `state` that updates train, and those of optimizers' states."""
+        """Return the objects in a `durable()` that updates train, and optimizers' states."""
         trained = [variable for variable in self._model() if variable.trainable]
         equal = {id(plain(variable)) for variable in (*trained, *self._optimizer_state())}
         variables = (*state["model"].values(), *state["optimizer"].values())
@@ -191,7 +189,6 @@ class TensorFlowReplica(FrameworkReplica):
         self.access.write([(v, mean.astype(v.dtype.as_numpy_dtype)) for v, mean in pairs])
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates as numbers, by name."""
         present = self._present()
         variables = {name: rate for name, rate in present.items() if isinstance(rate, tf.Variable)}
         read = dict(zip(variables, self.access.read([*variables.values()]), strict=True))
@@ -216,18 +213,17 @@ class TensorFlowReplica(FrameworkReplica):
         return digests(self.access, parts)
 
     def rehearse(self) -> None:
-        """Do on a newcomer what it will do when all workers wait for it; change nothing."""
+        """Do in a newcomer's session what it will do when all wait for it; change nothing."""
         # The first time takes far longer than the next (measured with 242 variables: a write 0.6 s
         # of processor time, and 0.01 s), because TensorFlow prepares a part of the graph for it.
         groups = self.variables().values()
         written = [v for group in groups for name, v in group.items() if not is_seed(name)]
-        with contextlib.suppress(tf.errors.FailedPreconditionError):
+        with contextlib.suppress(tf.errors.FailedPreconditionError):  # a variable has no value yet
             self.access.write(list(zip(written, self.access.read(written), strict=True)))
             self.digests()
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Write `state`, or a part of it, into the variables and tracked objects."""
-        # The variables in which Keras' layers keep their random seeds are never written.
+        """Write `state`, or the part of it that `receive` names, but for random seeds."""
         values: list[tuple[Any, Array]] = []
         groups = self.variables()
         updated = {id(plain(variable)) for variable in self._updated()}
@@ -251,7 +247,7 @@ class TensorFlowReplica(FrameworkReplica):
             self.load_things(state["tracked"], receive)
 
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return a copy of `state`, for checkpoints, in which each array is a blob."""
+        """Return a copy for checkpoints, in which each array and variable is a blob."""
         leaves: list[Any] = []
         map_leaves(state, lambda value, _: leaves.append(value))
         values = iter(self.access.read([leaf for leaf in leaves if isinstance(leaf, tf.Variable)]))
@@ -262,36 +258,33 @@ class TensorFlowReplica(FrameworkReplica):
         return map_leaves(state, blob)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return a copy of `state`, which `copied` has made, with arrays in place of blobs."""
+        """Return what `copied` has made with arrays, views of their bytes, in place of blobs."""
         found: dict[str, Any] = map_leaves(state, _from_blob)
         return found
 
 
 class _Values:
-    """An object whose `state_dict()` returns the values of given variables."""
+    """A stand-in for a tracked object with variables, whose values are its state."""
 
     def __init__(self, access: VariableAccess, variables: Sequence[Any]) -> None:
         self._access, self._variables = access, [plain(variable) for variable in variables]
 
     def state_dict(self) -> list[Array]:
-        """Return the values of the variables as arrays, in the order of the variables."""
         return self._access.read(self._variables)
 
     def load_state_dict(self, state: list[Array]) -> None:
-        """Write `state`, a list of one array for each variable, to the variables, in order."""
         self._access.write(list(zip(self._variables, state, strict=True)))
 
 
 def _to_blob(value: Any) -> Any:
     """Return `value` as a blob for a checkpoint, with a copy of its bytes, if it is an array."""
     array = tensor_array_of(value)
-    if array is None:
+    if array is None:  # the file has a type that TensorFlow lacks by NumPy's name, or refuses it
         return value.copy() if isinstance(value, np.ndarray) else value
     return Blob(KIND, array.dtype.name, array.shape, bytes_of(array.copy()).data)
 
 
 def _from_blob(value: Any, where: str) -> Any:
-    """Return the array that a blob of a checkpoint holds, as a view of the blob's bytes."""
     if not isinstance(value, Blob):
         return value
     try:

@@ -120,7 +120,7 @@ def next_batch() -> Any:
 
 
 class _GraphJob:
-    """An object that hands out the batches of a job whose model is a graph in one session."""
+    """What hands out the batches of a job whose model is a graph in one session."""
 
     def __init__(self, session: tf.compat.v1.Session, tried: bool = False) -> None:
         self._training = training.current()
@@ -160,7 +160,7 @@ class _GraphJob:
             self._training.reduction.cannot_repair(ONE_THREAD)
 
     def done(self) -> bool:
-        """Return whether all epochs are trained."""
+        """Return whether all epochs are trained; then finish the training with all others."""
         now, worker = self._training, self._training.worker
         now.finish_step()
         if self._finished or not self._entered:
@@ -186,6 +186,7 @@ class _GraphJob:
 
     def stops(self, asks: bool) -> bool:
         """Return whether all workers stop after the last step; `asks`: a hook of this one asks."""
+        # They do if all ask, or one had asked before that step: hooks see their own worker's loss.
         worker = self._training.worker
         progress = worker.loader.progress
         if worker.warming_up:
@@ -230,7 +231,7 @@ class _GraphJob:
             worker.loader.next_epoch()
 
     def trains(self, fetches: Any) -> bool:
-        """Return whether a run of `fetches` trains: whether they depend on reduced gradients."""
+        """Return whether a run of these `fetches` trains: they depend on reduced gradients."""
         found = [self._look(_operation(self._session.graph, fetch)) for fetch in _flat(fetches)]
         reduces = any(reduced for reduced, _ in found)
         if reduces and not any(applied for _, applied in found):
@@ -247,6 +248,7 @@ class _GraphJob:
             before = set(_before(operation))
             updates = {_operation(self._session.graph, each) for each in self._training.updates}
             here = {each for each in updates if each.graph is self._session.graph}
+            # All updates may be in other graphs, such as a branch of tf.cond: taken for a yes.
             found = (any(map(_reduces, before)), not here or not here.isdisjoint(before))
             self._found[id(operation)] = found
         return found
@@ -288,7 +290,6 @@ def notify_batch_end() -> None:
 
 
 def _job() -> _GraphJob:
-    """Return the `_GraphJob` of the session that was opened last, which hands out batches."""
     if _current is None:
         raise UsageError("no session knows the job: use edl.Session, or edl.SessionHook")
     return _current
@@ -460,7 +461,6 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
             self._coordinator.clear_stop()
 
     def _trains(self, run_context: Any) -> bool:
-        """Return whether a run trains, because its fetches depend on reduced gradients."""
         return self._job is not None and self._job.trains(run_context.original_args.fetches)
 
 
@@ -493,7 +493,6 @@ def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
 
 def _check_order(graph: tf.Graph) -> None:
     """Raise UsageError if `graph` shuffles a data set that `from_generator` has made."""
-    # It would break the link between batches and leases.
     for operation in graph.get_operations():
         if "Shuffle" in operation.type and "Dataset" in operation.type:
             sources = {each.type for each in _before(operation)}

@@ -1,8 +1,4 @@
-"""Read the samples of a script's data source, and form the arrays of a batch from them.
-
-:func:`reader_of` (numbered samples) and :func:`load_read` (streams) make the function that loads a
-batch; :func:`signature_of` describes the batches to ``tf.data``.
-"""
+"""Read the samples of a script's data source, and form the arrays of a batch from them."""
 
 from __future__ import annotations
 
@@ -29,13 +25,13 @@ _BATCHES = (
 
 
 def load_read(stream: ShardReader, collate: Collate | None = None) -> Load:
-    """Return a function that takes a batch of a stream, and returns the arrays of its samples."""
+    """Return a function that loads a batch of a stream: the arrays of its samples."""
     parse = stream.parse or (lambda sample: sample)
     return lambda batch: _collated([parse(sample) for sample in batch.items], collate)
 
 
 def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
-    """Return the number of samples of `source`, and a function that loads a batch of them."""
+    """Return the number of samples of columns or objects, and a function that loads a batch."""
     if isinstance(source, keras.utils.PyDataset):
         raise DataError(_BATCHES.format(kind=type(source).__name__))
     columns = structure_of(source)
@@ -47,7 +43,6 @@ def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
 
 
 def _reader_of_columns(columns: Any, collate: Collate | None) -> tuple[int, Load]:
-    """Return the length of `columns`, and a function that loads a batch of their rows."""
     lengths = sorted({len(column) for column in _leaves(columns)})
     if len(lengths) > 1:
         raise DataError(f"the arrays of the data set have different lengths: {lengths}")
@@ -67,7 +62,7 @@ def _check_some(total: int) -> None:
 
 
 def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False) -> Any:
-    """Return the `tf.TensorSpec`s of batches like `batch`, for any number of samples."""
+    """Return the `tf.TensorSpec`s of batches; a dimension that differs among them is None."""
     specs = map_parts(
         batch,
         lambda a: tf.TensorSpec((None,) * a.ndim if any_shape else (None, *a.shape[1:]), a.dtype),
@@ -85,7 +80,6 @@ def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False
 
 def _common(spec: Any, batch: Any) -> Any:
     """Return `spec` with None for the dimensions in which `batch` differs from it."""
-    # KeyError, TypeError: the structures differ otherwise.
     if isinstance(spec, dict):
         return {key: _common(item, batch[key]) for key, item in spec.items()}
     if isinstance(spec, tuple):
@@ -97,7 +91,7 @@ def _common(spec: Any, batch: Any) -> Any:
 
 
 def check_fits(batch: Any, spec: Any) -> Any:
-    """Return `batch` unchanged if it fits `spec`; else raise DataError."""
+    """Return `batch`, which a collate function has made, if it fits `spec`."""
     try:
         wider = _common(spec, batch)
     except (ValueError, TypeError, KeyError) as error:
@@ -112,6 +106,7 @@ def check_fits(batch: Any, spec: Any) -> Any:
 
 def cast_like(batch: Any, spec: Any) -> Any:
     """Return `batch` with each array cast to the type that `spec` has for it."""
+    # Samples of Python that happen to be whole numbers make a batch of int64, the next is float64.
     try:
         return _cast(spec, batch)
     except (ValueError, TypeError, KeyError) as error:
@@ -122,8 +117,6 @@ def cast_like(batch: Any, spec: Any) -> Any:
 
 
 def _cast(spec: Any, batch: Any) -> Any:
-    """Do what `cast_like` does, with the errors of Python and NumPy."""
-    # KeyError, TypeError: the structures differ otherwise, or TensorFlow has no such type.
     if isinstance(spec, dict):
         return {key: _cast(item, batch[key]) for key, item in spec.items()}
     if isinstance(spec, tuple):
@@ -150,7 +143,6 @@ def _samples(source: Any, indices: list[int]) -> list[Any]:
 
 
 def _collated(samples: list[Any], collate: Collate | None) -> Any:
-    """Return the arrays of a batch of `samples`, in tuples and dicts."""
     if collate is None:
         return _batch_of(samples)
     made = _without_lists(collate(samples))
@@ -158,7 +150,6 @@ def _collated(samples: list[Any], collate: Collate | None) -> Any:
 
 
 def _part(part: Any) -> Any:
-    """Return `part`, one member of what a collate function has returned, as a numpy array."""
     column = column_of(part)
     if column is None:
         raise DataError(
@@ -182,7 +173,7 @@ def _batch_of(samples: list[Any]) -> Any:
 
 
 def _oddity(samples: list[Any]) -> str | None:
-    """Return a phrase that says how two of `samples` differ, for an error message."""
+    """Return words for how two of `samples` differ, if they do in structure or shape."""
     if any(isinstance(sample, (dict, tuple)) for sample in samples):
         forms = [str(map_parts(sample, lambda part: type(part).__name__)) for sample in samples]
     elif all(hasattr(sample, "shape") for sample in samples):
@@ -196,7 +187,6 @@ def _oddity(samples: list[Any]) -> str | None:
 
 
 def _stack(samples: list[Any]) -> Any:
-    """Return `samples` stacked along a new first axis, tuples and dicts member by member."""
     first = samples[0]
     if isinstance(first, dict):
         return {key: _stack([sample[key] for sample in samples]) for key in first}
@@ -217,7 +207,6 @@ def _without_lists(made: Any) -> Any:
 
 
 def _leaves(value: Any) -> list[Columns]:
-    """Return all columns in `value`, in order, as a flat list."""
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in _leaves(item)]
     if isinstance(value, tuple):
@@ -226,7 +215,7 @@ def _leaves(value: Any) -> list[Columns]:
 
 
 def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a copy of nested tuples and dicts with each innermost value replaced."""
+    """Return a copy of nested tuples and dicts with all else, also lists, replaced."""
     if isinstance(value, dict):
         return {key: map_parts(item, function) for key, item in value.items()}
     if isinstance(value, tuple):

@@ -1,10 +1,9 @@
 """Refuse ``tf.distribute`` strategies, which would distribute a worker's training a second time.
 
-:func:`refuse_strategy` checks the present scope, :func:`watch_strategies` the data sets. A strategy
-splits each batch over its replicas, and reads its data sets ahead of the step into buffers on
-devices. Both break the order in which batches leave an ``edl.Dataset``, and a step would wait for a
-batch that was never handed out. The default strategy, that of a script which names none, does
-neither and is allowed.
+A strategy splits each batch over its replicas, and reads its data sets ahead of the step into
+buffers on devices. Both break the order in which batches leave an ``edl.Dataset``, and a step would
+wait for a batch that was never handed out. The default strategy, that of a script which names none,
+does neither and is allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from edl.errors import UsageError
 
 
 def refuse_strategy(strategy: Any = None) -> None:
-    """Raise UsageError for any `tf.distribute` strategy but TensorFlow's default one."""
+    """Refuse any strategy but TensorFlow's default one; None: that of the present scope."""
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not _is_default(strategy):
         raise UsageError(
@@ -32,7 +31,7 @@ def refuse_strategy(strategy: Any = None) -> None:
 
 @functools.cache
 def watch_strategies(kind: type) -> None:
-    """Patch TensorFlow so that a strategy cannot distribute a data set of the class `kind`."""
+    # Keras' `fit` distributes its data set in the scope of a strategy.
     plain = distribute_lib.StrategyBase.experimental_distribute_dataset
 
     @functools.wraps(plain)
@@ -45,7 +44,6 @@ def watch_strategies(kind: type) -> None:
 
 
 def _is_default(strategy: Any) -> bool:
-    """Return whether `strategy` is TensorFlow's default one, as in a script that names none."""
     kinds = (
         distribute_lib._DefaultDistributionStrategy,
         distribute_lib._DefaultDistributionStrategyV1,

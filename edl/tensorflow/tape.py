@@ -1,11 +1,10 @@
 """Tell whether the gradients that an ``edl.Optimizer`` is given are this worker's or the job's.
 
-:func:`for_update` does so; :func:`watch` patches TensorFlow for it. A plain ``tf.GradientTape``
-returns the gradients of this worker. The optimizer reduces them when it applies them, if they are
-just as the tape returned them. If the script has changed them before (clipped, scaled, added up),
-each worker has changed its own, and the update would not be the one of a single worker that trains
-the whole batch: such gradients raise UsageError. :class:`JobTape` returns the job's means, which
-may be changed.
+A plain ``tf.GradientTape`` returns the gradients of this worker. The optimizer reduces them when it
+applies them, if they are just as the tape returned them. If the script has changed them before
+(clipped, scaled, added up), each worker has changed its own, and the update would not be the one of
+a single worker that trains the whole batch: such gradients raise UsageError. :class:`JobTape`
+returns the job's means, which may be changed.
 
 A plain gradient carries a mark, an attribute that no operation passes on to its result. The mark is
 also lost where a gradient enters or leaves a ``tf.function``; such gradients, too, raise
@@ -40,13 +39,14 @@ _OF_LOCAL_VARIABLES = {
 
 
 def as_it_is(function: Function) -> Function:
-    """Return a function that does the same as `function` and that AutoGraph does not translate."""
+    # A translation by AutoGraph takes processor time at the start of each worker, and changes
+    # nothing in a function without a branch or a loop over tensors.
     marked: Function = tf.autograph.experimental.do_not_convert(function)
     return marked
 
 
 def watch() -> None:
-    """Patch TensorFlow to mark the gradients that plain tapes and `tf.gradients` return."""
+    """Let plain tapes and `tf.gradients` mark the gradients that they return."""
     tape, version_1 = tf.GradientTape, tf.compat.v1
     if not hasattr(tape.gradient, _MARK):
         tape.gradient = _marking(tape.gradient)
@@ -54,7 +54,6 @@ def watch() -> None:
 
 
 def _marking(function: Function) -> Function:
-    """Return `function` wrapped to mark the gradients that it returns as this worker's own."""
 
     @functools.wraps(function)
     def marking(*arguments: Any, **named: Any) -> Any:
@@ -69,18 +68,12 @@ def _marking(function: Function) -> Function:
 
 
 class JobTape:
-    """A tape whose `gradient` returns the means over the global batch of all workers."""
+    """A tape whose ``gradient`` returns the means over the global batch of all workers.
 
-    # A script gets it by `edl.DistributedGradientTape`. It wraps another tape::
-    #
-    #     with tf.GradientTape() as tape:
-    #         loss = ...
-    #     tape = edl.DistributedGradientTape(tape)
-    #     gradients = tape.gradient(loss, model.trainable_variables)
-    #
-    # Call `gradient` once for a batch, for all variables of the optimizer. The script may change
-    # the gradients that it returns. The optimizer applies them, unless no worker has samples in the
-    # step, or the other workers have completed the step already, after a crash.
+    A script gets it by ``edl.DistributedGradientTape``, and calls ``gradient`` once for a batch,
+    for all variables of the optimizer. It may change the gradients, which the optimizer applies,
+    unless no worker has samples in the step, or the others have completed it, after a crash.
+    """
 
     def __init__(self, tape: Any) -> None:
         self._tape = tape
@@ -99,7 +92,12 @@ class JobTape:
 
     @as_it_is
     def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
-        """Return the mean gradients of `target` by `sources` over the global batch."""
+        """Return the mean gradients of ``target`` by ``sources`` over the global batch.
+
+        They are dense tensors, and None for a variable on which the loss does not depend. All
+        workers call it for each batch, and wait for each other. Further arguments are those of the
+        wrapped tape's method.
+        """
         gradients = self._tape.gradient(target, sources, *more, **named)
         means = reduce_early(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(gradients, means)
@@ -125,7 +123,7 @@ def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any
 def for_update(
     gradients: Sequence[Any], variables: Sequence[Any], reduction: GradientReduction
 ) -> tuple[list[Any], Any]:
-    """Return the gradients that an optimizer is to apply, and whether to apply them."""
+    """Return the job's gradients for an optimizer, and whether to apply them: a bool or tensor."""
     now = training.current()
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     local = [_name(variable) for gradient, variable in pairs if hasattr(gradient, _MARK)]
@@ -161,7 +159,6 @@ def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
 
 
 def _changed(names: list[str]) -> str:
-    """Return the error message for gradients that were changed before the optimizer got them."""
     return (
         f"the gradients of {few(names)} are not as tape.gradient() returned them (or went through "
         "a tf.function): a worker that clips, scales or adds up its own gradients changes others "
@@ -171,7 +168,6 @@ def _changed(names: list[str]) -> str:
 
 
 def _right_way() -> str:
-    """Return the name of the call that computes the job's gradients, for error messages."""
     if tf.compat.v1.executing_eagerly_outside_functions():
         return "edl.DistributedGradientTape(tape)"
     return "compute_gradients() of the edl.Optimizer"

@@ -1,4 +1,4 @@
-"""Find the variables that a script trains: :class:`TrainedModel` and :func:`shared_variables`."""
+"""Find the variables that a script trains."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from edl.tensorflow.variables import CREATED, plain, variables_of
 class TrainedModel:
     """An optimizer, the model that it trains, and the reduction of its gradients."""
 
-    optimizer: Any  # the optimizer that the script gave to `edl.Optimizer`
-    model: Any  # the model, as the script gave it; None: it named none
-    reduction: GradientReduction  # the reduction of the optimizer's gradients over all workers
+    optimizer: Any
+    model: Any  # as the script gave it; None: it named none
+    reduction: GradientReduction
 
     def variables(self) -> list[Any]:
-        """Return a list of the model's variables, of Keras or TensorFlow."""
         return list(variables_of(self.model) or [])
 
     def updated(self) -> list[Any]:
-        """Return a list of the variables that an optimizer of Keras was built for."""
+        """Return the variables that an optimizer of Keras was built for, also of other models."""
         return list(getattr(self.optimizer, "_trainable_variables", ()))
 
     def changed(self) -> list[Any]:
-        """Return a list of the variables that an update of an optimizer of Keras changes."""
+        """Return the variables that an update of an optimizer of Keras changes."""
+        # Those that have had a gradient, once any has. The others are the script's to change: an
+        # average of the weights in the model, which a `train_step` assigns.
         found, reduced = self.updated(), self.reduction.with_gradient
         inner = with_inner(self.optimizer)
         if not reduced or any(getattr(one, "ema_overwrite_frequency", None) for one in inner):
@@ -45,8 +46,6 @@ class TrainedModel:
 
     def build(self, otherwise: Callable[[], list[Any]]) -> None:
         """Let an optimizer of Keras create its variables, if it has not yet."""
-        # It is built for the trainable variables of the model, or of what `otherwise()` returns if
-        # the script has named no model.
         if self.optimizer.built:
             return
         variables = otherwise() if self.model is None else self.variables()
@@ -60,12 +59,10 @@ class TrainedModel:
 
 def shared_variables(trained: Sequence[TrainedModel], fitted: Any) -> list[Any]:
     """Return the variables that workers share beside those of the optimizers, each once."""
-    # Without any of these they are the variables created since `edl.init()` that are not the
-    # optimizers'.
     models = [each.variables() for each in trained if each.model is not None]
     if fitted is not None:
         models.append(list(variables_of(fitted) or []))
-    if not models:
+    if not models:  # all that were created since `edl.init()`
         others = {id(plain(v)) for each in trained for v in each.optimizer.variables}
         models = [[variable for variable in CREATED.alive() if id(variable) not in others]]
     found: dict[int, Any] = {}

@@ -1,7 +1,4 @@
-"""Hold the state of this process's training that the modules of ``edl.tensorflow`` share.
-
-:func:`current` returns it, a :class:`Training`.
-"""
+"""Hold the state of this process's training that the modules of ``edl.tensorflow`` share."""
 
 from __future__ import annotations
 
@@ -74,9 +71,8 @@ class Training:
     """The data source, the optimizers and the open step of this process."""
 
     def __init__(self, worker: Worker) -> None:
-        self.worker = worker  # the worker that this process is
-        self.fits = Fits(worker)  # the record of the script's calls of `model.fit`
-        # the queue of this worker's batches, on their way through `tf.data` to the steps
+        self.worker = worker
+        self.fits = Fits(worker)
         self.feed = PipelineBatchSource(worker)
         ending.call_first(self.feed.close)
         worker.on_resize(self._resized)
@@ -95,17 +91,14 @@ class Training:
             worker.loader.on_reduced = lambda: (
                 None if self.reduction.several else numbers.end_step()
             )
-        # hands out the batches, and begins a step of the job with each
         self.steps = BatchSteps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.end_batch = self.finish_step
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.reduces_eagerly = False  # a tape has, outside of any tf.function
         self.updates: list[Any] = []  # of graphs: what applies gradients
         self.fitted: Any = None  # the model whose fit runs
-        # the state that all workers share; None before there is an optimizer
-        self.replica: TensorFlowReplica | None = None
-        # the function that takes a batch and returns its arrays; None before there is a source
-        self.load: Load | None = None
+        self.replica: TensorFlowReplica | None = None  # once there is an optimizer
+        self.load: Load | None = None  # once there is a source
         self.order: SampleOrder | None = None  # of the samples of an epoch
         self.graph: tf.Graph | None = None  # of the session that knows the job
         self.epochs = 0  # of elastic_shard_generator
@@ -133,7 +126,7 @@ class Training:
         what: str = "edl.Dataset",
         collate: Collate | None = None,
     ) -> Load:
-        """Declare what the job trains on, and return a function that loads a batch."""
+        """Declare what the job trains on, for the function `what`; return what loads a batch."""
         if self.fits.done:
             raise UsageError(ONE_MODEL_AND_DATA)
         batches = asked_batching(self.worker, what, batch_size, max_global_batch, global_batch)
@@ -172,14 +165,13 @@ class Training:
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
         """Add the variables of `optimizer` and `model` to the state that all workers share."""
-        # `None`: the model that `fit` trains, else all variables created since `edl.init()`.
         if model is not None and variables_of(model) is None:
             raise UsageError(
                 f"edl.Optimizer(optimizer, model): a {type(model).__name__} has no variables; "
                 "give a Keras model, a tf.Module or a list of variables"
             )
         refuse_stateful(model, self.worker.is_shared)
-        if self.replaces_optimizer:
+        if self.replaces_optimizer:  # when `fit_with` is called with its model
             self.tuner = None  # of the optimizer before
             self._named_models[optimizer] = model
             return self.reduction
@@ -208,12 +200,11 @@ class Training:
 
     @property
     def replaces_optimizer(self) -> bool:
-        """Whether the next optimizer that the script wraps takes the place of the present one."""
-        # Otherwise the next optimizer is a further one.
+        """Whether the next optimizer takes the place of the present one: between two fits."""
         return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
 
     def fit_with(self, model: Any) -> None:
-        """Record that `fit` trains `model` with the optimizer that it was compiled with."""
+        """Record that `fit` begins to train `model` with its optimizer, maybe another one now."""
         self.fits.check_model(model, self.fitted)
         self.fitted, optimizer = model, model.optimizer
         if self.replaces_optimizer and optimizer is not self._trained[0].optimizer:
@@ -224,11 +215,12 @@ class Training:
             self.replica.rename([type(optimizer).__name__])
 
     def _hand_over(self, leaving: frozenset[int]) -> None:
+        # All workers call it before a switch.
         if self.fitting and self.metrics is not None:
             self.metrics.hand_over(self.worker, leaving)
 
     def _resized(self, before: int, now: int) -> None:
-        """Warn, on rank 0, if a changed number of workers in the ring changes the global batch."""
+        """Warn if a changed number of workers in the ring changes the global batch."""
         progress = self.worker.loader.progress
         if progress.attached:
             batching = progress.source.batching
@@ -239,7 +231,7 @@ class Training:
             warn_of_a_changed_batch([each.optimizer for each in self._trained], before, now)
 
     def _check_several(self, optimizer: Any, model: Any) -> None:
-        """Raise an error if a script that has an optimizer cannot use another one, `optimizer`."""
+        """Raise an error if a script that has an optimizer cannot use `optimizer`, too."""
         self.worker.check_trains()
         refuse_logical(self.worker, "a script with several edl.Optimizers trains")
         if self.tuner is not None:
@@ -263,7 +255,6 @@ class Training:
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the script has wrapped an optimizer by `edl.Optimizer`."""
         return bool(self._trained)
 
     def reduction_of(self, variables: Sequence[Any]) -> GradientReduction:
@@ -285,7 +276,7 @@ class Training:
         return list({id(one): one for one in models if isinstance(one, keras.Model)}.values())
 
     def _graph_optimizer(self) -> Any:
-        # There must be an optimizer.
+        # A script has at most one of TensorFlow 1.
         optimizer = self._trained[0].optimizer
         return optimizer if isinstance(optimizer, tf.compat.v1.train.Optimizer) else None
 
@@ -309,7 +300,6 @@ class Training:
         return found
 
     def _optimizer_state(self) -> list[Any]:
-        """Return a list of the variables of all optimizers, also of an optimizer of TensorFlow 1"""
         if (optimizer := self._graph_optimizer()) is not None:
             return list(optimizer.variables())
         return self._optimizer_variables()
@@ -321,10 +311,10 @@ class Training:
         return [rate for each in self._trained for rate in last_rates(each.optimizer)]
 
     def _updated_variables(self) -> list[Any]:
-        """Return a list of the variables that an update changes: those that the optimizers train"""
         if (optimizer := self._graph_optimizer()) is None:
             if not self.worker.logical:
                 return [v for each in self._trained for v in each.changed()]
+            # The means over logical workers change, too.
             trained = [v for each in self._trained for v in each.updated()]
             return [*trained, *self.buffers().values()]
         graph = self.graph or tf.compat.v1.get_default_graph()
@@ -333,7 +323,6 @@ class Training:
         return [*trainable, *optimizer.variables(), *([] if counter is None else [counter])]
 
     def _model_variables(self) -> list[Any]:
-        """Return a list of the variables that workers share beside those of the optimizers."""
         if self._graph_optimizer() is not None:
             graph = self.graph or tf.compat.v1.get_default_graph()
             return list(graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
@@ -345,15 +334,14 @@ class Training:
         return isinstance(self.worker.loader.progress.source, StreamSource)
 
     def batches(self) -> Iterator[Any]:
-        """Return an iterator over this worker's batches, each as loaded arrays."""
-        # A source must have been declared.
+        """Return an iterator over this worker's batches, for a thread of ``tf.data``."""
         assert self.load is not None
         return self.feed.read(self.load)
 
     # --- a step
 
     def finish_step(self) -> None:
-        """Complete the open step in the ledger, if its gradients were averaged over the workers."""
+        """Complete the open step in the ledger, if its gradients are reduced."""
         for each in self._trained:
             each.reduction.raise_pending()
         for each in self._trained:
@@ -361,23 +349,22 @@ class Training:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the gradients of the batch handed out last were averaged over the workers."""
+        """Whether the gradients of the batch handed out last, of any optimizer, are reduced."""
         return any(each.reduction.done for each in self._trained)
 
     @property
     def has_made_update(self) -> bool:
-        """Whether an update was applied that the job has not counted yet."""
+        """Whether an update was applied that the job has not counted yet; the next batch does."""
         loader = self.worker.loader
         if not loader.open or self.worker.warming_up or self.reduction.several:
             return False
         if loader.engine.completed_by_peers or not self.reduction.done:
             return False
+        # After an eager tape the update comes when the optimizer applies the means.
         return bool(loader.engine.updates) or not self.reduces_eagerly
 
     def begin_step(self) -> bool:
-        """Complete the previous step, and hand out the next batch."""
-        # True; False if no batch is handed out, because the epoch is over, the job has made all its
-        # updates, or a newcomer has had its batch for the warm-up.
+        """Complete the previous step, maybe switch rings, and hand out the next batch, if any."""
         self.finish_step()
         begun = self.steps.begin()
         if begun and self.reduction.logical is not None:
@@ -400,7 +387,7 @@ _training: Training | None = None
 
 
 def current() -> Training:
-    """Return the training of this process."""
+    """Return the training of this process, which a further `edl.init()` begins anew."""
     global _training
     worker = process.current_worker()
     if _training is None or _training.worker is not worker:  # at a prompt, of a job before

@@ -1,7 +1,4 @@
-"""Send TensorFlow's arrays through the ring: :class:`TensorFlowArrays`, and ``exchange``.
-
-``exchange`` is :func:`edl.framework.state.exchange_state` with these arrays.
-"""
+"""Send the arrays of a TensorFlow state through the ring."""
 
 from __future__ import annotations
 
@@ -22,23 +19,23 @@ LARGE_BYTES = 2**25
 
 
 class TensorFlowArrays:
-    """The methods that describe the arrays of a TensorFlow state and broadcast them in the ring."""
+    """The `state.Arrays` of TensorFlow: numpy's."""
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
         """Return `value` as a numpy array, and a reference that describes it, to send before it."""
         array = tensor_array_of(value)
-        if array is None:
+        if array is None:  # it is pickled with the rest of the state
             return None
         return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
 
     def empty(self, reference: Reference) -> Array:
-        """Return a new array with the shape and type of `reference`."""
+        """Return an array without elements, which is not sent."""
         return np.empty(reference.shape, dtype_of(reference.dtype))
 
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
-        """Broadcast arrays from the rank `root`; all workers of the ring call it together."""
+        """Broadcast arrays from `root`, in pieces of `LARGE_BYTES`; return them if `keep`."""
         received: dict[int, Array] = {}
         for piece in transfers(sent, LARGE_BYTES):
             if arrays is not None:
@@ -62,8 +59,7 @@ exchange = functools.partial(state.exchange_state, TensorFlowArrays())
 
 
 def array_of(value: Any) -> Array | None:
-    """Return `value` as a numpy array; None if it is no tensor, variable or numpy value."""
-    # A tensor must be an eager one.
+    """Return `value` as a numpy array; None if it is no eager tensor, variable or numpy value."""
     if isinstance(value, (tf.Tensor, tf.Variable)):
         value = value.numpy()
     return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
@@ -83,10 +79,9 @@ def tensor_array_of(value: Any) -> Array | None:
 
 
 def bytes_of(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bytes of `array` as a flat array of uint8, in C order."""
+    """Return the bytes of `array` in C order, flat, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def dtype_of(name: str) -> Any:
-    """Return the numpy type of TensorFlow's type `name`, such as "float32" or "bfloat16"."""
     return tf.as_dtype(name).as_numpy_dtype

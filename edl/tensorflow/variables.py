@@ -1,9 +1,6 @@
 """Name TensorFlow's variables the same on every worker, and read and write their values.
 
-:func:`variables_of` finds the variables of an object, and :func:`variables_by_name` names them. In
-TensorFlow 2 and Keras a variable holds its value (:class:`EagerAccess`); in a graph the session
-holds it (:class:`SessionAccess`). ``CREATED`` records the variables that the script creates
-(:class:`Created`).
+In TensorFlow 2 and Keras a variable holds its value; in a graph the session holds it.
 """
 
 from __future__ import annotations
@@ -38,40 +35,37 @@ UNKNOWN = (
 
 
 class VariableAccess(Protocol):
-    """A way to read and write the values of variables: eagerly, or in a session."""
+    """A way to read and write the values of variables of TensorFlow, not those of Keras."""
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
-        """Return the values of `variables` as arrays, in order."""
+        """Return the values of `variables`, in order."""
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the elements of variables in byte ranges, as a flat array for each range."""
+        """Return the whole elements in byte ranges of variables, flat; until the next update."""
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Assign the arrays to the variables in `values`, pairs of (variable, array)."""
+        """Assign the arrays to their variables."""
 
 
 class EagerAccess:
     """A `VariableAccess` for TensorFlow 2 and Keras, whose variables hold their values."""
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
-        """Return the values of `variables` as arrays, in order."""
         with context.eager_mode():
             return [variable.numpy() for variable in variables]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the elements of variables in byte ranges, as a flat array for each range."""
         with context.eager_mode():
             return [_read_part(part) for part in parts]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Assign the arrays to the variables in `values`, pairs of (variable, array)."""
         with context.eager_mode():
             for variable, value in values:
                 variable.assign(value)
 
 
 def _read_part(part: ByteRange) -> Array:
-    """Return the elements of a variable in the byte range `part`, without a copy if possible."""
+    # Without a copy if possible; of a value on a GPU, only the range is copied.
     value: Any = part.value.read_value()
     size = value.dtype.size
     extent = slice(None) if part.is_whole else slice(part.start // size, part.stop // size)
@@ -91,13 +85,10 @@ class SessionAccess:
         self._session = session
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
-        """Fetch the values of `variables` from the session; return them as arrays, in order."""
         return [np.asarray(value) for value in self._run(list(variables))]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the elements of variables in byte ranges, as a flat array for each range."""
-        # Each variable is fetched as a whole, because no operation can be added to the graph for a
-        # part.
+        # As a whole, because no operation can be added to the graph for a part.
         read = self.read([part.value for part in parts])
         return [
             value.reshape(-1)[part.start // value.itemsize : part.stop // value.itemsize]
@@ -105,9 +96,6 @@ class SessionAccess:
         ]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Assign the arrays to the variables in `values`, pairs of (variable, array)."""
-        # An array is fed into the variable's initializer, because no operation can be added to the
-        # graph.
         # A variable's initializer assigns its second input; no operation is added to the graph,
         # which may be finalized. Several variables may have been made of one input.
         left = [(variable.initializer, value) for variable, value in values]
@@ -123,7 +111,7 @@ class SessionAccess:
             left = later
 
     def _run(self, fetches: Any, feed: Any = None) -> Any:
-        # So no step of the job begins, as `edl.Session.run` would begin one.
+        # Not by `edl.Session.run`, which would begin a step of the job.
         return tf.compat.v1.Session.run(self._session, fetches, feed)
 
 
@@ -136,11 +124,9 @@ class SnapshotAccess(SessionAccess):
         self._values = {id(each): value for each, value in zip(variables, values, strict=True)}
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
-        """Return the kept values of `variables` as arrays, in order."""
         return [self._values[id(variable)] for variable in variables]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Keep the arrays in `values`, pairs of (variable, array), in place of others."""
         self._values |= {id(variable): value for variable, value in values}
 
 
@@ -153,7 +139,7 @@ class Created:
         self._watching: Any = None
 
     def watch(self) -> None:
-        """Begin to record the variables that the calling thread creates, until the process ends."""
+        """Begin to record the variables that the calling thread creates."""
         if self._watching is None:
             self._watching = tf.variable_creator_scope(self._create)
             self._watching.__enter__()
@@ -167,7 +153,6 @@ class Created:
             tf.train.Checkpoint.__init__ = init
 
     def _create(self, creator: Any, **arguments: Any) -> Any:
-        """Create a variable by TensorFlow's `creator`, record it and return it."""
         variable = creator(**arguments)
         self._created.append(weakref.ref(variable))
         return variable
@@ -191,12 +176,12 @@ CREATED = Created()
 
 
 def plain(variable: Any) -> Any:
-    """Return the TensorFlow variable that a Keras variable holds."""
+    """Return the TensorFlow variable that a Keras variable holds; any other as it is."""
     return variable.value if hasattr(variable, "overwrite_with_gradient") else variable
 
 
 def check_known(variables: Iterable[Any], known: Iterable[Any]) -> None:
-    """Raise UsageError if one of `variables`, which a script trains, is not among `known`."""
+    """Refuse variables that a script trains and that are not `known`, and so each worker's own."""
     shared = {id(plain(variable)) for variable in known}
     unknown = [str(getattr(v, "path", v.name)) for v in variables if id(plain(v)) not in shared]
     if unknown:
@@ -204,7 +189,7 @@ def check_known(variables: Iterable[Any], known: Iterable[Any]) -> None:
 
 
 def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, Any]:
-    """Return `variables` as a dict by path (Keras) or name, in the order given."""
+    """Return TensorFlow's variables by path (Keras) or name; equal names get #2, #3 and so on."""
     found: dict[str, Any] = {}
     times: dict[str, int] = {}
     for variable in variables:
@@ -215,7 +200,7 @@ def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, A
 
 
 def variables_of(thing: Any) -> list[Any] | None:
-    """Return the variables of `thing` as a list; None if it is of a kind that has none."""
+    """Return the variables of `thing`, empty if not built; None: it is of a kind that has none."""
     if isinstance(plain(thing), tf.Variable):
         return [thing]
     found = getattr(thing, "variables", None)
@@ -229,7 +214,7 @@ def variables_of(thing: Any) -> list[Any] | None:
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Array]) -> list[str]:
-    """Return phrases about the differences between a script's variables and those of a state."""
+    """Return words for differences between a script's variables and those of a state."""
     odd = [f"only one has {name}" for name in sorted(mine.keys() ^ theirs.keys())]
     return odd or [
         f"{name} has shape {theirs[name].shape} there and {tuple(mine[name].shape)} here"

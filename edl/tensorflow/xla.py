@@ -1,7 +1,4 @@
-"""Keep XLA away from steps with collectives, which XLA cannot compile.
-
-:func:`turn_off_xla` changes a Keras model, :func:`refuse_xla` raises an error in other code.
-"""
+"""Keep XLA away from steps with collectives, which XLA cannot compile."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def turn_off_xla(model: Any) -> None:
-    """Set `jit_compile` of a Keras `model` to False, and log a warning if it was true."""
+    """Set `jit_compile` of a Keras `model` to False, before its first step is traced."""
     if model.jit_compile:
         logger.warning("jit_compile is turned off: XLA cannot compile steps with collectives")
         model.jit_compile = False
@@ -28,7 +25,7 @@ APPLIES = (
 
 
 def refuse_xla(why: str = APPLIES) -> None:
-    """Raise UsageError if a `tf.function(jit_compile=True)` is being traced in this thread."""
+    """Raise UsageError if the stack shows that a `tf.function(jit_compile=True)` is traced."""
     frame: Any = sys._getframe()
     while frame is not None:
         if getattr(frame.f_locals.get("self"), "_jit_compile", False) is True:

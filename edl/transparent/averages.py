@@ -28,9 +28,9 @@ UNLIKE = (
 
 
 class ScriptAverages:
-    """The averages of the weights that a script makes; a part of the job's state."""
+    """The averages of the weights that a script makes, in its order; a part of the job's state."""
 
-    edl_compared = False  # False; a script may make an average on rank 0 alone
+    edl_compared = False  # a script may make an average on rank 0 alone
 
     def __init__(self, passes_over: Callable[[], bool] = lambda: False) -> None:
         self._passes_over = passes_over
@@ -47,19 +47,17 @@ class ScriptAverages:
             _load([average], [self._waiting.pop(0)])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states by number, for `load_state_dict`; None for a deleted average."""
+        # None: the script has deleted the average.
         states = [None if one is None else dict(one.state_dict()) for one in self._alive()]
         return {"states": [*states, *self._waiting]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the job's averages, each into the script's `AveragedModel` with the same number."""
         states, alive = state["states"], self._alive()
         _load(alive, states)
         self._waiting = list(states[len(alive) :])
 
     def edl_state_if_missing(self) -> dict[str, Any]:
         """Return the state for a job that is resumed from a checkpoint without averages."""
-        # CheckpointError: the script has made one, which would begin anew.
         if any(one is not None for one in self._alive()):
             raise CheckpointError(NONE_SAVED)
         self._were_saved = False
@@ -75,6 +73,7 @@ def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> No
         if average is None or state is None:
             continue
         mine = average.state_dict()
+        # A subclass may make buffers after its construction, as in its first update.
         new = {name: value for name, value in state.items() if name not in mine}
         device = next(average.parameters(), average.n_averaged).device
         try:
@@ -89,8 +88,8 @@ def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> No
 
 def watch_averages(averages: ScriptAverages) -> None:
     """Add all averages that the script makes from now on to `averages`; call it once."""
-    # It replaces the constructors of `AveragedModel` and its subclasses, because PyTorch has no
-    # hook for that.
+    # It replaces constructors, because PyTorch has no hook for that. The outermost one adds the
+    # average: a subclass makes its own buffers after it has called that of `AveragedModel`.
     in_the_making: set[int] = set()  # ids of averages whose outermost constructor runs
 
     def watch(kind: type[AveragedModel]) -> None:

@@ -19,7 +19,7 @@ NO_GRADIENT = (
 
 
 def refuse_gradient(name: str, tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Return `result`, which raises a UsageError where a backward pass comes to it."""
+    """Return `result`, in which a backward pass fails; with one rank it goes on to `tensor`."""
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return result
     apply: Callable[..., torch.Tensor] = _Collective.apply  # PyTorch gives it no type
@@ -33,9 +33,8 @@ class _Collective(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, results: tuple[torch.Tensor], name: str
     ) -> torch.Tensor:
-        """Return the only one of `results`, which are in a tuple to have no gradients."""
         ctx.shape, ctx.name = tensor.shape, name
-        return results[0]
+        return results[0]  # it came in a tuple to have no gradient
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -69,7 +69,7 @@ SUBCLASS = (
 
 
 class ReplicaOrder:
-    """The samples of each epoch in the order in which a sampler's replicas train them."""
+    """A `SampleOrder`: the samples of an epoch as a sampler's replicas train them."""
 
     def __init__(
         self,
@@ -98,8 +98,7 @@ class ScriptLoaders:
     """The data loaders of the script, of which one is that of the training."""
 
     def __init__(self) -> None:
-        # the model that the script's optimizer trains; None: there is no optimizer yet
-        self.model: torch.nn.Module | None = None
+        self.model: torch.nn.Module | None = None  # that the optimizer trains
         self.optimizer: torch.optim.Optimizer | None = None
         self._exchanges = 0  # that the script has made before its training
         self._loader: DataLoader[Any] | None = None
@@ -121,30 +120,35 @@ class ScriptLoaders:
         return self._training is not None and self._training.passes_over
 
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
-        """Return the function by which a collective of the script sends a message to all workers"""
+        """Return what sends a message of the script to all workers; None: they do not take part."""
         if self._training is None:
             return self._exchange_early
         return api.exchange if api.exchanges() and not self.passes_over else None
 
     def _exchange_early(self, payload: bytes) -> list[bytes]:
+        # All workers of the first ring call it at the same points, and a newcomer gets what they
+        # have sent. So the calls are numbered.
         number, self._exchanges = self._exchanges, self._exchanges + 1
         return process.current_worker().exchange_before_training(number, payload) or [payload]
 
     def broadcast_parameters(self, named: Iterable[tuple[str, Any]], root_rank: int) -> None:
-        """Give all workers the tensors of `root_rank`, except within a step."""
         tensors = comparable_tensors(named)
-        if self._training is None:
+        if self._training is None:  # when it begins, all get those of rank 0
             self._broadcast.add(tensors.values())
+        # A step ends with the same weights on all workers.
         elif not self._training.is_in_step and (exchange := self.exchange()) is not None:
             broadcast_tensors(tensors, root_rank, exchange)
 
     def compare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise UsageError if the workers' optimizers have different states during the training"""
+        """Raise UsageError if the training has begun, and the optimizers have different states."""
         if self._training is not None and (exchange := self.exchange()) is not None:
             check_same_optimizer(optimizer, exchange)
 
     def agree_on_shares(self) -> tuple[int, int]:
-        """Return which share of an evaluation this process has, from 0, and how many there are."""
+        """Return which share of an evaluation this process has, from 0, and how many there are.
+
+        All processes get the same number, also if one of them has just died.
+        """
         digest = self._broadcast.digest() if self._training is None else 0
         exchange, own = self.exchange(), f"{process.current_worker().id} {digest}".encode()
         answers = [own] if exchange is None else exchange(own)
@@ -154,19 +158,18 @@ class ScriptLoaders:
         return place, len(answers)
 
     def examples(self, loader: DataLoader[Any]) -> list[Any]:
-        """Return a list of some batch of `loader`, which is loaded once; empty if it has none."""
+        """Return a list of one batch of `loader`, which is loaded once; empty if it has none."""
         if loader not in self._examples:
             self._examples[loader] = list(islice(plain_iterator(loader), 1))
         return self._examples[loader]
 
     def is_training(self, loader: DataLoader[Any]) -> bool:
-        """Return whether a loop over `loader` trains: whether it is divided among all ranks."""
+        """Return whether a loop over `loader` trains now, on the data of all ranks."""
         if self.model is None or not is_training(self.model) or not torch.is_grad_enabled():
             return False
         return _sampler_of_all_ranks(loader) is not None
 
     def note_step(self) -> None:
-        """Note that the script has called `optimizer.step()`."""
         if self._training is not None:
             self._training.note_step()
 
@@ -246,7 +249,7 @@ def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoa
 
 
 def _sampler_of_all_ranks(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
-    """Return the sampler by which the script divides the data of `loader` among all its ranks."""
+    """Return the sampler by which the script divides the data among all its ranks, if any."""
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None and not isinstance(sampler, DistributedSampler):
         sampler = getattr(sampler, "sampler", None)
@@ -302,5 +305,6 @@ def _length(self: DataLoader[Any]) -> int:
 
 
 def _shared_sampler(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
+    # Before the script's first optimizer it may be the loader of the training.
     may_train = loaders.model is None and torch.is_grad_enabled()
     return None if may_train else _sampler_of_all_ranks(loader)

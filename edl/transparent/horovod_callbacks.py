@@ -24,7 +24,7 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """A callback that does nothing: when training begins, all processes have the job's variables"""
+    """A callback that does nothing: all processes begin with the variables of the job."""
 
     def __init__(self, root_rank: int = 0, device: str = "") -> None:
         super().__init__()

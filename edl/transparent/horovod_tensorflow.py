@@ -97,23 +97,22 @@ LOOP = (
 
 
 def init(*_: Any, **__: Any) -> None:
-    """Take part in the job; see `init`."""
+    """Take part in the job, as `edl.tensorflow.init` does."""
     edl.tensorflow.init()
     check_has_ranks()
     shown.show_newcomer()
-    if not last_seed():
+    if not last_seed():  # the same random numbers on all processes and in each run
         set_random_seed(0)
 
 
 def rank() -> int:
-    """Return the number of this process, from 0; while it comes to where the job is, never 0."""
+    """Return the number of this process; not 0 while it passes over epochs: it writes no files."""
     loop.refuse_left_early()
     return shown.rank()
 
 
 def local_rank() -> int:
-    """Return the number of this process on its host; it is 0 on one of them, which may change."""
-    # While the process comes to where the job is, it is never 0.
+    """Return the number of this process on its host, or of its GPU; `== 0` tells the first one."""
     loop.refuse_left_early()
     return shown.local_rank()
 

@@ -82,21 +82,20 @@ NO_BATCH = (
 
 
 def init(*_: Any, **__: Any) -> None:
-    """Take part in the job; see `init`."""
+    """Take part in the job, as `edl.torch.init` does."""
     edl.torch.init()
     check_has_ranks()
     shown.show_newcomer()
 
 
 def rank() -> int:
-    """Return the number of this process, from 0; while it comes to where the job is, never 0."""
+    """Return the number of this process; not 0 while it passes over epochs: it writes no files."""
     loaders.refuse_left_early()
     return shown.rank()
 
 
 def local_rank() -> int:
-    """Return the number of this process on its host; it is 0 on one of them, which may change."""
-    # While the process comes to where the job is, it is never 0.
+    """Return the number of this process on its host, or of its GPU; `== 0` tells the first one."""
     loaders.refuse_left_early()
     return shown.local_rank()
 
@@ -116,6 +115,8 @@ def DistributedOptimizer(
         loaders.model,
         backward_passes_per_step=asked.get("backward_passes_per_step", 1),
     )
+    # As in Horovod, zeros stand for the gradient that no rank has computed in a step: weight decay
+    # and momentum change the parameter.
     reduce_as_horovod(required if size() > 1 else ())
     return loaders.optimizer
 
@@ -128,19 +129,18 @@ def _check_has_batch(*_: Any) -> None:
 
 
 def broadcast_parameters(params: Any, root_rank: int, *_: Any, **__: Any) -> None:
-    """Overwrite `params` by those of the process `root_rank`."""
-    # Within a step nothing is done, since a step ends with the same weights on all processes.
+    """Overwrite `params` by those of the process `root_rank`, between two steps."""
     named = params.items() if hasattr(params, "items") else params
     loaders.broadcast_parameters(named, root_rank)
 
 
 def broadcast_optimizer_state(optimizer: Any, root_rank: int, *_: Any, **__: Any) -> None:
-    """Check that `optimizer` has the same state on all processes; before the training do nothing"""
+    """Check that `optimizer` has the same state on all processes, once the training has begun."""
     loaders.compare_optimizer(optimizer)
 
 
 def _tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    exchange = loaders.exchange()
+    exchange = loaders.exchange()  # None: this process takes no part
     return [tensor.detach().clone()] if exchange is None else tensors_of_all(tensor, exchange)
 
 
@@ -154,7 +154,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
-    """Return a tensor reduced over the processes, of which no loss can be made."""
+    """Return a tensor reduced over the processes, without a gradient."""
     check_collective(process_set, op, _horovod)
     if op is None:
         op = Sum if average is False else Average
@@ -238,8 +238,7 @@ def barrier(process_set: Any = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Wait until all processes have called it, and return the last rank."""
-    barrier()
+    barrier()  # enough: all ranks have equally many batches
     return process.num_processes() - 1
 
 
@@ -247,14 +246,12 @@ _results: dict[int, Any] = {}  # of asynchronous calls, until synchronize()
 
 
 def _handle(result: Any) -> int:
-    """Return a handle, as Horovod's asynchronous functions do, for a result that is there."""
     number = 1 + max(_results, default=0)
     _results[number] = result
     return number
 
 
 def synchronize(handle: int) -> Any:
-    """Return the result of an asynchronous collective; its `handle` is of no use after it."""
     return _results.pop(handle, None)
 
 
@@ -265,29 +262,24 @@ def poll(handle: int) -> bool:
 
 @torch.no_grad()
 def allreduce_async(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of `allreduce`; there is no `compression`."""
     return _handle(allreduce(**_UNCOMPRESSED.bind(*arguments, **named).arguments))
 
 
 def allreduce_async_(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of `allreduce_`."""
     return _handle(allreduce_(*arguments, **named))
 
 
 @torch.no_grad()
 def allgather_async(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of `allgather`."""
     return _handle(allgather(*arguments, **named))
 
 
 @torch.no_grad()
 def broadcast_async(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of `broadcast`."""
     return _handle(broadcast(*arguments, **named))
 
 
 def broadcast_async_(*arguments: Any, **named: Any) -> int:
-    """Return a handle for the result of `broadcast_`."""
     return _handle(broadcast_(*arguments, **named))
 
 

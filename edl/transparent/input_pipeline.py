@@ -65,10 +65,9 @@ class Recorded:
     """The stages by which a script has made a `tf.data.Dataset`, and the functions in them."""
 
     source: Any  # the data set of `from_tensor_slices` at its beginning
-    pipeline: Pipeline  # its stages
-    # the functions that `map` was given before `batch`
-    of_samples: tuple[Callable[..., Any], ...] = ()
-    of_batches: tuple[Callable[..., Any], ...] = ()  # those that it was given after it
+    pipeline: Pipeline
+    of_samples: tuple[Callable[..., Any], ...] = ()  # what `map` was given before `batch`
+    of_batches: tuple[Callable[..., Any], ...] = ()  # and after it
     whole: Any = None  # the same data set without `shard`; None: it has none
 
     @property
@@ -88,7 +87,6 @@ class Recorded:
 
 
 def recorded(dataset: Any) -> Recorded | None:
-    """Return what is known of `dataset`, any object; None: nothing."""
     found: Recorded | None = getattr(dataset, _MARK, None)
     return found
 
@@ -100,9 +98,7 @@ def without_shard(dataset: Any) -> Any:
 
 
 def undivided(dataset: Any, steps: int | None) -> tuple[Any, int | None]:
-    """Replace one rank's part of an evaluation, as the script gives it, by that of all ranks."""
-    # Otherwise the data set before the `shard`, and the number of batches of all ranks together, at
-    # most as many as it has.
+    """Replace one rank's part of an evaluation, and its number of batches, by that of all ranks."""
     whole = without_shard(dataset)
     if whole is dataset or steps is None:
         return whole, steps
@@ -158,7 +154,7 @@ def _alike(one: tuple[Recorded, int | None], other: tuple[Recorded, int | None])
 
 
 def _elastic(found: Recorded, steps: int | None, seed: int) -> Any:
-    """Return edl's data set of what `found` describes."""
+    # `seed`: of orders for which the script gives none.
     order = PipelineOrder(found.pipeline, ranks(), steps, seed)
     specs = tf.nest.flatten(found.source.element_spec)
     if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
@@ -187,7 +183,6 @@ def _for_each_sample(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unknown_part(dataset: Any) -> str:
-    """Return words for the part of `dataset` that edl does not know."""
     if not isinstance(dataset, tf.data.Dataset):
         return f"a {type(dataset).__name__}"
     for each in dataset._inputs():

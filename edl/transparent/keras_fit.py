@@ -59,8 +59,8 @@ class KerasScript:
     """The fits of this process's script."""
 
     def __init__(self) -> None:
-        self.exchanges = ScriptExchange()  # sends messages to the other processes
-        self.pipelines = InputPipelines(self.exchanges)  # the data sets of the script
+        self.exchanges = ScriptExchange()
+        self.pipelines = InputPipelines(self.exchanges)
         # of the last fit: the callbacks and what was sent of each; what this process gave to it
         self._found: list[Any] = []
         self._sent: list[tuple[str, bytes | None, str]] = []
@@ -80,12 +80,14 @@ class KerasScript:
 
     def _agreed(self, callbacks: Any, verbose: Any) -> tuple[list[Any], Any]:
         """Return the callbacks of rank 0 of this `fit`, and its `verbose`."""
-        # Only what has changed is sent, because all messages of a job have little room.
         own = _flat(callbacks)
         given = verbose, [type(one).__name__ for one in own]
+        # As in the last fit, the script gives not all of rank 0: this may be a new rank 0, which it
+        # takes for another rank. Then the callbacks of the last fit stay.
         goes_on = not self._had_all and given == self._given
         sent = [self._packed_again(one) or _packed(one) for one in own]
         message = pickle.dumps((verbose, sent))
+        # Only what has changed is sent: all messages of a job have little room.
         is_known = goes_on or message in (self._message, self._answer)
         answer = self.exchanges.known(b"" if is_known else message)[0]
         self._message = message
@@ -100,7 +102,7 @@ class KerasScript:
         return [*self._found, edl.tensorflow.KerasCallback()], verbose
 
     def _packed_again(self, callback: Any) -> tuple[str, bytes | None, str] | None:
-        # The callback itself cannot be sent again, since `fit` has put the model into it.
+        # The callback of the last fit cannot be sent again: `fit` has put the model into it.
         pairs = zip(self._found, self._sent, strict=True)
         return next((sent for found, sent in pairs if found is callback), None)
 
@@ -116,7 +118,7 @@ def _refusal(data: Any) -> str:
 
 
 def _flat(callbacks: Any) -> list[Any]:
-    """Return `callbacks`, those of a `fit`, as a new list without edl's own."""
+    """Return the callbacks of a `fit` as a new list, which may be changed."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return (
@@ -129,7 +131,7 @@ def _flat(callbacks: Any) -> list[Any]:
 
 
 def _packed(callback: Any) -> tuple[str, bytes | None, str]:
-    """Return the class of `callback`, its pickle, and a message in place of a missing pickle."""
+    """Return the class of `callback`, its pickle, and the error of a process that lacks one."""
     name = type(callback).__name__
     try:
         data = cloudpickle.dumps(callback)
@@ -143,13 +145,13 @@ def _packed(callback: Any) -> tuple[str, bytes | None, str]:
 
 
 def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
-    """Return this process's callback of the class `name`, or the one that rank 0 has sent."""
+    """Take this process's callback of the class `name` out of `own`, or the one of rank 0."""
     for index, callback in enumerate(own):
         if type(callback).__name__ == name:
             return own.pop(index)
     if data is None:
         raise UsageError(why)
-    return mark_as_sent(pickle.loads(data))
+    return mark_as_sent(pickle.loads(data))  # rank 0 alone calls it
 
 
 def replace_fit() -> None:
@@ -159,7 +161,6 @@ def replace_fit() -> None:
 
 
 def _training(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method in place of `fit` that trains as a worker of the job."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -174,7 +175,6 @@ def _training(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _evaluating(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method in place of `evaluate` that takes the data of all ranks."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)

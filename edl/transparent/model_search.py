@@ -1,8 +1,4 @@
-"""Find the modules of an unchanged PyTorch script.
-
-:func:`model_with` finds the model that an optimizer trains, and :func:`modules_with` those that
-hold given tensors.
-"""
+"""Find the modules of an unchanged PyTorch script, which edl is not given."""
 
 from __future__ import annotations
 
@@ -34,8 +30,9 @@ def is_training(model: torch.nn.Module) -> bool:
 
 
 def model_with(optimizer: torch.optim.Optimizer, named_parameters: Any) -> torch.nn.Module:
-    """Return the module whose parameters `optimizer` trains, with its buffers."""
+    """Return the outermost module that has all parameters of `optimizer`, or a group of several."""
     trained = [id(each) for group in optimizer.param_groups for each in group["params"]]
+    # Mostly the generator `model.named_parameters()`, which knows its module.
     frame = getattr(named_parameters, "gi_frame", None)
     given = None if frame is None else frame.f_locals.get("self")
     if isinstance(given, torch.nn.Module) and set(trained) <= _parameters(given):
@@ -45,6 +42,7 @@ def model_with(optimizer: torch.optim.Optimizer, named_parameters: Any) -> torch
         if len(having) > 1:
             raise UsageError(NO_MODEL)
         return having[0]
+    # Such as an encoder and a decoder.
     parts = _outermost([one for one in modules if not _parameters(one).isdisjoint(trained)])
     found = [each for part in parts for each in _parameters(part).intersection(trained)]
     if sorted(found) != sorted(trained):  # some are of no module, or of several
@@ -54,8 +52,8 @@ def model_with(optimizer: torch.optim.Optimizer, named_parameters: Any) -> torch
 
 
 def modules_with(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
-    """Find the modules of this process that have `tensors` among their parameters and buffers."""
-    # A tensor is found by its memory, so that of a `state_dict()` counts as the parameter itself.
+    """Return the smallest module that holds all `tensors`, or the outermost ones that hold some."""
+    # By memory, so that a tensor of a `state_dict()` counts as the parameter itself.
     wanted = [address for each in tensors if (address := _address(each))]
     modules = [(one, _addresses(one)) for one in _modules()]
     held = {each for each in wanted if any(each in addresses for _, addresses in modules)}
@@ -68,6 +66,7 @@ def modules_with(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
 
 
 def _size_and_names(module: torch.nn.Module) -> tuple[int, list[str]]:
+    # The same on all processes, for modules that share their weights.
     return sum(1 for _ in module.modules()), sorted(module.state_dict())
 
 
@@ -93,4 +92,4 @@ def _outermost(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
 
 def _modules() -> list[torch.nn.Module]:
     found = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-    return [one for one in found if "_modules" in vars(one)]
+    return [one for one in found if "_modules" in vars(one)]  # else it is not complete

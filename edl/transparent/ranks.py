@@ -42,7 +42,10 @@ class Flag(int):
 
 
 class Rank(int):
-    """A number that compares as 0 only on the first process."""
+    """A number that compares as 0 only on the first process, when that passes over no epochs.
+
+    As an index, and as text, it stays what it is: a local rank is the number of a GPU.
+    """
 
     is_first: bool
     hides: Callable[[], bool]
@@ -98,7 +101,6 @@ class Ranks:
         self._was_first = False  # when this epoch began
 
     def rank(self) -> int:
-        """Return the number of this process, from 0."""
         own = process.rank()
         return self._number("rank", own, own, own == 0)
 
@@ -117,6 +119,7 @@ class Ranks:
                     logger.warning(TAKES_OVER.format(name=name))
                 self._has_taken_over = True
             self._told[name] = is_first
+        # Where epochs are passed over, the script has other weights to write.
         answer = 0 if is_first and not hidden else max(own, 1)
         # Until the training begins, nobody knows whether a resumed job has epochs behind it.
         worker = process.current_worker()
@@ -162,7 +165,7 @@ def check_has_ranks() -> None:
 
 
 def check_reduction(asked: dict[str, Any], horovod: Any, passes: str = "") -> None:
-    """Check what a script asks of Horovod's distributed optimizer or tape."""
+    # `passes`: the error for backward_passes_per_step above 1; empty: it is allowed.
     operation = asked.get("op", horovod.Average)
     check_collective(asked.get("process_set"), operation, horovod)
     if operation != horovod.Average:
@@ -175,7 +178,6 @@ def check_reduction(asked: dict[str, Any], horovod: Any, passes: str = "") -> No
 
 
 def check_collective(process_set: Any, operation: Any, horovod: Any) -> None:
-    """Check what a script asks of a collective."""
     if operation == horovod.Adasum:
         raise UsageError(f"op=Adasum is not there: {ADASUM}")
     if process_set not in (None, horovod.global_process_set):

@@ -1,7 +1,10 @@
 """Check where an unchanged Horovod script leaves its loops over the training data, and ends.
 
 A script that stops at a place where its job may not end would leave a model that depends on the
-number of processes, or on whether the job was resumed. :class:`LoopWatch` follows the loops.
+number of processes, or on whether the job was resumed. A loop is left *early* if the script takes
+no more batches after an update, or within a step of which it has trained some: a process takes a
+batch for each of its ranks in a step, so what a script counts in its loop depends on the number of
+processes. With one rank no end is early.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ ENDED_BEHIND = (
 
 
 def ended_behind(epoch: int, ends_alone: bool) -> EdlError:
-    """Return the error of a script that has ended in an epoch that the job has behind it."""
+    # A newcomer that has trained no epoch ends alone, and the others train on; else the job fails.
     error = NewcomerDiffers if ends_alone else UsageError
     return error(ENDED_BEHIND.format(epoch=epoch))
 
@@ -43,11 +46,11 @@ class LoopWatch:
     def __init__(self, has_trained: Callable[[], bool]) -> None:
         self._has_trained = has_trained
         self._loops = 0
-        self.is_within = self._left_early = False  # whether the script is in such a loop
+        self.is_within = self._left_early = False
         self._had_several = False  # passes of the loop in a step
 
     def batches(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of `source`, in one loop of the script; note how the script ends it."""
+        """Yield the batches of one loop, after `check_next`; note how the script ends it."""
         self._loops += 1
         number, self.is_within = self._loops, True
         try:
@@ -65,19 +68,21 @@ class LoopWatch:
 
     def check_next(self) -> None:
         """Raise a UsageError if the script has left its last loop early; call it before another."""
+        # A script that keeps the iterator of the loop has left it, too.
         if self.is_within and self._is_early():
             self._left_early = True
         self.refuse_left_early()
 
     def refuse_left_early(self) -> None:
         """Raise a UsageError if the script is known to have left its last loop early."""
-        # Not while the script handles an error, which may be why it has left the loop, and would be
-        # hidden.
+        # An error that the script handles may be why it has left the loop, and would be hidden.
         if self._left_early and sys.exc_info()[1] is None:
             raise UsageError(LEFT_EARLY)
 
     def check_end(self) -> None:
         """Raise a UsageError if the script has ended in a loop, or has left its last one early."""
+        # With one rank in each step a count of passes is one of steps, which may end with the last
+        # epoch. With several it may end with an earlier one, and leave out those after it.
         loader = current_worker().loader
         is_over = loader.ledger.finished and not loader.open
         if self._had_several or not is_over:

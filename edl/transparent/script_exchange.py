@@ -10,7 +10,7 @@ WAITS_S, PAUSE_S = 60.0, 0.2  # for the others, who come to the script's next fi
 
 
 class ScriptExchange:
-    """The exchanges of a script that trains by Keras' `fit` or by a loop of its own."""
+    """The exchanges of a script, which all processes make at the same points."""
 
     def __init__(self) -> None:
         self._made = 0
@@ -18,6 +18,7 @@ class ScriptExchange:
 
     def known(self, payload: bytes) -> list[bytes]:
         """Send `payload` outside of the training; return all payloads in rank order."""
+        # The others keep their answer for newcomers, who may come here before them.
         number, self._made = self._made, self._made + 1
         deadline = time.monotonic() + WAITS_S
         while (answer := current_worker().exchange_before_training(number, payload)) is None:
@@ -28,6 +29,6 @@ class ScriptExchange:
 
     def now(self, payload: bytes) -> list[bytes]:
         """Send `payload` between two steps, or before the training; return all payloads."""
-        if self.has_trained:
+        if self.has_trained:  # a newcomer that has not joined gets its own alone
             return current_worker().exchange_bytes(payload)
         return self.known(payload)

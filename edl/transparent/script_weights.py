@@ -1,8 +1,7 @@
 """Compare and send the tensors of an unchanged PyTorch script.
 
-:class:`BroadcastModules` compares what the script gives to ``hvd.broadcast_parameters`` before its
-training. During the training :func:`broadcast_tensors` does the work of that function, and
-:func:`check_same_optimizer` that of ``hvd.broadcast_optimizer_state``.
+What it gives to ``hvd.broadcast_parameters`` is compared before its training, and sent during it;
+``hvd.broadcast_optimizer_state`` compares.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class BroadcastModules:
         self._modules: list[weakref.ref[torch.nn.Module]] = []
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Add the modules whose parameters or buffers are `tensors`."""
         known = {id(one) for one in self._alive()}
         found = [one for one in modules_with(tensors) if id(one) not in known]
         self._modules += map(weakref.ref, found)
@@ -82,7 +80,7 @@ def broadcast_tensors(
     if _are_alike(tensors, exchange):
         return
     sent = None
-    while sent is None:
+    while sent is None:  # if the root dies, the next process with its number is the root
         is_root = process.rank() == place_of_root(root_rank, process.num_processes())
         own = _copies(tensors) if is_root else None
         found = exchange_objects("hvd.broadcast_parameters", own, ALL_CALL, exchange)
@@ -96,13 +94,14 @@ def broadcast_tensors(
 
 
 def check_same_optimizer(optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
-    """Raise a UsageError if the state of `optimizer` is not the same on all processes."""
+    # Without the options of its groups, such as the learning rate.
     values = {name: inside[key] for name, inside, key in places(state_of(optimizer)["state"])}
     if not _are_alike(values, exchange):
         raise UsageError(OTHER_OPTIMIZER)
 
 
 def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    # Each in memory of its own, since all of a tensor's memory is sent.
     return {name: each.detach().cpu().clone() for name, each in tensors.items()}
 
 
@@ -111,7 +110,6 @@ def _are_alike(values: Mapping[str, Any], exchange: Exchange) -> bool:
 
 
 def _digest(values: Mapping[str, Any]) -> int:
-    """Return the CRC-32 of names and values."""
     found = digests(
         ByteRange(name, one, 0, size_of(one) or PLAIN_BYTES, True) for name, one in values.items()
     )

@@ -29,5 +29,4 @@ def _numbered(iterable: Iterable[Any], loader: Any, start: int) -> Iterator[tupl
 
 
 def replace_enumerate() -> None:
-    """Replace the built-in function `enumerate`."""
     builtins.enumerate = StepNumbers  # type: ignore[misc]

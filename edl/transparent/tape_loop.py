@@ -45,8 +45,7 @@ class TapeLoop:
 
     def __init__(self, pipelines: InputPipelines, exchanges: ScriptExchange) -> None:
         self._exchanges = exchanges
-        # whether the script is within the body of a loop over its training data
-        self.has_batch = False
+        self.has_batch = False  # the script is within the body of the loop
         self._pipelines = pipelines
         self._dataset: Any = None  # edl's
         self._epochs: Iterator[int] = iter(())
@@ -58,7 +57,7 @@ class TapeLoop:
         self._watch = LoopWatch(_has_trained)
 
     def is_training(self, dataset: Any) -> bool:
-        """Return whether a loop over `dataset` trains."""
+        """Return whether a loop over `dataset` trains: the first one, if the script has a tape."""
         found = recorded(dataset)
         if found is None or not found.is_batched or not is_initialized():
             return False
@@ -113,7 +112,7 @@ class TapeLoop:
     def check_end(self) -> None:
         """Check that the script may end now: after the job's last step."""
         self._watch.check_end()
-        if self._epoch < 0:
+        if self._epoch < 0:  # it may be a job resumed at its end
             is_behind = self._is_behind
         else:
             begun = self._loops == self._epoch and current_worker().loader.ledger.done
@@ -145,7 +144,7 @@ class TapeLoop:
         current_worker().finishing.check_end = self.check_end
 
     def _come_in(self, number: int) -> Iterator[Any]:
-        """Take part in the job, if it is in the loop `number`."""
+        """Take part in the job if it is in the loop `number`; else `_epoch` stays -1."""
         worker = current_worker()
         if number == 0:
             epoch = next(self._epochs)

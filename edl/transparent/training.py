@@ -36,7 +36,7 @@ OTHER_ORDER = (
 
 
 class EpochNumbers:
-    """The numbers of a script's epochs, in the order of its loops over the training data."""
+    """The numbers of a script's epochs, which grow, and are the same on all its processes."""
 
     def __init__(self) -> None:
         self._last: int | None = None
@@ -44,8 +44,7 @@ class EpochNumbers:
 
     def next(self, sampler_epoch: int) -> int:
         """Return the number of the epoch that begins now."""
-        # If it does not (two phases of training that both begin with 0, or a script that never
-        # calls `set_epoch()`), the numbers go on after the last one.
+        # Two phases of training may both begin with 0; or the script never calls `set_epoch()`.
         if self._last is not None and sampler_epoch + self._offset <= self._last:
             self._offset = self._last + 1 - sampler_epoch
         self._last = sampler_epoch + self._offset
@@ -53,33 +52,31 @@ class EpochNumbers:
 
 
 class ScriptEpochs:
-    """The script's numbers of the job's epochs; a part of the job's state."""
+    """The script's numbers of the job's epochs, which begin with 0; a part of the job's state."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._sampler_epochs: list[int] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers, for `load_state_dict`."""
         return {"numbers": list(self._numbers), "sampler epochs": list(self._sampler_epochs)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the numbers of the job: `state` is a result of `state_dict`."""
         self._numbers, self._sampler_epochs = list(state["numbers"]), list(state["sampler epochs"])
 
     def name(self, epoch: int, number: int, sampler_epoch: int) -> None:
-        """Note the script's number of the job's epoch `epoch` (from 0)."""
+        """Note the script's number of the job's epoch `epoch`, unless it has one."""
         while epoch >= len(self._numbers):
             self._numbers.append(number)
             self._sampler_epochs.append(sampler_epoch)
 
     def number(self, epoch: int) -> int:
-        """Return the script's number of the job's epoch `epoch`, from 0."""
-        known = len(self._numbers) - 1
+        """Return the script's number of the job's epoch `epoch`."""
+        known = len(self._numbers) - 1  # an epoch in which no process has been follows these
         return self._numbers[min(epoch, known)] + max(0, epoch - known)
 
     def sampler_epoch(self, epoch: int) -> int:
-        """Return what the script gives to `set_epoch()` for the job's epoch `epoch`, from 0."""
+        """Return what the script gives to `set_epoch()` for the job's epoch `epoch`."""
         known = self._sampler_epochs
         if epoch < len(known):
             return known[epoch]
@@ -109,7 +106,6 @@ class Training:
         self._state: Any = None  # of the job, while the script passes over epochs
         self._has_stepped = False  # with the last batch
         self._watch = LoopWatch(lambda: self._has_stepped)
-        # whether the script goes through epochs that the job has behind it
         self.passes_over = False
         current_worker().finishing.check_end = self.check_end
 
@@ -153,7 +149,6 @@ class Training:
             yield batch
 
     def note_step(self) -> None:
-        """Note that the script has called `optimizer.step()` for the last batch."""
         self._has_stepped = True
 
     def refuse_left_early(self) -> None:
@@ -161,8 +156,9 @@ class Training:
         self._watch.refuse_left_early()
 
     def check_end(self) -> None:
-        """Check that the script may end now; undo what it changed since it passes over epochs"""
+        """Check that the script may end now; undo what it changed while it passed over epochs."""
         self._watch.check_end()
+        # At the job's end it may have passed over all epochs: the job had trained before.
         if self.passes_over and not self._is_at_job():
             raise ended_behind(self._number, self._warms_up and not self._has_trained)
         self._restore()
@@ -182,7 +178,7 @@ class Training:
             self._state = None
 
     def _come_in(self, number: int) -> Iterator[Any]:
-        """Take part in the job, in the epoch to which the script gives `number`."""
+        """Take part in the job if it is in the script's epoch `number`; else `_epoch` stays -1."""
         if not self._warms_up:
             epoch = next(self._epochs)
             self._warms_up = current_worker().warming_up

@@ -226,8 +226,7 @@ if not TYPE_CHECKING:  # else every name would be one of this module's
 
 
 def _trained_share() -> float | None:
-    """Return the share of the present epoch's samples that the job has trained, from 0 to 1."""
-    # None: it is not known, because `fit` trains on a stream, or on no `edl.Dataset` at all.
+    """Return the share of the epoch's samples that the job has trained, from 0 to 1, if known."""
     loader = process.current_worker().loader
     total = loader.progress.source.known_total if loader.progress.attached else 0
     return loader.ledger.done / total if total else None

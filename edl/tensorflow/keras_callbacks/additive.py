@@ -33,9 +33,7 @@ def is_additive(metric: Any) -> bool:
 
 def _only_adds(metric: Any) -> bool:
     """Return whether the code of `metric` changes the variables of its state by adding only."""
-    # False is returned if some source cannot be read, or if the code changes no variable at all,
-    # since the state is then kept elsewhere.
-    own = []
+    own = []  # classes that are not Keras', which are taken to add only
     for kind in type(metric).__mro__:
         if kind.__module__.partition(".")[0] == "keras":
             break
@@ -44,7 +42,7 @@ def _only_adds(metric: Any) -> bool:
     ahead, seen = ["update_state"], {"update_state"}
     while ahead:
         for method in _definitions(own, ahead.pop()):
-            if method is None or _uses_state(method, metric):
+            if method is None or _uses_state(method, metric):  # None: no source to read
                 return False
             adds = adds or any(
                 isinstance(node, ast.Attribute) and node.attr in {*ADDITIONS, "assign"}
@@ -57,7 +55,7 @@ def _only_adds(metric: Any) -> bool:
 
 
 def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | None]:
-    """Yield the syntax trees of the methods `name` that one call of `name` may run."""
+    """Yield the trees of the methods that a call of `name` may run; None: one without source."""
     for kind in kinds:
         if name in vars(kind):
             method = _parsed(vars(kind)[name])
@@ -69,7 +67,6 @@ def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | Non
 
 
 def _parsed(function: Any) -> ast.FunctionDef | None:
-    """Return the syntax tree of `function`, a method or property; None if it has no source."""
     if isinstance(function, property):
         function = function.fget
     if isinstance(function, staticmethod | classmethod):
@@ -114,7 +111,7 @@ def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
 
 
 def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
-    """Return the ids of the nodes that stand for the variable to which a call adds."""
+    """Return the `id()` of the nodes that stand for the variable to which a call adds, if any."""
     target = function.value
     if function.attr in ADDITIONS:
         return {id(_bare(target))}
@@ -125,7 +122,7 @@ def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
 
 
 def _addend(value: ast.AST, target: str) -> ast.AST | None:
-    """Return the first node in the sum `value` that is equal to `target`."""
+    """Return the node of the sum `value` that `ast.dump` shows as `target`; None: there is none."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
         terms = [value.left, value.right][: 1 + isinstance(value.op, ast.Add)]
     elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):

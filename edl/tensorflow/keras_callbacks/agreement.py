@@ -1,7 +1,7 @@
 """Build and read the rows of floats, equal in length, that workers exchange when an epoch ends.
 
-:func:`metrics_row` and :func:`job_metrics` are for the means of numbers in the logs,
-:func:`end_row` and :func:`met` for the stop and the files.
+One has the worker's id, its samples, a checksum of the metrics' names in order, the metrics, and
+zeros; the other its id, whether it wants to stop, and whether it is rank 0 and has written files.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ ROOM = 32  # for metrics in a row; with more of them, as much again
 
 
 def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list[float]:
-    """Return the row with this worker's metrics of an epoch, for `job_metrics`."""
-    # The zeros fill the room for metrics up to a multiple of `ROOM` (32), so that workers with
-    # different metrics nearly always have rows of the same length.
     names = zlib.crc32("\n".join(metrics).encode())
+    # So workers with different metrics nearly always have rows of one length.
     room = -(-max(len(metrics), 1) // ROOM) * ROOM
     filling = [0.0] * (room - len(metrics))
     return [worker, samples, names, *metrics.values(), *filling]
 
 
 def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, float]:
-    """Return the means of metrics over the workers, by name, weighted with their samples."""
+    """Return the means over the workers, weighted with their samples; `names` are this worker's."""
     odd = [f"w{row[0]:.0f}" for row in rows if row[2] != rows[0][2]]
     if odd:
         raise UsageError(
@@ -41,18 +39,17 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """An agreement of all workers at the end of an epoch: the result of `met`."""
+    """An agreement of all workers at the end of an epoch."""
 
     stop: str  # why all stop; empty when they do not
     written: bool  # rank 0 had written what there was to write
 
 
 def end_row(worker: int, wants_to_stop: bool, wrote: bool) -> list[float]:
-    """Return the row that a worker sends at the end of an epoch, when its callbacks have run."""
     return [worker, float(wants_to_stop), float(wrote)]
 
 
 def met(rows: Sequence[Sequence[float]]) -> Met:
-    """Whether all workers stop training, and whether rank 0 has written the epoch's files"""
+    """Return what the rows of all workers say: all stop if one wants to."""
     stops, reason = stopping([int(row[0]) for row in rows if row[1]])
     return Met(stop=reason if stops else "", written=any(row[2] for row in rows))

@@ -42,12 +42,9 @@ _MISSING: Any = object()
 class _Memory:
     """A memory of one callback, over all its fits: it reads and restores the callback's state."""
 
-    # The state of a callback is what its `state_dict()` returns, or else its attributes that have
-    # changed since its first `fit` began.
-
     def __init__(self, callback: Any, model: Any) -> None:
         self._of = weakref.ref(callback)
-        self.name = type(callback).__name__  # the name of the callback's class
+        self.name = type(callback).__name__
         self.is_of(model)
         self._first: dict[str, Any] = {}  # but for large ones
         self._prints: dict[str, Any] = {}
@@ -72,7 +69,7 @@ class _Memory:
         self._models = {id(plain(each)) for each in variables_of(model) or []}
 
     def state(self) -> Any:
-        """Return the callback's state: its `state_dict()`, or its changed attributes by name."""
+        """Return its `state_dict()`, or its attributes that changed since its first fit began."""
         if isinstance(self.callback, Trackable):
             return self.callback.state_dict()
         stored = {name: self._taken(name, value) for name, value in self._attributes()}
@@ -84,10 +81,10 @@ class _Memory:
         }
 
     def load(self, state: Any) -> None:
-        """Restore in the callback a `state` that `state` has returned on any worker."""
         if isinstance(self.callback, Trackable):
             self.callback.load_state_dict(state)
             return
+        # What has not changed there gets its first value again, but for large ones.
         for name, stored in {**self._first, **state}.items():
             if (
                 not isinstance(stored, dict)
@@ -100,7 +97,7 @@ class _Memory:
         return [pair for pair in vars(self.callback).items() if pair[0] not in _KEPT_OUT]
 
     def _taken(self, name: str, value: Any) -> Any:
-        """Return `value` as plain data; `_MISSING` if it is not part of the callback's state."""
+        """Return an attribute as plain data; `_MISSING`: it is no part of the callback's state."""
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             value = abs(value)  # it has the sign of the direction once this is known
         if self._is_of_the_model(value):
@@ -112,7 +109,6 @@ class _Memory:
             return _MISSING
 
     def _put(self, name: str, stored: Any) -> Any:
-        """Return the value of the attribute `name` from `stored`, which `_taken` made."""
         mine = restored_value(stored, getattr(self.callback, name, None))
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             return -mine if self.callback.monitor_op is keras.ops.less else mine
@@ -129,6 +125,7 @@ class _Memory:
 
     def _warn_once(self, name: str, value: Any, what: NoData) -> None:
         """Log once that each worker keeps its own value of an attribute, if training has set it."""
+        # The text of `what` is the type that cannot be sent.
         expected = callable(value) or isinstance(value, (io.IOBase, logging.Logger))
         if expected or name in self._warned or self._objects.get(name, _MISSING) is value:
             return
@@ -143,7 +140,7 @@ class _Memory:
 
 
 class CallbackStates:
-    """The states of all callbacks of a `fit`, which newcomers and checkpoints receive."""
+    """The states of all callbacks of a `fit`, for newcomers and checkpoints; one for all fits."""
 
     edl_compared = False  # a callback may remember times and other numbers of its worker's own
 
@@ -153,17 +150,14 @@ class CallbackStates:
         self._known: dict[int, _Memory] = {}  # by id of the callback, over all fits
         self._memories: list[_Memory | None] = []
         self._names: list[str] = []
-        self.verbose: Any = 0  # the `verbose` of the job's `fit`: 0, 1 or 2
-        # the newest epoch, as Keras counts in this fit, whose `on_epoch_begin` has been called on
-        # the workers that began it; -1 before the first
-        self.begun = -1
-        # the dict that `load_state_dict` was given last; empty: it was given none
-        self.received: dict[str, Any] = {}
-        # a function that `load_state_dict` calls with the job's `verbose`
-        self.told_verbose: Callable[[Any], None] = lambda _verbose: None
+        self.verbose: Any = 0  # of the job's `fit`: 0, 1 or 2
+        self.begun = -1  # Keras' newest epoch in this fit whose `on_epoch_begin` was called
+        self.received: dict[str, Any] = {}  # what `load_state_dict` was given last
+        self.told_verbose: Callable[[Any], None] = lambda _verbose: None  # of the job
 
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
         """Hold the states of the callbacks of a new fit, in place of those of the last fit."""
+        # Of one that does not remember only the class is compared between workers.
         self._callbacks = list(callbacks)
         self._names = [type(callback).__name__ for callback in callbacks]
         self._memories = [
@@ -181,7 +175,6 @@ class CallbackStates:
         return memory
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the callbacks, for newcomers and checkpoints."""
         return {
             "names": list(self._names),
             "states": [memory.state() if memory else None for memory in self._memories],
@@ -190,8 +183,8 @@ class CallbackStates:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the states of the job's callbacks in this worker's callbacks."""
-        saved = self._worker.steps.state_source == self._worker.id  # nobody else has sent it
+        # Of a checkpoint, whose script may have had other callbacks: nobody else has sent it.
+        saved = self._worker.steps.state_source == self._worker.id
         if not saved and state["names"] != self._names:
             self._refuse(state["names"])
         if self._worker.warming_up or not saved:
@@ -209,7 +202,7 @@ class CallbackStates:
                 memory.load(found[1])
 
     def _refuse(self, theirs: Sequence[str]) -> None:
-        """Raise an error that says how this worker's callbacks differ from `theirs`."""
+        """Raise UsageError on a newcomer that has other callbacks; else the whole job fails."""
         mine, worker = self._names, self._worker
         here = _without(mine, theirs)
         there = _without(theirs, mine)

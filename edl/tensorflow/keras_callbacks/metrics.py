@@ -45,7 +45,7 @@ class EpochMetrics:
         self._replaced: list[Any] = []  # metrics whose result is the job's mean for now
 
     def begin_batch(self, weight: int) -> None:
-        """Remember the states of the metrics before a padding batch; before another, do nothing."""
+        """Remember the states of the metrics before a padding batch."""
         self._shown = None
         if weight == 0:
             variables = self._variables()
@@ -61,7 +61,7 @@ class EpochMetrics:
             variable.assign(before.get(id(variable), np.zeros(variable.shape, variable.dtype)))
 
     def results(self) -> dict[str, Any]:
-        """Return the present results of all metrics by name, as Keras gives them to callbacks."""
+        """Return the present results of all metrics by name: floats, or arrays."""
         found: dict[str, Any] = {}
         for name, value in self._model.get_metrics_result().items():
             found.update(value if isinstance(value, Mapping) else {name: value})
@@ -69,7 +69,11 @@ class EpochMetrics:
         return {name: float(v) if v.ndim == 0 else v for name, v in arrays.items()}
 
     def of_job(self, logs: Mapping[str, Any], worker: Worker, samples: int) -> dict[str, Any]:
-        """Combine the metrics of all workers; return the job's values of the numbers in `logs`."""
+        """Combine the metrics of all workers; return the job's values of the numbers in `logs`.
+
+        All workers call it after the last step of the epoch. A number of the model's own
+        `train_step` belongs to the metric whose result it equals.
+        """
         own = self._shown if self._shown is not None else self.results()
         self.combine(worker, samples)
         job = self.results()
@@ -86,7 +90,7 @@ class EpochMetrics:
         }
 
     def combine(self, worker: Worker, samples: int) -> None:
-        """Add up the states of the metrics over workers; the sums stay until Keras resets them"""
+        """Add up the states of the metrics over workers; the sums stay until Keras resets them."""
         self.restore()
         metrics = _leaves(self._model.metrics)
         sums = [metric for metric in metrics if is_additive(metric)]
@@ -100,7 +104,7 @@ class EpochMetrics:
                 self._take_mean(metric, worker, samples)
 
     def hand_over(self, worker: Worker, leaving: frozenset[int]) -> None:
-        """Add the metric states of workers that leave to the states of one worker that stays."""
+        """Add the sums of workers that leave to those of the lowest rank that stays."""
         sums = [metric for metric in _leaves(self._model.metrics) if is_additive(metric)]
         variables = [variable for metric in sums for variable in metric.variables]
         state = [value.astype(_wide(value.dtype)) for value in _read(variables)]
@@ -114,7 +118,7 @@ class EpochMetrics:
                 variable.assign(value.astype(_numpy_type(variable)))
 
     def restore(self) -> None:
-        """Let each metric compute its result from its own state again."""
+        """Let each metric that is no sum compute its result from its own state again."""
         for metric in self._replaced:
             del metric.result
         self._replaced.clear()
@@ -142,7 +146,6 @@ class EpochMetrics:
 
 
 def _leaves(metrics: Iterable[Any]) -> list[Any]:
-    """Return a list of `metrics`, in which a metric that holds metrics is replaced by them."""
     found: list[Any] = []
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
@@ -151,7 +154,7 @@ def _leaves(metrics: Iterable[Any]) -> list[Any]:
 
 
 def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
-    """Return the name of the metric whose result equals `value`."""
+    """Return the metric whose result equals `value`; of several, the one of this name, or None."""
     same = [other for other, result in results.items() if _is_same(value, result)]
     if name in same:
         return name
@@ -159,10 +162,10 @@ def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two results are equal but for the rounding of a compiled step (1e-5 relative)"""
     if np.shape(one) != np.shape(other):
         return False
     try:
+        # But for the rounding of a compiled step.
         return np.allclose(np.asarray(one), np.asarray(other), rtol=1e-5, atol=0, equal_nan=True)
     except TypeError:
         return False
@@ -181,7 +184,7 @@ def _numpy_type(variable: Any) -> Any:
 
 
 def _added(payloads: Sequence[bytes], like: State) -> State:
-    """Return the sums of the workers' metric states, elementwise, as new arrays."""
+    """Return the sums of the workers' states, the bytes of arrays with the form of `like`."""
     if len({len(payload) for payload in payloads}) > 1:
         raise UsageError(
             "the metrics of the workers have states of different sizes; compile the model with the "

@@ -39,10 +39,9 @@ Arrange = Callable[[Any, list[Any], Any], list[Any]]  # (edl's callback, the oth
 
 
 class Numbering(Protocol):
-    """An object that gives Keras' list of callbacks the job's numbers of the batches of an epoch"""
+    """What gives Keras' list of callbacks the job's numbers of the batches: `KerasCallback`."""
 
-    batch: int  # the index in its epoch, from 0, of the batch that `begin_batch` has begun last
-    """The index in the epoch of the batch that was handed out last."""
+    batch: int  # the index in its epoch, from 0, of the batch that was handed out last
 
     def begin_batch(self) -> int:
         """Begin a step of the job with the next batch; return its index in the epoch, from 0."""
@@ -55,12 +54,11 @@ class Numbering(Protocol):
         """End a batch of the open step, of which other callbacks are not told."""
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of `params`, Keras' parameters of `fit`, with the job's `steps`."""
+        """Return a copy of Keras' parameters of `fit`, with the job's steps of an epoch."""
 
 
 @functools.cache
 def watch_lists(kind: type[Any], arrange: Arrange) -> None:
-    """Patch Keras so that each list with a callback of `kind` becomes what `arrange` returns."""
     plain = keras.callbacks.CallbackList.set_model
 
     def set_model(self: Any, model: Any) -> None:
@@ -79,7 +77,7 @@ def watch_lists(kind: type[Any], arrange: Arrange) -> None:
 
 
 def _number_batches(callbacks: Any, job: Numbering) -> None:
-    """Patch Keras' list `callbacks` to pass the batch numbers of `job` to its callbacks."""
+    """Let each batch of Keras' list begin a step of the job, with the job's number of it."""
     plain_begin, plain_end, params = (
         callbacks.on_train_batch_begin,
         callbacks.on_train_batch_end,
@@ -87,7 +85,7 @@ def _number_batches(callbacks: Any, job: Numbering) -> None:
     )
 
     def begin(_: int, logs: Any = None) -> None:
-        goes_on = job.is_within_step
+        goes_on = job.is_within_step  # with logical workers: the batches of a step are told as one
         batch = job.begin_batch()
         if not goes_on:
             plain_begin(batch, logs)
@@ -103,14 +101,13 @@ def _number_batches(callbacks: Any, job: Numbering) -> None:
 
 
 def with_progress(others: list[Any]) -> list[Any]:
-    """Return `others`, the callbacks beside edl's, with a progress bar added if there is none."""
+    # With `verbose` 0 Keras makes no bar, and a newcomer may get another from the job.
     if any(isinstance(callback, ProgbarLogger) for callback in others):
         return others
     return [*others, ProgbarLogger()]
 
 
 def _check(callbacks: list[Any]) -> None:
-    """Raise UsageError if a callback of Keras that cannot work in a job is among `callbacks`."""
     for callback in callbacks:
         for kind, why in _REFUSED.items():
             if isinstance(callback, kind):

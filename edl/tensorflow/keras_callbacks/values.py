@@ -27,11 +27,11 @@ NUMBERS = "biufc"  # kinds of arrays; of others those that TensorFlow has, as bf
 
 
 class NoData(Exception):
-    """The error that `taken` raises for a value that cannot be sent to other workers."""
+    """The error for a value that cannot be sent; its text is the type of the value."""
 
 
 def taken(value: Any) -> Any:
-    """Return a copy of `value` as plain data, to be sent to other workers."""
+    """Return a copy as plain data: values of `PLAIN`, arrays, or a dict of one item by its kind."""
     value = plain(value)
     if type(value) in PLAIN:
         return value
@@ -57,7 +57,7 @@ def taken(value: Any) -> Any:
 
 
 def restored_value(stored: Any, mine: Any) -> Any:
-    """Return the value from which `taken` has made `stored`, to replace `mine`."""
+    """Return the value of `stored` to replace `mine`, which stays the same object if it can."""
     if not isinstance(stored, dict):
         return stored.copy() if isinstance(stored, np.ndarray) else stored
     ((kind, items),) = stored.items()
@@ -84,7 +84,6 @@ def restored_value(stored: Any, mine: Any) -> Any:
 
 
 def _put_dict(items: list[Any], mine: Any) -> Any:
-    """Return the dict that `taken` has stored as `items`, to replace `mine`."""
     old = dict(mine) if isinstance(mine, dict) else {}
     keys = [restored_value(key, None) for key, _ in items]
     new = {
@@ -98,7 +97,7 @@ def _put_dict(items: list[Any], mine: Any) -> Any:
 
 
 def value_fingerprint(stored: Any) -> Any:
-    """Return a small value that is equal for equal values of `stored`, which `taken` made."""
+    """Return a small value that is equal for equal values of `stored`."""
     if isinstance(stored, np.ndarray):
         return ("array", stored.dtype.name, stored.shape, zlib.crc32(bytes_of(stored).data))
     if isinstance(stored, dict):
@@ -109,12 +108,10 @@ def value_fingerprint(stored: Any) -> Any:
 
 
 def is_small(stored: Any) -> bool:
-    """Return whether the arrays in `stored` have at most `SMALL_BYTES` bytes together."""
     return sum(array.nbytes for array in _arrays(stored)) <= SMALL_BYTES
 
 
 def _arrays(stored: Any) -> list[np.ndarray[Any, Any]]:
-    """Return all arrays in `stored`, which `taken` has made, at any depth."""
     if isinstance(stored, np.ndarray):
         return [stored]
     if isinstance(stored, dict):

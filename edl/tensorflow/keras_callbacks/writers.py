@@ -1,11 +1,9 @@
 """Let callbacks that write files, to the terminal or to a server write on rank 0 only.
 
-:func:`standing_in` returns the :class:`Writer` that takes the place of such a callback: a
-:class:`Saver` for ModelCheckpoint, else a :class:`Gated` or one of its subclasses. The script gives
-the callbacks on all workers. The worker that is rank 0 at the time of a write makes it, so when
-rank 0 dies, its successor continues. Until all workers have exchanged rows at the end of an epoch
-(:meth:`Writer.met`), each worker keeps the numbers that are to be written, so that it can write
-them if rank 0 dies before it does.
+The script gives the callbacks on all workers. The worker that is rank 0 at the time of a write
+makes it, so when rank 0 dies, its successor continues. Until all workers have exchanged rows at the
+end of an epoch (:meth:`Writer.met`), each worker keeps the numbers that are to be written, so that
+it can write them if rank 0 dies before it does.
 """
 
 from __future__ import annotations
@@ -34,17 +32,15 @@ class Writer(keras.callbacks.Callback):
 
     def __init__(self, callback: Any, worker: Worker) -> None:
         super().__init__()
-        self.callback = callback  # the callback that writes
+        self.callback = callback
         self._worker = worker
 
     @property
     def writes(self) -> bool:
         """Whether this worker is rank 0 at the moment, and so writes."""
-        # A worker that warms up never writes.
         return self._worker.rank == 0 and not self._worker.warming_up
 
     def set_params(self, params: Any) -> None:
-        """Keep `params`, Keras' parameters of `fit`; give it to the callback on all workers."""
         super().set_params(params)
         self.callback.set_params(params)
 
@@ -54,7 +50,7 @@ class Writer(keras.callbacks.Callback):
 
 
 class Gated(Writer):
-    """A writer that calls the hooks of its callback on rank 0 only, and does nothing elsewhere."""
+    """A writer that calls the hooks of its callback on rank 0 only."""
 
     def __init__(self, callback: Any, worker: Worker) -> None:
         super().__init__(callback, worker)
@@ -63,34 +59,29 @@ class Gated(Writer):
         self._unwritten: tuple[int, dict[str, Any]] | None = None  # an epoch's end
 
     def hook(self, name: str, *arguments: Any, **named: Any) -> None:
-        """Call the callback's hook `name` with `arguments` and `named`, on rank 0 only."""
         if not self.writes or (name == "on_train_end" and not self._begun):
             return
         self._begin()
         getattr(self.callback, name)(*arguments, **named)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Do nothing: the callback gets `on_train_begin` later, before its first other hook."""
+        """Do nothing: a newcomer has no rank yet, so `_begin` calls it before the first hook."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Call the callback's `on_epoch_begin` on rank 0, and remember `epoch` on all workers."""
         self._epoch = None
         self.hook("on_epoch_begin", epoch, logs)
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Call the callback's `on_epoch_end` on rank 0; keep `epoch` and `logs` everywhere."""
         self._unwritten = (epoch, dict(logs or {}))
         self._end_epoch()
 
     def met(self, written: bool) -> None:
-        """Call the callback's `on_epoch_end` on rank 0 if the former rank 0 died before it did."""
         if not written and self._unwritten is not None and not self._has_written():
             self._end_epoch()
         self._epoch = self._unwritten = None
 
     def _end_epoch(self) -> None:
-        """Call the callback's `on_epoch_end` on rank 0 only, and then `flush`."""
         assert self._unwritten is not None
         epoch, logs = self._unwritten
         if self.writes:
@@ -99,10 +90,11 @@ class Gated(Writer):
             self.flush()
 
     def _has_written(self) -> bool:
+        """Return whether the callback's file shows that another worker has written the epoch."""
         return False
 
     def _begin(self) -> None:
-        """Call the callback's `on_train_begin` on this worker, unless a call before has done it."""
+        """Begin the training and the epoch for the callback of a new rank 0."""
         if self._begun:
             return
         self._begun = True
@@ -125,7 +117,6 @@ class Gated(Writer):
 
 
 def _forwarding(name: str) -> Callable[..., None]:
-    """Return a method of `Gated` that calls the callback's hook `name` on rank 0 only."""
 
     def on(self: Gated, *arguments: Any, **named: Any) -> None:
         self.hook(name, *arguments, **named)
@@ -148,7 +139,6 @@ class GatedCSV(Gated):
         callback.append_header = True  # of a new file; Keras sets it in the constructor only
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Keep the length of the file to which the script lets the callback append."""
         super().on_train_begin(logs)
         if self._appends:
             with contextlib.suppress(OSError):
@@ -167,7 +157,7 @@ class GatedCSV(Gated):
         self.callback.append = self._appends
 
     def _has_written(self) -> bool:
-        """Return whether the last whole line of the callback's file is about the last epoch."""
+        """Return whether the last whole line of the file, in this fit, is about the last epoch."""
         assert self._unwritten is not None
         try:
             with open(self.callback.filename, "rb") as file:
@@ -184,20 +174,15 @@ class GatedTensorBoard(Gated):
     """A writer for `TensorBoard`: each rank 0 writes its own event files to one directory."""
 
     def began(self) -> None:
-        """Set the callback's count of batches to the number of updates that the job has made."""
-        self.callback._global_train_batch = self._worker.step
+        self.callback._global_train_batch = self._worker.step  # by which it numbers its records
 
     def flush(self) -> None:
-        """Flush TensorBoard's event files, so that they survive this process."""
         for writer in self.callback._writers.values():
             writer.flush()
 
 
 class GatedProgress(Gated):
-    """A writer for Keras' progress bar, which does not give the bar the number of steps of `fit`"""
-
-    # That number would be wrong when workers join or leave; the bar learns it from the epoch
-    # before.
+    """A writer for Keras' progress bar."""
 
     callback: ProgbarLogger
 
@@ -206,11 +191,11 @@ class GatedProgress(Gated):
         self._generation = 0
 
     def set_params(self, params: Any) -> None:
-        """Give the callback `params`, Keras' parameters of `fit`, with None for `steps`."""
+        # The number of steps would be wrong when workers join or leave; the bar learns it from the
+        # epoch before.
         super().set_params({**params, "steps": None})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the bar of `epoch` on rank 0; reset its length if workers have joined or left."""
         if self._generation != self._worker.generation:
             self._generation, self.callback.target = self._worker.generation, None
         super().on_epoch_begin(epoch, logs)
@@ -245,7 +230,7 @@ class Saver(Writer):
             callback._should_save_model = should_save
 
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
-        """Let the callback save the model now, whether or not it would decide to save."""
+        """Let the callback save the model now; it has decided to."""
         decides = self.callback._should_save_model
         self.callback._should_save_model = lambda *_: True
         try:
@@ -254,24 +239,20 @@ class Saver(Writer):
             self.callback._should_save_model = decides
 
     def set_model(self, model: Any) -> None:
-        """Give the callback `model` in a wrapper that saves on rank 0 only."""
         super().set_model(model)
         self.callback.set_model(_Unsaved(model, self))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Let the callback decide whether to save the model; if so, rank 0 saves it."""
         self._unsaved = None
         self.callback.on_epoch_end(epoch, logs)
 
     def met(self, written: bool) -> None:
-        """Save the model if the callback has decided to and the epoch's rank 0 died before that."""
         unsaved, self._unsaved = self._unsaved, None
         if unsaved is not None and not written and self.writes:
             unsaved()
 
 
 def _passing(name: str) -> Callable[..., None]:
-    """Return a method of `Saver` that calls the callback's hook `name` on all workers."""
 
     def on(self: Saver, *arguments: Any, **named: Any) -> None:
         getattr(self.callback, name)(*arguments, **named)
@@ -285,7 +266,7 @@ for _name in _HOOKS:
 
 
 class _Unsaved:
-    """A wrapper of the model whose save methods save on rank 0 only, and do nothing elsewhere."""
+    """A wrapper of the model whose save methods save on rank 0 only."""
 
     _SAVES = ("save", "save_weights", "export")
 
@@ -318,7 +299,7 @@ WRITERS: list[tuple[type, type[Writer]]] = [
 
 
 def standing_in(callback: Any, worker: Worker) -> Writer | None:
-    """Return a new writer that lets `callback` write on rank 0 only, in its place in a `fit`."""
+    """Return a new writer for `callback`; None: it is called on all workers."""
     for kind, writer in WRITERS:
         if isinstance(callback, kind):
             return writer(callback, worker)
@@ -335,14 +316,14 @@ def has_writer(callback: Any) -> bool:
 
 
 def mark_as_sent(callback: Any) -> Any:
-    """Mark a callback as a copy of one that the script gives to rank 0 only; return the callback"""
+    """Mark a callback as a copy of one that the script gives to rank 0 only, and return it."""
     setattr(callback, _SENT, True)
     return callback
 
 
 def _acts_on_training(callback: Any) -> bool:
-    """Return whether a callback is derived from one of Keras' or edl's, such as EarlyStopping."""
-    # These change the training, as all workers must, or write nothing.
+    # Those of Keras and edl, such as EarlyStopping, change the training, as all workers must, or
+    # write nothing.
     packages = {
         kind.__module__.partition(".")[0] for kind in type(callback).__mro__ if kind not in _BASES
     }
