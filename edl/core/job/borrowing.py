@@ -111,7 +111,7 @@ def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict
 def reclaims_after(
     before: Desired, hosts: Placement, terms: LeaseTerms, now_s: float
 ) -> tuple[Reclaim, ...]:
-    """Return the requests to give slots back that are open after a change at `now_s` (of 1970)."""
+    """Return the requests to give slots back that are open after a change, at `now_s` since 1970."""
     fewer = {host: n - hosts.get(host, 0) for host, n in before.hosts.items()}
     # To add workers on a host withdraws the requests there.
     kept = [one for one in before.reclaims if fewer.get(one.host, 0) >= 0]
