@@ -72,6 +72,7 @@ def _is_event(event: TraceEvent) -> bool:
 def of_one_run(timelines: Iterable[RingTimeline]) -> list[RingTimeline]:
     """Return the timelines of the last run of a job, in the order of generations."""
     ordered = sorted(timelines, key=lambda one: one.generation)
+    # A run before that had more generations has left files: they are older than the first ring.
     return [one for one in ordered if one.start_us >= ordered[0].start_us]
 
 

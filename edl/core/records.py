@@ -377,7 +377,7 @@ class JobPolicy(Record):
         return bool(self.text) and not self.off
 
     def held(self, now_s: float) -> JobPolicy:
-        """Return this policy as it is after a person has asked for a size, at `now_s` since 1970."""
+        """Return this policy after a person has asked for a size, at `now_s` since 1970."""
         return replace(self, held_until_s=now_s + self.hold_s) if self.is_on else self
 
 

@@ -82,7 +82,7 @@ class Sizes(Record):
     # --- more and fewer
 
     def room(self, others: int, np: int, has: int = 0) -> int:
-        """Return the largest number from `has` to `np` on one host whose sum with `others` is allowed."""
+        """Return the largest number from `has` to `np` whose sum with `others` is allowed."""
         fitting = (n for n in range(np, has, -1) if self.allows(others + n))
         return next(fitting, has)
 

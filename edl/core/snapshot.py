@@ -113,8 +113,8 @@ class Snapshot:
 
     @property
     def present(self) -> frozenset[str]:
-        """The names of the hosts that are not gone."""
-        # Nor is a host with a member: all its sessions may end at once while its workers train on.
+        """The hosts with an agent, a worker or a member of the newest generation, so not gone."""
+        # All sessions of a host may end at once while its workers train on.
         members = self.generation.members if self.generation else ()
         return frozenset(
             (

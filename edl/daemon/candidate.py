@@ -44,7 +44,7 @@ class Candidate:
                 self._election = make()
 
     def end_term(self) -> None:
-        """Drop this worker's term, if it leads, but stay a candidate: the job is new, or over."""
+        """Drop this worker's term, but stay a candidate: the job was restored, or is over."""
         self._term = None
 
     def resign(self) -> None:

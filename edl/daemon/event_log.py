@@ -20,6 +20,7 @@ class EventLog:
     def write(self) -> None:
         """Write all queued events to ZooKeeper; one whose write failed stays in the queue."""
         while (event := self._shared.next_event()) is not None:
+            # A write that failed may have been carried out.
             if not (self._unsure and self._is_there(event)):
                 self._unsure = True
                 self._last = self._events.add(event)

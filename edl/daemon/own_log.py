@@ -34,7 +34,7 @@ _OF_THE_DISK = (
 
 
 class OwnLog:
-    """The log file that the agent has opened as descriptors 1 and 2; any thread may fail at it."""
+    """The log file that the agent has opened as descriptors 1 and 2; any thread may write."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -144,8 +144,7 @@ class FailureDetector:
         return progress.step if progress is not None else 0
 
     def _ask(self, ports: Mapping[int, tuple[str, int]], snapshot: Snapshot) -> dict[int, Health]:
-        # A worker without a node that was asked in vain lately is not asked again: each would cost
-        # the turn `answer_s`.
+        # A worker without a session that was asked in vain lately counts as silent, unasked.
         since = self._clock() - self._limits.silence_s
         members = {member.id for member in snapshot.members}
         silent = {w for w, at in self._silent_since.items() if at > since and w not in members}

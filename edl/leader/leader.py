@@ -106,11 +106,9 @@ class LeaderTerm:
         return self._decisions.term
 
     def turn(self, wake: Callable[[], None]) -> float:
-        """Read the state of the job, decide and write once; return when the next turn is due.
-
-        It is in seconds; infinite: as often as usual. `wake` must not block: another thread calls
-        it, once the state that was read has changed.
-        """
+        """Read the job, decide and write once; return the seconds until the next turn is due."""
+        # Infinite: as often as usual. `wake` must not block: another thread calls it, too, once the
+        # state that was read has changed.
         self._write_events()
         snapshot = self._store.snapshot(wake)
         ages = self._ages.look(snapshot, self._clock())

@@ -18,11 +18,10 @@ AWAY_S = 10.0  # if a look comes later, the leader could not read: the rest does
 
 @dataclass(frozen=True)
 class Ages:
-    """How long the leader has seen the facts by which it decides, by its own clock.
+    """How long the leader has seen the facts by which it decides, by its own clock."""
 
-    All ages begin at 0 with a new leader. Time in which it cannot read ZooKeeper does not count,
-    for the workers may not be able to write then, either. So a limit may take longer, never less.
-    """
+    # All ages begin at 0 with a new leader. Time in which it cannot read ZooKeeper does not count,
+    # for the workers may not be able to write then, either. So a limit may take longer, never less.
 
     leading_s: float = 0.0  # since its term began
     stage_s: Mapping[int, float] = field(default_factory=dict)  # in its stage, by id of a worker
@@ -35,7 +34,7 @@ class Ages:
 
 
 class AgeTracker:
-    """It computes `Ages` from the snapshots that one leader reads in its term."""
+    """The ages in one leader's term, from the snapshots that it reads."""
 
     def __init__(self, now_s: float) -> None:
         self._since = now_s

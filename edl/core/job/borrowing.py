@@ -111,7 +111,7 @@ def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict
 def reclaims_after(
     before: Desired, hosts: Placement, terms: LeaseTerms, now_s: float
 ) -> tuple[Reclaim, ...]:
-    """Return the requests to give slots back that are open after a change, at `now_s` since 1970."""
+    """Return the open requests to give slots back after a change, at `now_s` since 1970."""
     fewer = {host: n - hosts.get(host, 0) for host, n in before.hosts.items()}
     # To add workers on a host withdraws the requests there.
     kept = [one for one in before.reclaims if fewer.get(one.host, 0) >= 0]
@@ -125,7 +125,7 @@ def reclaims_after(
 
 
 class ReclaimTracker:
-    """It computes for how long one process has seen each demand to give slots back."""
+    """For how long one process has seen each demand to give slots back."""
 
     # No host's clock is compared with another's, so a deadline counts from when the process that
     # judges it first saw the demand: it may be later than asked, but is never earlier.
@@ -178,11 +178,9 @@ def overdue(now: Snapshot, ages_s: Mapping[Reclaim, float]) -> dict[int, str]:
 def returned(
     now: Snapshot, ages_s: Mapping[Reclaim, float], host: str | None = None, hidden: int = 0
 ) -> tuple[Reclaim, ...]:
-    """Return the open requests to give slots back that are fulfilled.
-
-    An agent asks for its `host`, with the number of worker processes that ZooKeeper does not list
-    (`hidden`); the leader asks (None) for the hosts without an agent.
-    """
+    """Return the open requests to give slots back that are fulfilled."""
+    # An agent asks for its `host`, with the number of worker processes there that ZooKeeper does
+    # not list; the leader asks for the hosts without an agent.
     agents = {one.name for one in now.hosts}
     there = {(m.host, m.id) for m in now.members} | {(s.host, s.id) for s in now.ring}
     here = Counter(name for name, _ in there)

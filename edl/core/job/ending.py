@@ -77,11 +77,9 @@ def bound_of_signal(job: Job, number: signal.Signals) -> float:
 
 
 def halted(cause: str, step: int, saved_step: int | None, directory: str, why: str = "") -> JobEnd:
-    """Return the end of a job that was preempted.
-
-    `saved_step` is of the newest complete checkpoint. -1: there is none. None: the directory cannot
-    be read, or has one of an earlier start.
-    """
+    """Return the end of a job that was preempted."""
+    # `saved_step` is of the newest complete checkpoint. -1: there is none. None: the directory
+    # cannot be read, or has one of an earlier start.
     if saved_step is not None and saved_step >= max(0, step):
         reason = f"{cause}: step {saved_step} is saved in {directory}; `edl run --resume` goes on"
         return JobEnd(JobState.STOPPED, reason, HALTED_EXIT)

@@ -42,7 +42,7 @@ class LivenessLimits:
     answer_s: float = 0.5  # how long a worker's port may take to answer
     silence_s: float = 1.0  # after a missing answer a worker counts as silent so long, unasked
     newcomer_s: float = 0.01  # each of n ready newcomers is asked again after n times this
-    session_s: float = 6.0  # the granted session time-out: a frozen worker leaves ZooKeeper then
+    session_s: float = 6.0  # the granted time-out: a frozen worker leaves ZooKeeper so much later
 
 
 USUAL = LivenessLimits()
@@ -127,7 +127,7 @@ def proof(
     broken = is_broken(now)
     if not idle.stands and not (broken and idle.quiet_s > idle.limits.frozen_s):
         return None
-    # It may have removed its own node and closed its port, and the rest be a lost packet.
+    # It may have removed its own node and closed its port, and its silence be a lost packet.
     if _leaves(worker, now) and not broken and idle.quiet_s <= idle.limits.session_s:
         return None
     return (

@@ -138,11 +138,9 @@ def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]
 def without_slot(
     now: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
 ) -> dict[str, int] | None:
-    """Return the desired workers by host after a slot of `host` was disabled; None: too few.
-
-    `given_up` are all disabled slots of `host`, the new one included. If a worker `elsewhere` would
-    fail, too, none is added in a free slot.
-    """
+    """Return the desired workers by host after a slot of `host` was disabled; None: too few."""
+    # `given_up` are all disabled slots of `host`. If a worker would fail `elsewhere`, too, none is
+    # added in a free slot.
     job, desired = now.job, now.desired.hosts
     fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}
     usable = [

@@ -59,7 +59,7 @@ class StepTime(Record):
         return sum(value > TINY for value in self._parameters()[:-1]) + (self.overlap != 1.0)
 
     def step_s(self, workers: int, hosts: int, batch: float) -> float:
-        """Return the predicted time of a step in seconds, without arrays: they take 30 times it."""
+        """Return the predicted time of a step; arrays would take thirty times as long."""
         compute_s, reduce_s = self.compute_s + self.each_sample_s * batch, 0.0
         if workers > 1 and hosts > 1:
             reduce_s = self.far_reduce_s + self.each_far_worker_s * (workers - 2)

@@ -68,10 +68,9 @@ def fit_all(many: Sequence[Sequence[StepTimeSample]]) -> list[StepTime]:
 
 
 class _Steps(NamedTuple):
-    """The measured steps of jobs: in each array the last axis is the step, the one before the job.
+    """The measured steps of jobs; the last axis of the arrays is the step, before it the job."""
 
-    Jobs with fewer steps than others are filled up with steps of weight 0.
-    """
+    # Jobs with fewer steps than others are filled up with steps of weight 0.
 
     setups: Setups
     log_s: Vector
