@@ -13,13 +13,13 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 
 
 def seconds(text: str) -> float | None:
-    """Return the duration that `text` describes, in seconds; None if it describes none."""
+    """Return the duration that `text` describes; None if it describes none."""
     match = _DURATION.fullmatch(text.strip())
     return None if match is None else float(match[1]) * _SECONDS[match[2]]
 
 
 def rounded(duration_s: float) -> str:
-    """Return a duration, in seconds, in its largest whole unit: "3d", "2h", "15m", "5s"."""
+    """Return a duration in its largest unit with three or more: "3d", "47h", "15m", "119s"."""
     for unit in ("d", "h", "m"):
         if (count := int(duration_s / _SECONDS[unit])) >= 3:
             return f"{count}{unit}"
@@ -27,9 +27,8 @@ def rounded(duration_s: float) -> str:
 
 
 def duration_in_words(duration_s: float) -> str:
-    """Return a duration, in seconds, as sentences have it: "8 s", "4 min 10 s", "3 h 5 min"."""
-    # It has at most two units, as in `duration` of the dashboard's `format.mjs`, so that all
-    # durations on a page have one form.
+    """Return a duration as sentences have it: "8 s", "4 min 10 s", "3 h 5 min"."""
+    # As in `duration` of the dashboard's `format.mjs`: all durations on a page have one form.
     left = max(0, round(duration_s))
     first = next((at for at, (size, _) in enumerate(_WORDS) if left >= size), len(_WORDS) - 1)
     parts = []

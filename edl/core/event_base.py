@@ -67,7 +67,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True)
 class Details(Record):
-    """The fields that an event of one kind carries besides its time, generation, step and reason"""
+    """The fields of an event of one kind besides its time, generation, step and reason."""
 
     kind: ClassVar[EventKind]
     writer: ClassVar[str]  # who writes it, for the docs
@@ -84,11 +84,6 @@ DETAILS: dict[EventKind, type[Details]] = {}
 @dataclass(frozen=True)
 class Event(Record):
     """One entry of a job's event log; the kind of the event is that of its `details`."""
-
-    # Its other fields are the `time` at which it was written (in seconds since 1970, by the
-    # writer's clock), the `generation` that it is about (0: before the first), the newest complete
-    # `step` that the writer knew, and the `reason`, a sentence that says what has happened, and
-    # why.
 
     time: Annotated[float, "when it was written, by the writer's clock"]  # seconds since 1970
     generation: Annotated[int, "of the ring that it is about; 0: before the first"]
@@ -108,7 +103,6 @@ class Event(Record):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the event that the JSON `values` describe, with the details of its kind."""
         try:
             details = DETAILS[EventKind(values["kind"])].from_json(values["details"])
         except (TypeError, ValueError, KeyError) as error:

@@ -26,10 +26,10 @@ class Severity(StrEnum):
 class EventExplanation:
     """The explanation of one kind of event, as texts in Markdown without links."""
 
-    severity: Severity  # how much it concerns a person
+    severity: Severity
     meaning: str  # what has happened, in a sentence
-    why: str  # the usual causes, in a sentence or two
-    advice: str  # what to do, in a sentence or two
+    why: str  # the usual causes
+    advice: str  # what to do
 
 
 def _normal(meaning: str, why: str, advice: str) -> EventExplanation:

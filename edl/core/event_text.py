@@ -1,8 +1,6 @@
 """Describe in words what led to a new ring, and what the switch to it has cost the workers.
 
 `edl events`, the metrics and the dashboard use these words.
-
-An agent's terminal shows one line for several events: see :mod:`edl.core.host.headlines`.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ def cost(event: Event) -> str:
 
 
 def without_step_s(parts: SwitchParts) -> float:
-    """Return how long a worker completed no step around a switch, in seconds."""
+    """Return how long a worker completed no step around a switch, from its wait in a failed one."""
     return parts.detect_s + parts.stall_s + parts.first_step_s
 
 
@@ -56,6 +54,6 @@ def _ms(seconds: float) -> str:
 
 
 def longest_stall(switch: SwitchDetails) -> SwitchParts | None:
-    """Return the parts of the old worker that `switch` held up longest; None if it had none."""
+    """Return the parts of the old worker that `switch` held up longest, if it had any."""
     old = [parts for parts in switch.workers.values() if parts.role == "old"]
     return max(old, key=lambda parts: parts.stall_s, default=None)

@@ -15,7 +15,7 @@ _MARK_CHARS = 50  # so that an excerpt of an excerpt is the same
 
 
 def excerpt(text: str, chars: int = CHARS) -> str:
-    """Return `text`, or its beginning and its end if it is longer than `chars` characters."""
+    """Return `text`, or its beginning and its end with at most `chars` characters in all."""
     if len(text) <= chars:
         return text
     half = (chars - _MARK_CHARS) // 2
@@ -32,8 +32,7 @@ def excerpts(value: Any) -> Any:
 
 
 def cropped(text: str, width: int) -> str:
-    """Return `text` with at most `width` characters, of which the last is then an ellipsis."""
-    # Characters that would move the cursor of a terminal are replaced, see `printable`.
+    """Return `text`, made printable, with at most `width` characters, then with an ellipsis."""
     shown = printable(text)
     return shown if len(shown) <= width else f"{shown[: max(0, width - 1)]}…"
 

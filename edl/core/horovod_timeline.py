@@ -22,15 +22,14 @@ TraceEvent = dict[str, Any]
 
 @dataclass(frozen=True)
 class RingTimeline:
-    generation: int  # the number of the ring's generation
-    start_us: int  # when the ring began to write it, in microseconds since 1970
-    # what Horovod has written, in Chrome's trace format; times are since `start_us`
-    events: tuple[TraceEvent, ...]
-    whole: bool  # whether the file ends as Horovod ends it; False: its writer was killed
+    generation: int
+    start_us: int  # when the ring began to write it, since 1970
+    events: tuple[TraceEvent, ...]  # times are since `start_us`
+    whole: bool  # the file ends as Horovod ends it; False: its writer was killed
 
     @property
     def end_us(self) -> int:
-        """When the last event happened, in microseconds since 1970."""
+        """When the last event happened, since 1970."""
         ends = (event["ts"] + event.get("dur", 0) for event in self.events if "ts" in event)
         return self.start_us + max(ends, default=0)
 
@@ -73,6 +72,7 @@ def _is_event(event: TraceEvent) -> bool:
 def of_one_run(timelines: Iterable[RingTimeline]) -> list[RingTimeline]:
     """Return the timelines of the last run of a job, in the order of generations."""
     ordered = sorted(timelines, key=lambda one: one.generation)
+    # A run before that had more generations has left files: they are older than the first ring.
     return [one for one in ordered if one.start_us >= ordered[0].start_us]
 
 

@@ -151,9 +151,7 @@ class EventCounts:
 
 
 def job_samples(status: JobStatus, counts: EventCounts, connected: bool) -> list[Sample]:
-    """Return the values of the metrics of a job."""
-    # Values that nobody knows, such as the remaining samples of a stream, are left out; if
-    # `connected` is false, so are those that may have changed since `status` was read.
+    """Return the values of the metrics of a job, without those that nobody knows."""
     return [
         JOB_INFO(1, status.job),
         *_written(status),
@@ -181,7 +179,6 @@ def _written(status: JobStatus) -> list[Sample]:
 
 
 def _present(status: JobStatus) -> list[Sample]:
-    """Return the values about the workers and agents that are in ZooKeeper."""
     stages = Counter(member.stage for member in status.members)
     return [
         *(WORKERS(stages[stage], stage) for stage in Stage),
@@ -191,7 +188,6 @@ def _present(status: JobStatus) -> list[Sample]:
 
 
 def _reported(status: JobStatus) -> list[Sample]:
-    """Return the values that the leader reports, without those that it does not know."""
     found = [
         STEP(status.step),
         EPOCH(status.epoch),

@@ -39,13 +39,12 @@ _STYLES = {Severity.NORMAL: "", Severity.WARNING: "yellow", Severity.ERROR: "red
 class TextLine:
     """One line of a screen."""
 
-    text: str  # the text, which may be longer than the screen is wide
-    style: str = ""  # the name of its style for rich, such as "bold"; empty for plain text
+    text: str  # may be longer than the screen is wide
+    style: str = ""  # for rich, such as "bold"
 
 
 def pause_s(reads: int) -> float:
-    """Return how many seconds to wait before `reads` nodes are read again from ZooKeeper."""
-    # It is one second, or longer if more than 200 nodes (`READS_PER_S`) a second would be read.
+    """Return how long to wait before `reads` nodes are read again from ZooKeeper."""
     return max(LEAST_PAUSE_S, reads / READS_PER_S)
 
 
@@ -78,8 +77,7 @@ def jobs_screen(
     height: int,
     unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> list[TextLine]:
-    """Return the lines that show all jobs: a row and the reason of each, or a row if they fit so"""
-    # `now_s`: the time, in seconds since 1970.
+    """Return the lines that show all jobs: a row of each, and its reason if all fit so."""
     shown, ended = newest_jobs(jobs)
     notes = [hidden_jobs_note(ended, "edl list --json")] if ended else []
     if locked:
@@ -134,7 +132,7 @@ def _reason_style(status: JobStatus, wanted: int) -> str:
 
 
 def _worker_lines(status: JobStatus, room: int) -> list[TextLine]:
-    """Return a table of the workers in at most `room` lines: by worker if they fit, else by host"""
+    """Return a table of the workers in `room` lines: by worker if they fit, else by host."""
     members = sorted(status.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
     if not members:
         return [TextLine("no workers", "dim")]

@@ -209,7 +209,7 @@ class JobSettings(Record):
 
     @property
     def repair_timeout_s(self) -> float:
-        """For how many seconds a broken ring waits for the report of a worker that may be alive."""
+        """How long a broken ring waits for the report of a worker that may be alive."""
         return max(self.switch_timeout_s, self.elastic_timeout_s)
 
 
@@ -217,11 +217,11 @@ class JobSettings(Record):
 class JobSpec(Record):
     """The specification of a job: its command, its numbers of workers and its settings."""
 
-    command: tuple[str, ...]  # the words of the command line of each worker, the program first
+    command: tuple[str, ...]  # of each worker, the program first
     np: int = 1  # workers to start with
-    sizes: Sizes = field(default_factory=Sizes)  # the numbers of workers that the job may have
+    sizes: Sizes = field(default_factory=Sizes)
     settings: JobSettings = field(default_factory=JobSettings)
-    cwd: str = ""  # the working directory of the workers; empty: that of their launcher
+    cwd: str = ""  # of the workers; empty: that of their launcher
 
     def check(self) -> None:
         """Raise an error if no job can start with these numbers of workers."""
@@ -235,7 +235,7 @@ class JobSpec(Record):
             )
 
     def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:
-        """Return the values in which this specification differs from `other`; empty if in none."""
+        """Return the values here and in `other`, of another process of this job, that differ."""
         mine, theirs = (
             {
                 "command": one.command,

@@ -104,8 +104,7 @@ def unreadable_jobs_notes(unreadable: Mapping[str, str]) -> list[str]:
 def summary_lines(
     jobs: Sequence[JobSummary], now_s: float, width: int | None, reasons: bool = True
 ) -> list[str]:
-    """Return lines of text with a row for each of `jobs`, under a row of titles."""
-    # `now_s`: the time, in seconds since 1970.
+    """Return lines of text with a row for each of `jobs`; `width` None: with all columns."""
     titles = list(_ORDER)
     rows = [_cells(job, now_s) for job in jobs]
     if width is not None:
@@ -146,7 +145,6 @@ def _with_reason(head: str, reason: str, width: int | None, is_title: bool) -> l
 
 def _cells(job: JobSummary, now_s: float) -> list[str]:
     """Return the texts of the row of `job`, in the order of the columns, without its reason."""
-    # `now_s` is the time, in seconds since 1970.
     size = f"{job.np}" if job.np == job.wanted_np else f"{job.np}/{job.wanted_np}"
     return [
         job.name,

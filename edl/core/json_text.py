@@ -19,7 +19,7 @@ def json_text(value: Any) -> bytes:
 
 
 def _encodable(value: Any) -> Any:
-    """Return a copy of `value`, of lists and dictionaries, with U+FFFD for each surrogate."""
+    # A byte of a path that is not UTF-8 is half a surrogate pair here, which has no encoding.
     if isinstance(value, str):
         return _SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):

@@ -33,12 +33,12 @@ RISE = 1.05  # of the learning rate: less is no rise
 class LearningPoint(NamedTuple):
     """The means of the samples of one period."""
 
-    step: int  # the step of its last sample
-    at_s: float  # when that was read, in seconds since 1970
+    step: int  # of its last sample
+    at_s: float  # when that was read, since 1970
     loss: float | None  # the mean of its finite losses; None: there are none
-    learning_rate: float | None  # the last learning rate; None: not known
-    finite: int  # the number of finite losses
-    not_finite: int  # the number of losses that are infinite or nan
+    learning_rate: float | None  # the last one; None: not known
+    finite: int  # how many losses are
+    not_finite: int
 
     def and_then(self, later: LearningPoint) -> LearningPoint:
         """Return the point of both periods; `later` follows this one."""
@@ -62,18 +62,13 @@ class LossSpike(Record):
     lowest: float | None = None  # the lowest such mean before; None: no loss was finite
     lowest_step: int = 0
     first: float | None = None  # the first loss; None: none was finite
-    learning_rate: float | None = None  # the present learning rate; None: not known
-    # the learning rate before its last rise; None: it has not risen
-    rate_before: float | None = None
-    # the step of the first sample with the higher rate; None: it has not risen
-    rate_step: int | None = None
-    np_before: int = 0  # the number of workers before that rise; 0: it has not risen
-    np_after: int = 0  # the number of workers in the first sample after it
-    # whether the losses are means over all workers, and not of one worker's batches
-    is_mean: bool = False
-    # the highest learning rate since that rise; None: it has not risen, or an older edl has made
-    # this record
-    rate_after: float | None = None
+    learning_rate: float | None = None  # the present one; None: not known
+    rate_before: float | None = None  # before its last rise; None: it has not risen
+    rate_step: int | None = None  # the step of the first sample with the higher rate
+    np_before: int = 0  # workers before that rise; 0: it has not risen
+    np_after: int = 0
+    is_mean: bool = False  # the losses are means over all workers, not of one worker's batches
+    rate_after: float | None = None  # the highest since that rise; an older edl has not noted it
 
     @property
     def risen_to(self) -> float | None:
@@ -86,28 +81,23 @@ class LossTrend(Record):
     """A summary of the losses and learning rates of a job until now, to judge the next loss by."""
 
     first: float | None = None  # the first finite loss; None: there was none
-    # the lowest mean of `MEAN_OF` losses, or the first loss; None likewise
-    lowest: float | None = None
+    lowest: float | None = None  # the lowest mean of `MEAN_OF` losses, or the first loss
     lowest_step: int = 0
     recent: tuple[float, ...] = ()  # the last finite losses, at most `COMPARED`
-    learning_rate: float | None = None  # the newest learning rate; None: not known
-    # the learning rate before its last rise above all that came before; None: none
-    rate_before: float | None = None
-    # the step of the first sample after that rise; None: there was none
-    rate_step: int | None = None
-    np: int = 0  # the number of workers in the last sample
-    np_before: int = 0  # the number of workers before the rise
-    np_after: int = 0  # the number of workers in the first sample after the rise
-    # the loss of the last finding, which the loss has not left yet; None: there is none
-    told: float | None = None
-    is_not_finite: bool = False  # whether the last loss was not finite, which was told
-    is_mean: bool = False  # whether the last loss was the mean over all workers
-    # the highest learning rate since the rise; None: there was none
-    rate_after: float | None = None
-    highest: float = 0.0  # the highest of the losses in `recent` when the lowest mean was found
+    learning_rate: float | None = None  # the newest one; None: not known
+    rate_before: float | None = None  # before its last rise above all before; None: no rise
+    rate_step: int | None = None  # the step of the first sample after that rise
+    np: int = 0  # workers in the last sample
+    np_before: int = 0  # the same before the rise
+    np_after: int = 0
+    told: float | None = None  # the loss of the last finding, which the loss has not left yet
+    is_not_finite: bool = False  # the last loss, which was told
+    is_mean: bool = False  # the last loss was the mean over all workers
+    rate_after: float | None = None  # the highest since the rise
+    highest: float = 0.0  # of `recent` when the lowest mean was found
 
     def with_sample(self, sample: LearningSample) -> tuple[LossTrend, LossSpike | None]:
-        """Return what is known with `sample`, and what it shows to be wrong; None: nothing."""
+        """Return what is known with `sample`, and what it shows to be wrong, if anything."""
         new = self._with_rate(sample)
         if sample.loss is None:
             return new, None
@@ -119,7 +109,6 @@ class LossTrend(Record):
         return replace(new, is_not_finite=False)._with_loss(sample.step, sample.loss)
 
     def _with_rate(self, sample: LearningSample) -> LossTrend:
-        """Return what is known with the learning rate of `sample`."""
         rate, before = sample.learning_rate, self.learning_rate
         if rate is None:
             return replace(self, np=sample.np)
@@ -188,16 +177,14 @@ class LossTrend(Record):
 class LearningCurve(Record):
     """The loss and the learning rate of a job over its steps, in bounded memory."""
 
-    period_s: float = FIRST_PERIOD_S  # the length of a period, in seconds
-    # the means of each period in which there was a sample, the oldest first
-    points: tuple[LearningPoint, ...] = ()
-    trend: LossTrend = field(default_factory=LossTrend)  # what was seen of all samples
+    period_s: float = FIRST_PERIOD_S
+    points: tuple[LearningPoint, ...] = ()  # of periods with a sample, the oldest first
+    trend: LossTrend = field(default_factory=LossTrend)
 
     def with_samples(
         self, samples: Sequence[LearningSample], at_s: float
     ) -> tuple[LearningCurve, tuple[tuple[int, LossSpike], ...]]:
-        """Return the curve with `samples`, and what they show to be wrong."""
-        # `at_s`: when they were read, in seconds since 1970.
+        """Return the curve with `samples`, and what they show to be wrong, by step."""
         curve, found = self, list[tuple[int, LossSpike]]()
         for sample in samples:
             curve = curve._back_to(sample.step)
@@ -236,7 +223,6 @@ class LearningCurve(Record):
 
 
 def _point(sample: LearningSample, at_s: float) -> LearningPoint:
-    """Return the point of one sample that was read at `at_s`, in seconds since 1970."""
     loss = sample.loss
     is_finite = loss is not None and math.isfinite(loss)
     is_bad = loss is not None and not is_finite

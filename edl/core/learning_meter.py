@@ -22,21 +22,19 @@ _SCORES = ("val", "valid", "validation", "eval", "test")  # losses of data that 
 class LearningSample:
     """The loss and the learning rate of one step."""
 
-    step: int  # the number of the step, from 1
-    loss: float | None  # the loss; it may be infinite or nan. None: not known.
-    learning_rate: float | None  # the learning rate of the step's update; None: not known
-    np: int  # the number of workers in the ring
-    # whether the loss is the mean over all workers, and not that of one worker's batch
-    is_mean: bool = False
+    step: int  # from 1
+    loss: float | None  # may be infinite or nan; None: not known
+    learning_rate: float | None  # of the step's update; None: not known
+    np: int
+    is_mean: bool = False  # the loss is the mean over all workers, not of one worker's batch
 
 
 class LearningMeter:
-    """The samples of one worker, which the leader reads if it runs in this worker."""
+    """The samples of a worker; the daemon's thread calls `taken`, the training thread the rest."""
 
     def __init__(self) -> None:
-        # whether the next loss is to be given to `see_loss`; others are not needed
-        self.wants_loss = True
-        # returns the present learning rate; None: not known. The framework sets it.
+        self.wants_loss = True  # the next loss is to be given to `see_loss`; others need not
+        # The framework sets it.
         self.learning_rate: Callable[[], float | None] = lambda: None
         self._due_s = 0.0
         self._step = 0
@@ -47,13 +45,13 @@ class LearningMeter:
         self._samples: deque[LearningSample] = deque(maxlen=KEPT)
 
     def see_loss(self, step: int, read: Callable[[], float | None]) -> None:
-        """Keep the loss of `step`, and the present learning rate."""
+        """Keep the loss of `step` and the learning rate; a later step calls `read` at its end."""
         self.wants_loss = False
         if not self._has_means:
             self._step, self._read, self._rate = step, read, self.learning_rate()
 
     def see_means(self, step: int, means: Mapping[str, float]) -> None:
-        """Keep the loss among the means over all workers that the script has asked for."""
+        """Keep the loss among the means over all workers; from now on it counts alone."""
         if (name := training_loss(means)) is None:
             return
         self._has_means, self._read = True, None
@@ -88,7 +86,7 @@ class LearningMeter:
 
 
 def training_loss(means: Mapping[str, float]) -> str | None:
-    """Return the name of the training loss among `means` by name; None: there is none."""
+    """Return the name of the training loss among `means`, if there is one."""
     names = [name for name in means if "loss" in name.lower() and not _is_score(name)]
     return min(names, key=lambda name: (len(name), name), default=None)
 

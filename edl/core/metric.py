@@ -16,7 +16,7 @@ from enum import StrEnum
 
 
 class MetricType(StrEnum):
-    """The type of a metric, as Prometheus knows it."""
+    """The type of a metric, as Prometheus knows it; an info is always 1 and carries labels."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -25,17 +25,15 @@ class MetricType(StrEnum):
 
 
 class Histogram:
-    """A count of observed values by size, which only grows."""
+    """A count of observed values by size; other threads than its own may miss the newest one."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        # the upper limits of all buckets but the last, which has none; ascending
-        self.bounds = bounds
-        # how many values each bucket has; a value equal to a limit is below it
+        self.bounds = bounds  # the upper limits of all buckets but the last, which has none
+        # A value equal to a limit is below it.
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Add `value` to the histogram."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
@@ -45,18 +43,18 @@ class Sample:
     """The value of one metric for one combination of its labels, at one moment."""
 
     metric: Metric
-    value: float | Histogram  # its value; a histogram for a metric of that type
-    labels: tuple[str, ...] = ()  # the values of the metric's labels, in their order
+    value: float | Histogram
+    labels: tuple[str, ...] = ()  # the values, in the order of the metric's labels
 
 
 @dataclass(frozen=True)
 class Metric:
     """The declaration of a metric; a call of it returns a sample."""
 
-    name: str  # the name under which Prometheus stores it, with the suffix of its type
+    name: str  # with the suffix of its type
     type: MetricType
-    help: str  # what it counts or measures, in a sentence without a full stop
-    labels: tuple[str, ...] = ()  # the names of its labels; each has a bounded number of values
+    help: str  # a sentence without a full stop
+    labels: tuple[str, ...] = ()  # each has a bounded number of values
 
     def __call__(self, value: float | Histogram, *labels: str) -> Sample:
         assert len(labels) == len(self.labels)
@@ -69,12 +67,10 @@ def counter(name: str, help: str, *labels: str) -> Metric:
 
 
 def gauge(name: str, help: str, *labels: str) -> Metric:
-    """Return the declaration of a gauge."""
     return Metric(name, MetricType.GAUGE, help, labels)
 
 
 def histogram(name: str, help: str, *labels: str) -> Metric:
-    """Return the declaration of a histogram."""
     return Metric(name, MetricType.HISTOGRAM, help, labels)
 
 

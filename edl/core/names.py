@@ -17,15 +17,14 @@ _MADE_UP = re.compile(r".+-(?=[0-9]*[a-f])[0-9a-f]{4}")
 
 
 def is_name(name: str) -> bool:
-    """Return whether `name` can be the name of a job, a host, a queue or a cluster."""
     return _NAME.match(name) is not None
 
 
 def ends_made_up(job: str) -> bool:
-    """Return whether a job's name ends as those that edl makes up, like "train-3f9a"."""
+    """Return whether a name ends as those that edl makes up, like "train-3f9a", not "run-2024"."""
     return _MADE_UP.fullmatch(job) is not None
 
 
 def is_given_name(job: str) -> bool:
-    """Whether a user has certainly given a job its name `job`, and edl has not made it up"""
+    """Return whether a user has certainly given a job its name, and edl has not made it up."""
     return job != ALONE and not ends_made_up(job)

@@ -1,7 +1,4 @@
-"""Write numbers and names for reasons and messages: "1 worker", "2 slots", "w1, w3".
-
-Each function returns a text and stands for one form of words, such as :func:`workers`.
-"""
+"""Write numbers and names for reasons and messages: "1 worker", "2 slots", "w1, w3"."""
 
 from __future__ import annotations
 
@@ -14,13 +11,12 @@ def verb(count: int, one: str = "is", several: str = "are") -> str:
 
 
 def counted(count: int, what: str, groups: bool = False) -> str:
-    """Return `count` and the noun `what`, with an "s" unless `count` is 1: "2 slots"."""
+    """Return "2 slots", or with `groups`, as on the dashboard, "1,400 bytes"."""
     number = f"{count:,}" if groups else str(count)
     return f"{number} {verb(count, what, f'{what}s')}"
 
 
 def workers(count: int) -> str:
-    """Return `count` and the word "worker" or "workers": "1 worker", "2 workers"."""
     return counted(count, "worker")
 
 
@@ -30,15 +26,15 @@ def workers_train(count: int) -> str:
 
 
 def names(numbers: Sequence[int]) -> str:
-    """Return the names of the workers with these `numbers`, in their order, such as "w3, w1"."""
+    """Return the names of workers in the order of their `numbers`, such as "w3, w1"."""
     return ", ".join(f"w{number}" for number in numbers)
 
 
 def by_host(counts: Mapping[str, int]) -> str:
-    """Return `counts` (host -> count) as a text in the order of `counts`: "a: 2, b: 1"."""
+    """Return counts by host as a text, in their order: "a: 2, b: 1"."""
     return ", ".join(f"{host}: {count}" for host, count in counts.items())
 
 
 def in_brackets(numbers: Sequence[int]) -> str:
-    """Return `numbers` in brackets after a space, such as " (0, 1)"; empty if there are none."""
+    """Return " (0, 1)"; empty without numbers."""
     return f" ({', '.join(map(str, numbers))})" if numbers else ""

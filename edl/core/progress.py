@@ -57,30 +57,26 @@ class JobProgress(Record):
 class ProgressSample(Record):
     """The counters of one worker at the end of a step; the difference of two gives a throughput."""
 
-    worker: int  # the number of the worker
-    generation: int  # the generation of the worker's ring
-    size: int  # the number of workers in that ring
-    epoch: int  # the number of the epoch, from 0
-    step: int  # the number of complete steps of the job
-    samples: int  # the number of samples that all workers have trained since this worker joined
-    # when the step ended, in seconds of a monotonic clock that only this worker uses; only
-    # differences of samples of the same worker have a meaning
-    at_s: float
+    worker: int
+    generation: int
+    size: int  # of its ring
+    epoch: int  # from 0
+    step: int  # complete steps of the job
+    samples: int  # that all workers have trained since this worker joined
+    at_s: float  # when the step ended, by a monotonic clock of this worker alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerProgress(JobProgress):
     """The progress that one worker reports at the end of each step."""
 
-    generation: int = 0  # the generation of the worker's ring; 0: the worker has not been in a ring
-    size: int = 0  # the number of workers in that ring
-    # the number of samples that all workers have trained since this worker joined
-    samples_total: int = 0
-    # when the step ended, in seconds of the worker's monotonic clock; other processes get this time
-    # unchanged, and may only subtract it from that of another step of this worker
+    generation: int = 0  # 0: it has not been in a ring
+    size: int = 0  # of its ring
+    samples_total: int = 0  # that all workers have trained since this worker joined
+    # When the step ended, by the worker's monotonic clock: other processes get it unchanged, and
+    # may only subtract it from that of another step of this worker.
     counted_at: float = 0.0
-    # when the step ended, in seconds of the monotonic clock of the process that holds this object.
-    # `for_others` replaces it for other processes.
+    # The same by the clock of the process that holds this object; `for_others` replaces it.
     updated_at: float = 0.0
 
     @property
@@ -94,7 +90,6 @@ class WorkerProgress(JobProgress):
         return values | {"quiet_s": round(now_s - values.pop("updated_at"), 3)}
 
     def sample(self, worker: int) -> ProgressSample:
-        """Return the counters of this progress as a sample of the worker numbered `worker`."""
         return ProgressSample(
             worker=worker,
             generation=self.generation,
@@ -109,8 +104,8 @@ class WorkerProgress(JobProgress):
 def is_status_due(
     progress: WorkerProgress, told_generation: int, passed_s: float, period_s: float
 ) -> bool:
-    """Return whether the leader of a job writes the status now."""
-    # `passed_s`: the time since the last status, in seconds.
+    """Return whether the leader writes the status now: in each period, and for a new ring."""
+    # By that a cluster knows that the job has started, and in a large one the period is long.
     begins = progress.trains and progress.generation != told_generation
     return begins or passed_s >= period_s
 

@@ -48,7 +48,6 @@ class Record:
 
 
 def _renamed(values: Any, names: Mapping[str, str]) -> Any:
-    """Return a copy of JSON `values` with fields renamed, in inner dicts and lists as well."""
     if isinstance(values, Mapping):
         return {names.get(name, name): _renamed(value, names) for name, value in values.items()}
     if isinstance(values, list | tuple):

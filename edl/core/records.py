@@ -19,7 +19,7 @@ from edl.core.sizes import Sizes
 
 
 class Stage(StrEnum):
-    """The stage of a worker in its life, in this order."""
+    """The stage of a worker, in this order; only `READY` may go back, for a later fit."""
 
     PREPARING = "preparing"  # starting, warming up
     READY = "ready"  # may be taken into the next generation
@@ -30,10 +30,6 @@ class Stage(StrEnum):
 
 class JobState(StrEnum):
     """The state of a job; three of the states are an end (`over`)."""
-
-    # `PAUSED`: it runs, and too few workers are left to train; this occurs in a status only, never
-    # in the job's record. `STOPPED`: it has ended because it was told to. `FAILED`: it has ended
-    # because it could not go on.
 
     RUNNING = "running"
     PAUSED = "paused"  # in a status only: it runs, and too few workers are left to train
@@ -59,25 +55,19 @@ class Job(Record):
     """The record of a job at ZooKeeper's node `job`: the job's specification and its state."""
 
     name: str
-    # the specification with which the job was started: its command, sizes and settings
     spec: JobSpec
     state: JobState = JobState.RUNNING
     reason: str = ""  # of the state
     created: float = 0.0  # wall clock, for people only
     ended: float = 0.0  # the same
-    exit_code: int = 0  # the exit code of `edl run` for this job, once it has ended
-    checkpoint: str = ""  # the directory of the newest checkpoint; empty: there is none
-    # the step of that checkpoint; -1: there is none, so the job cannot outlive all its workers
-    saved_step: int = -1
-    # the number of the generation whose ring has trained to the end; 0: none has
-    finished_in: int = 0
+    exit_code: int = 0  # of `edl run`
+    checkpoint: str = ""  # the directory of the newest one
+    saved_step: int = -1  # of that; -1: there is none, so the job cannot outlive all its workers
+    finished_in: int = 0  # the generation whose ring has trained to the end; 0: none has
     driver: str = ""  # address:port of the driver of horovodrun
-    # whether the job keeps its name until it is over, also while no process of it lives: its
-    # creator has chosen the token of its run, and counts on it
+    # It keeps its name also while no process of it lives, for its creator has chosen its token.
     reserved: bool = False
-    # within how many seconds the job is to save everything and end, because it is preempted
-    # (`ending`); 0: it is not preempted
-    end_within_s: float = 0.0
+    end_within_s: float = 0.0  # the bound of its preemption (`ending`); 0: it is not preempted
 
     @property
     def sizes(self) -> Sizes:
@@ -87,8 +77,6 @@ class Job(Record):
 
 class RequestedBy(StrEnum):
     """The party that set the desired number of workers last."""
-
-    # `LEADER`: the leader, because a worker that left after a signal or a drain is not replaced.
 
     PERSON = "person"  # a person, or a program, chose a size or moves workers; a profile keeps it
     CLUSTER = "cluster"  # the cluster that the job belongs to gives it other slots
@@ -102,12 +90,10 @@ class RequestedBy(StrEnum):
 class _Placed(Record):
     """The base of records that have a number of workers for each host."""
 
-    # the name of a host -> its number of workers
     hosts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def np(self) -> int:
-        """The number of workers of this record on all hosts together."""
         return sum(self.hosts.values())
 
 
@@ -115,16 +101,15 @@ class _Placed(Record):
 class Reclaim(Record):
     """A demand that a job give back slots of one host that it has borrowed."""
 
-    # Times are in seconds since 1970, by the clock of the host that demands.
-
-    host: str  # the name of the host
-    slots: int  # the number of slots to give back
-    asked_s: float  # when the slots were demanded
-    by_s: float  # until then
+    # Times are since 1970, by the clock of the host that demands. As clocks differ, only `within_s`
+    # decides, from when a process first saw the demand (`ReclaimTracker`).
+    host: str
+    slots: int
+    asked_s: float
+    by_s: float
 
     @property
     def within_s(self) -> float:
-        """How many seconds the job has to give the slots back."""
         return self.by_s - self.asked_s
 
 
@@ -132,27 +117,26 @@ class Reclaim(Record):
 class Desired(_Placed):
     """The record of the desired number of workers on each host, at the node `desired`."""
 
+    # Without hosts the number cannot be changed: horovodrun's discovery script is another one than
+    # `edl-discover`.
+
     by: RequestedBy = RequestedBy.LAUNCHER  # who asked last
-    reason: str = ""  # why the value was set
+    reason: str = ""
     at_s: float = 0.0  # wall clock
-    # host -> how many of its desired workers are in slots which the job has borrowed
-    borrowed: Mapping[str, int] = field(default_factory=dict)
+    borrowed: Mapping[str, int] = field(default_factory=dict)  # slots of these, by host
     reclaims: tuple[Reclaim, ...] = ()  # that are not done yet
-    # the global batch that the job's cluster has chosen, in samples; 0: the job chooses
-    batch: int = 0
+    batch: int = 0  # the global batch that the job's cluster has chosen; 0: the job chooses
 
 
 @dataclass(frozen=True)
 class Assigned(_Placed):
     """The record of the number of workers that each launcher keeps on its host, at `assigned`."""
 
-    # whether slots are assigned, as horovodrun does: the workers of a host are those in its first
-    # slots, a slot whose worker has left is filled again, and a leader does not take a worker away.
-    # False in a job of `edl run`.
+    # Slots are assigned, as horovodrun does: the workers of a host are those in its first slots, a
+    # slot whose worker has left is filled again, and a leader does not take a worker away.
     by_slot: bool = False
-    # host -> the numbers of the host's devices (from 0) that workers of this job may use. If it is
-    # empty, the job is limited on no host. Otherwise the job may use no device of a host that is
-    # not in it.
+    # The numbers of the devices that the job may use, by host. Empty: it is limited on no host;
+    # else it may use none on a host that is not in it.
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def devices_on(self, host: str) -> tuple[int, ...] | None:
@@ -160,12 +144,10 @@ class Assigned(_Placed):
         return self.devices.get(host, ()) if self.devices else None
 
     def grants(self, host: str, device: int) -> bool:
-        """Return whether a worker on `host` may use the device with the number `device`."""
         allowed = self.devices_on(host)
         return allowed is None or device in allowed
 
     def most_on(self, host: str, np: int) -> int:
-        """Return `np`, or the number of devices of `host` that the job may use, if smaller."""
         allowed = self.devices_on(host)
         return np if allowed is None else min(np, len(allowed))
 
@@ -175,18 +157,18 @@ class Host(Record):
     """The record of an agent that can start workers on its host, at the node `hosts/<name>`."""
 
     name: str
-    slots: int  # the number of slots that the agent offers
-    address: str  # the network address of the host
-    pid: int = 0  # the process id of the agent
+    slots: int
+    address: str
+    pid: int = 0  # of the agent
     leaving: bool = False  # set by others: its agent is asked to leave the job
     requested_np: int = 0  # workers that it wants to have, as long as it asks for them
     disabled: Mapping[str, str] = field(default_factory=dict)  # slot -> why it is not used
     devices: tuple[int, ...] = ()  # on which it may start workers
     busy: tuple[int, ...] = ()  # that living processes use
-    machine: str = ""  # a name of the machine and the pid namespace of the agent; empty: not known
-    metrics_port: int = 0  # the port of its metrics of the job; 0: it serves none
-    # the slots whose worker ended before it was ready, without one that was ready since -> why,
-    # after some such ends. The first ring does not wait for them.
+    machine: str = ""  # the machine and the pid namespace of the agent; empty: not known
+    metrics_port: int = 0  # 0: it serves none
+    # Slot -> why its workers ended before they were ready, again and again. The first ring does not
+    # wait for them.
     failing: Mapping[str, str] = field(default_factory=dict)
 
     def shares_machine(self, other: Host) -> bool:
@@ -203,36 +185,32 @@ class Host(Record):
 class SlotRecord(Record):
     """The record of an `edl-worker` that keeps one slot, at the node `slots/<host>.<slot>`."""
 
-    host: str  # the name of the host
-    slot: int  # the number of the slot on that host
-    pid: int = 0  # the process id of `edl-worker`
-    disabled: str = ""  # why no worker is started in the slot any more; empty: workers are started
-    ending: bool = False  # whether a signal asked `edl-worker` to end, other than to bar its host
+    host: str
+    slot: int
+    pid: int = 0  # of `edl-worker`
+    disabled: str = ""  # why no worker is started in the slot any more
+    ending: bool = False  # a signal asked `edl-worker` to end, other than to bar its host
 
 
 @dataclass(frozen=True)
 class RingFailure(Record):
     """A worker's report that its ring has failed, in the field `broken` of its `Member`."""
 
-    generation: int  # the number of the generation whose ring failed
+    generation: int
     step: int  # the last step that it completed; -1: it has no state yet
     exchanges: int = 0  # how many exchanges between steps it has completed
     error: str = ""  # what Horovod said, in short
     blamed_rank: int = -1  # the member that the error is about; -1: it does not say
-    # how often all workers have left an epoch with a batch in hand, as far as it knows
-    leaves: int = 0
-    # whether a newcomer has stepped back, so newcomers join at the start of an epoch
-    at_epochs: bool = False
-    # the ids of the newcomers that have left the ring with this worker's knowledge
-    gone: tuple[int, ...] = ()
+    leaves: int = 0  # how often all have left an epoch with a batch in hand, as far as it knows
+    at_epochs: bool = False  # a newcomer has stepped back: they join at the start of an epoch
+    gone: tuple[int, ...] = ()  # newcomers that have left the ring with this worker's knowledge
 
     def __str__(self) -> str:
         return self.error + (f" (rank {self.blamed_rank})" if self.blamed_rank >= 0 else "")
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """The triple (step, exchanges, leaves): the worker with the larger one is further."""
-        # It can be compared because all workers make the same of these in the same order.
+        """Who has the larger one is further: all workers make the same of these in one order."""
         return self.step, self.exchanges, self.leaves
 
 
@@ -240,30 +218,26 @@ class RingFailure(Record):
 class Member(Record):
     """The record of a worker process, at the node `members/<id>`; only that worker writes it."""
 
-    id: int  # the number of the worker
-    host: str  # the name of the worker's host
-    slot: int  # the number of the worker's slot on that host
-    address: str  # the network address of the worker
+    id: int
+    host: str
+    slot: int
+    address: str
     port: int  # of its daemon's HTTP server
-    pid: int  # the process id of the worker
+    pid: int
     attempt_id: str  # token of the start that its agent made
-    stage: Stage = Stage.PREPARING  # the stage of the worker
+    stage: Stage = Stage.PREPARING
     generation: int = 0  # the ring it is in; 0: none yet
-    # the worker's report that its ring has failed; None: it has not
     broken: RingFailure | None = None
     newest_generation: int = 0  # a newcomer's: it has noted this one, and waits for a later one
     fits: int = 0  # a newcomer's: it is ready for the fit that follows so many
-    # the number of the device that the agent has given to the worker; None: none
-    device: int | None = None
+    device: int | None = None  # that the agent has given to it; None: none
 
     @property
     def name(self) -> str:
-        """The name of the worker, such as "w3"."""
         return f"w{self.id}"
 
     @property
     def used_device(self) -> int:
-        """The number of the device that the worker uses: `device`, or `slot` if it is None."""
         return self.slot if self.device is None else self.device
 
     def at(
@@ -273,9 +247,8 @@ class Member(Record):
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> Member:
-        """Return a copy of this record with another `stage` and the other arguments' values."""
-        # A worker that was asked to leave stays `LEAVING` when `stage` is `ACTIVE`, because it
-        # enters another ring.
+        """Return a copy with another `stage` and the other arguments' values; None: as before."""
+        # A worker that was asked to leave stays `LEAVING` when it enters another ring.
         keeps = self.stage is Stage.LEAVING and stage is Stage.ACTIVE
         newest = self.newest_generation if newest_generation is None else newest_generation
         return replace(
@@ -307,26 +280,23 @@ class Generation(Record):
 
     RENAMED: ClassVar[Mapping[str, str]] = {"seats": "members", "sync_root": "state_source"}
 
-    number: int  # the number of the generation; it grows with each change
-    term: int  # the term of the leader that wrote the generation
-    members: tuple[RingMember, ...]  # the members in rank order
-    state_source: int  # id of a worker
-    joined: tuple[int, ...]  # the numbers of the members that need the state of the job
-    # the numbers of the workers that were members of the generation before and are not of this one
-    left: tuple[int, ...]
-    reason: str  # why the generation was made
+    number: int  # grows with each change
+    term: int  # of the leader that wrote it
+    members: tuple[RingMember, ...]  # in rank order; empty: the job ends (`END`)
+    state_source: int  # the worker that sends its state to `joined`; -1: none stays
+    joined: tuple[int, ...]  # ids of the members that need the state of the job
+    left: tuple[int, ...]  # ids of members of the generation before that are not of this one
+    reason: str
     scope: str = ""  # unguessable prefix in the rendezvous store of rank 0's daemon
-    # the members, in rank order, of the ring that trains until the switch. Empty at the start and
-    # after a crash; so a worker whose ring broke waits for a generation without.
+    # The ring that trains until the switch. Empty at the start and after a crash; so a worker whose
+    # ring broke waits for a generation without.
     previous: tuple[RingMember, ...] = ()
-    # the number of workers in the first generation of this start of the job, which each later one
-    # repeats for newcomers. 0: an older edl wrote the record.
-    began_with: int = 0
-    # the number of calls of Keras' `fit` before the one for which the workers in `joined` are
-    # ready. The other workers enter the generation only while they are in that call.
+    began_with: int = 0  # workers in the first generation of this start; 0: not known (older edl)
+    # The calls of Keras' `fit` before the one for which `joined` are ready. The other workers enter
+    # the generation only while they are in that call.
     fits: int = 0
-    # whether newcomers join at the start of an epoch, since one has stepped back (`mismatch`). Each
-    # later generation repeats it.
+    # Newcomers join at the start of an epoch, since one has stepped back (`mismatch`). Each later
+    # generation repeats it.
     at_epochs: bool = False
 
     @property
@@ -341,15 +311,13 @@ class Generation(Record):
 
     @property
     def worker_ids(self) -> tuple[int, ...]:
-        """The numbers of the members, in rank order."""
         return tuple(member.id for member in self.members)
 
     def rank_of(self, worker: int) -> int | None:
-        """Return the rank of `worker`, or None if that worker is not a member."""
         return self.worker_ids.index(worker) if worker in self.worker_ids else None
 
     def after(self, before: Generation | None) -> Generation:
-        """Return a copy of this generation with what each repeats; `before` None: the first."""
+        """Return a copy of this generation with what each repeats of the one before."""
         size = len(self.members) if before is None else before.began_with or len(before.members)
         at_epochs = self.at_epochs or (before is not None and before.at_epochs)
         return replace(self, began_with=size, at_epochs=at_epochs)
@@ -360,7 +328,6 @@ class Generation(Record):
         return replace(empty, number=END, left=self.worker_ids, reason=reason)
 
     def knows(self, worker: int) -> bool:
-        """Return whether the worker numbered `worker` is in `members` or `previous`."""
         return any(member.id == worker for member in (*self.members, *self.previous))
 
 
@@ -376,35 +343,32 @@ class Request(Record):
     """A request to the leader, at `requests/<number>`; the leader writes the outcome into it."""
 
     kind: str  # a RequestKind; an older edl may not know it
-    worker: int = -1  # the number of the worker that the request is about
-    number: int = -1  # the number of the request; -1: it is not written yet
-    done: bool = False  # whether the leader has answered
-    # whether the leader does what was asked; False as long as it has not answered
+    worker: int = -1
+    number: int = -1  # -1: it is not written yet
+    done: bool = False  # the leader has answered
     accepted: bool = False
     outcome: str = ""  # the leader's answer in a sentence
-    host: str = ""  # of a replacement: the name of the host for the new worker; empty: any
+    host: str = ""  # for the new worker of a replacement; empty: any
 
 
 @dataclass(frozen=True)
 class Leader(Record):
     """The record of the leader, at the node `leader`."""
 
-    term: int  # the leader's term, an integer that grows with each leader
-    worker: int  # the number of the worker that leads
+    term: int  # grows with each leader
+    worker: int
 
 
 @dataclass(frozen=True)
 class JobPolicy(Record):
     """The policy by which a job chooses its own size, as text, at the node `policy`."""
 
-    text: str = ""  # the text of the policy file; empty: the job has no policy
-    source: str = ""  # the name of the file or function that the policy comes from, for messages
-    # for how many seconds the policy leaves a size alone that a person has asked for
-    hold_s: float = 0.0
-    off: str = ""  # why the policy was switched off; empty: it was not
-    # until when a size that a person asked for is kept, whatever the policy wants, in seconds since
-    # 1970, by the clock of the person's host; 0: no size is kept. A leader only sees by it that a
-    # hold is new, and counts `hold_s` (`ScalingProfile.held_s`).
+    text: str = ""  # of the policy file; empty: the job has no policy
+    source: str = ""  # the file or function that it comes from, for messages
+    hold_s: float = 0.0  # so long it leaves a size alone that a person has asked for
+    off: str = ""  # why it was switched off; the leader writes no other field
+    # Until when a size is kept, since 1970, by the clock of the person's host; 0: none is. A leader
+    # only sees by it that a hold is new, and counts `hold_s` (`ScalingProfile.held_s`).
     held_until_s: float = 0.0
 
     @property
@@ -413,9 +377,7 @@ class JobPolicy(Record):
         return bool(self.text) and not self.off
 
     def held(self, now_s: float) -> JobPolicy:
-        """Return a copy of this policy as it is after a person has asked for a size."""
-        # The size then stays for `hold_s` seconds; `now_s` is the time in seconds since 1970, by
-        # this host's clock.
+        """Return this policy after a person has asked for a size, at `now_s` since 1970."""
         return replace(self, held_until_s=now_s + self.hold_s) if self.is_on else self
 
 

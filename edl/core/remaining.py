@@ -12,14 +12,14 @@ FILLED, EMPTY = "━", "─"  # two characters, so that a bar can be read withou
 
 
 def estimated_remaining_s(status: TrainingStatus) -> float | None:
-    """Return the seconds until the end of the job at its present speed; None if nobody knows."""
+    """Return how long the job takes at its present speed; None if nobody knows."""
     if status.left is None or status.samples_per_s <= 0:
         return None
     return status.left / status.samples_per_s
 
 
 def trained_fraction(progress: JobProgress, finished: bool = False) -> float | None:
-    """Return the part of the job that is trained, from 0 to 1; None if nobody knows."""
+    """Return the part of the job, or else of its epoch, that is trained; None if nobody knows."""
     if finished:
         return 1.0
     total, done = progress.epoch_total, progress.epoch_done

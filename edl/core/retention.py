@@ -15,17 +15,16 @@ from edl.core.records import Job
 class Retention:
     """The limits for keeping a user's ended jobs in ZooKeeper; jobs beyond them are removed."""
 
-    jobs: int  # the number of ended jobs to keep, the newest first
-    time_s: float  # how long a job is kept after its end, in seconds
+    jobs: int  # ended ones to keep, the newest first
+    time_s: float  # after a job's end
 
     def is_due(self, known: int, hourly: bool) -> bool:
-        """Return whether to read the records of all jobs now, to remove those beyond the limits."""
+        """Return whether to read all jobs now: `known` ones are too many, or an hour has passed."""
         return hourly or known > self.jobs
 
 
 def outdated(jobs: Iterable[Job], retention: Retention, now_s: float) -> tuple[str, ...]:
-    """Return the names of the ended jobs among `jobs` to remove, the oldest first."""
-    # `now_s`: the time by the wall clock, in seconds since 1970, as in the records.
+    """Return the names of the ended jobs to remove, the oldest first; `now_s` is since 1970."""
     ended = sorted((job for job in jobs if job.state.over), key=_ended_at)
     surplus = len(ended) - retention.jobs
     return tuple(
@@ -36,5 +35,4 @@ def outdated(jobs: Iterable[Job], retention: Retention, now_s: float) -> tuple[s
 
 
 def _ended_at(job: Job) -> float:
-    """Return when `job` ended, in seconds since 1970."""
     return job.ended or job.created  # nobody may have been left to write it down

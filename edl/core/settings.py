@@ -20,7 +20,7 @@ def setting(
     default: Any,
     help: str,
     *,
-    option: str = "",
+    option: str = "",  # of `edl run`
     metavar: str = "",
     least: float | None = None,
     most: float | None = None,
@@ -45,12 +45,11 @@ def variable(name: str) -> str:
 
 def check_settings(values: Any) -> None:
     """Raise an error if a setting has a value that is out of range or an unknown choice."""
-    # A setting whose name ends in `_s` is a time, which must be positive if no `least` is declared.
-    # A value of None is never out of range.
     for one in fields(values):
         value, least = getattr(values, one.name), one.metadata.get("least")
         if value == one.default:
             continue  # thousands of jobs' settings are read at a time
+        # A time must be positive, if no `least` is declared.
         if one.name.endswith("_s") and least is None and value is not None and not value > 0:
             raise ConfigError(
                 one.name, f"{one.name} is {value:g}; it must be a positive time in seconds"
@@ -69,7 +68,6 @@ def check_settings(values: Any) -> None:
 
 def row(one: Field[Any]) -> tuple[str, str, str, str]:
     """Return the row of a setting in the table of docs/reference/settings.md."""
-    # `one` is the dataclass field that declares the setting; it must have a default.
     about: Mapping[str, Any] = one.metadata
     option = f" (`edl run {about['option']}`)" if about["option"] else ""
     assert one.default is not MISSING

@@ -26,23 +26,23 @@ class Sizes(Record):
         "the job never trains with fewer workers. Under horovodrun its `--min-np` is the default, "
         "unless edl [cannot see it](../guides/horovodrun.md#settings)",
         option="--min-np",
-    )  # the smallest size
+    )
     max_np: int | None = setting(
         None,
         "the job never has more workers. Default: `-np`, or `--slots` if that is given and "
         "greater. Under horovodrun its `--max-np` is the default, unless edl cannot see it",
         option="--max-np",
-    )  # the largest size; None: no limit
+    )
     sizes: tuple[int, ...] = setting(
         (),
         "only these numbers of workers, like `1,2,4` "
         "([sizes](../guides/scaling.md#only-some-sizes)); empty: all from `min_np` to `max_np`",
         option="--sizes",
         metavar="N,N,...",
-    )  # the only allowed sizes; empty: all from `min_np` to `max_np`
+    )
     size_step: int = setting(
         1, "only multiples of this many workers", option="--size-step", metavar="N"
-    )  # only multiples of this number are allowed
+    )
 
     # --- what is allowed
 
@@ -56,7 +56,7 @@ class Sizes(Record):
         return np >= self.min_np
 
     def below(self, np: int) -> int | None:
-        """Return the largest allowed size that is at most `np`, or None if there is none."""
+        """Return the largest allowed size that is at most `np`, if there is one."""
         if self.sizes:
             return max((n for n in self.sizes if n <= np and self.allows(n)), default=None)
         top = np if self.max_np is None else min(np, self.max_np)
@@ -64,7 +64,7 @@ class Sizes(Record):
         return top if self.allows(top) else None
 
     def above(self, np: int) -> int | None:
-        """Return the smallest allowed size that is at least `np`, or None if there is none."""
+        """Return the smallest allowed size that is at least `np`, if there is one."""
         if self.sizes:
             return min((n for n in self.sizes if n >= np and self.allows(n)), default=None)
         bottom = max(np, self.min_np)
@@ -82,7 +82,7 @@ class Sizes(Record):
     # --- more and fewer
 
     def room(self, others: int, np: int, has: int = 0) -> int:
-        """Return the largest number of workers on one host with which the job's size is allowed."""
+        """Return the largest number from `has` to `np` whose sum with `others` is allowed."""
         fitting = (n for n in range(np, has, -1) if self.allows(others + n))
         return next(fitting, has)
 
@@ -134,7 +134,7 @@ class Sizes(Record):
         raise UsageError(f"cannot scale job {job} to {workers(np)}: {self.refusal(np)}{hint}")
 
     def refusal(self, np: int) -> str:
-        """Return a clause that says why a job may not have `np` workers, which is not allowed."""
+        """Return a clause that says why a job may not have `np` workers."""
         if not self.enough(np):
             return f"min_np is {self.min_np}"
         if self.max_np is not None and np > self.max_np:

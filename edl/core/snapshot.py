@@ -35,31 +35,23 @@ GONE = "its process is gone"  # the beginning of each proof that a process has e
 class Snapshot:
     """All records of a job in ZooKeeper, read at about one time."""
 
-    job: Job  # the record of the job
-    hosts: tuple[Host, ...] = ()  # the records of the agents, sorted by the names of their hosts
-    # the records of the workers that are in ZooKeeper (with a session), sorted by number
-    members: tuple[Member, ...] = ()
-    desired: Desired = field(default_factory=Desired)  # the desired number of workers on each host
-    # the number of workers that each launcher keeps on its host
+    job: Job
+    hosts: tuple[Host, ...] = ()  # the agents, by name of their host
+    members: tuple[Member, ...] = ()  # the workers with a session, by id
+    desired: Desired = field(default_factory=Desired)
     assigned: Assigned = field(default_factory=Assigned)
-    # host -> slots, as `edl-discover` has reported them; empty without it
-    discovered: Mapping[str, int] = field(default_factory=dict)
-    # the newest generation, whether its ring is built or not; None: there is none yet
-    generation: Generation | None = None
-    leader: Leader | None = None  # the record of the leader; None: no worker leads
-    # the requests that the leader has not answered, sorted by number
-    requests: tuple[Request, ...] = ()
-    # the number of each evicted worker -> why
-    evicted: Mapping[int, str] = field(default_factory=dict)
-    # the progress of the training, as the leader has reported it
+    discovered: Mapping[str, int] = field(default_factory=dict)  # slots, by `edl-discover`
+    generation: Generation | None = None  # the newest one, whether its ring is built or not
+    leader: Leader | None = None
+    requests: tuple[Request, ...] = ()  # not answered yet, by number
+    evicted: Mapping[int, str] = field(default_factory=dict)  # why, by worker id
     status: TrainingStatus = field(default_factory=TrainingStatus)
-    # the records of the `edl-worker` processes, sorted by host and slot; empty without horovodrun
-    slots: tuple[SlotRecord, ...] = ()
-    policy: JobPolicy = NO_POLICY  # the job's policy; an empty one if the job has none
+    slots: tuple[SlotRecord, ...] = ()  # the `edl-worker` processes, under horovodrun
+    policy: JobPolicy = NO_POLICY
 
     @property
     def paused(self) -> str:
-        """A clause that says that a running job waits for workers."""
+        """A clause that says that a running job waits for workers; empty: it does not."""
         job, generation = self.job, self.generation
         left = len(generation.members) if generation is not None else 0
         if job.state is not JobState.RUNNING or not left or job.sizes.enough(left):
@@ -77,7 +69,7 @@ class Snapshot:
 
     @cached_property
     def switched(self) -> bool:
-        """Whether at least one member of the newest generation has entered it; False without one"""
+        """Whether a member of the newest generation has entered it, so that its ring was built."""
         new = self.generation
         if new is None:
             return False
@@ -86,7 +78,7 @@ class Snapshot:
 
     @cached_property
     def ring(self) -> tuple[RingMember, ...]:
-        """The members of the ring that holds the job's state, in rank order."""
+        """The ring that holds the job's state: before a planned switch still the former one."""
         new = self.generation
         if new is None:
             return ()
@@ -105,25 +97,24 @@ class Snapshot:
 
     @property
     def available(self) -> tuple[Host, ...]:
-        """The records of the hosts that have slots for the job."""
+        """The hosts that have slots for the job: the agents, and those of `edl-discover`."""
         return (*self.agents, *as_hosts(self.discovered))
 
     @property
     def agents(self) -> tuple[Host, ...]:
-        """Copies of the records in `hosts`, with at most as many slots as the job may use."""
+        """The records in `hosts`, with at most as many slots as the job has devices there."""
         assigned = self.assigned
         return tuple(replace(h, slots=assigned.most_on(h.name, h.slots)) for h in self.hosts)
 
     def present_in(self, desired: Mapping[str, int]) -> frozenset[str]:
-        """Return the names of the hosts that are not gone, given a newer `desired`."""
+        """Return the hosts that are not gone, with those that have joined in a newer `desired`."""
         before = self.desired.hosts
         return self.present | {name for name, n in desired.items() if n > before.get(name, 0)}
 
     @property
     def present(self) -> frozenset[str]:
-        """The names of the hosts that are not gone."""
-        # A host without a session in ZooKeeper is not gone while it has such a member, because all
-        # sessions of a host may end at once while its workers train on.
+        """The hosts with an agent, a worker or a member of the newest generation, so not gone."""
+        # All sessions of a host may end at once while its workers train on.
         members = self.generation.members if self.generation else ()
         return frozenset(
             (
@@ -134,7 +125,7 @@ class Snapshot:
         )
 
     def forgettable(self, keep: int) -> tuple[int, ...]:
-        """Return the numbers of evicted workers whose eviction records may be deleted, ascending"""
+        """Return the evicted workers whose records may be deleted; the newest `keep` stay."""
         here = {member.id for member in self.members}
         gone = sorted(
             worker
@@ -145,6 +136,5 @@ class Snapshot:
 
 
 def as_hosts(discovered: Mapping[str, int]) -> tuple[Host, ...]:
-    """Return host records, sorted by name, for `discovered` (host -> slots)."""
-    # The records have an empty address and no process id, because these hosts have no agent.
+    # These hosts have no agent, so no address and no process id.
     return tuple(Host(name, slots, "") for name, slots in sorted(discovered.items()))

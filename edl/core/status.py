@@ -20,17 +20,13 @@ from edl.core.snapshot import GONE, Snapshot
 class MemberStatus(Record):
     """The status of one worker process of a job, as `edl status` shows it."""
 
-    id: Annotated[str, "as `w3`"]  # the name of the worker, such as "w3"
-    host: Annotated[str, "its host"]  # the name of the worker's host
-    slot: Annotated[int, "its slot there"]  # the number of the worker's slot on that host
-    # the number of the device that the worker was given there; None: it was given none
+    id: Annotated[str, "as `w3`"]
+    host: Annotated[str, "its host"]
+    slot: Annotated[int, "its slot there"]
     device: Annotated[int | None, "its device there, as a number from 0; null: it was given none"]
-    pid: Annotated[int, "its process there"]  # the process id of the worker on that host
-    # the port on that host where the worker answers `/health`
+    pid: Annotated[int, "its process there"]
     port: Annotated[int, "where it answers `/health`"]
-    # the rank of the worker in the newest generation; None: it is no member of that
     rank: Annotated[int | None, "null: it is no member of the generation"]
-    # the stage of the worker
     stage: Annotated[Stage, "`preparing`, `ready`, `active`, `leaving` or `finished`"]
 
 
@@ -99,7 +95,7 @@ class JobStatus(TrainingStatus):
 
 
 def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
-    """Return the status of the job in `snapshot`; nothing is read."""
+    """Return the status of the job in `snapshot`, read from the ZooKeeper at this address."""
     job, generation, leader = snapshot.job, snapshot.generation, snapshot.leader
     alive = {member.id for member in snapshot.members}
     leads = leader is not None and leader.worker in alive
@@ -160,7 +156,7 @@ def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _reason(snapshot: Snapshot) -> str:
-    """Return the reason of the job's state, as the status shows it."""
+    """Return the reason in the job's record, else that no process is there, else the leader's."""
     job = snapshot.job
     if job.state.over or job.reason:
         return job.reason

@@ -11,20 +11,16 @@ STEP_BOUNDS_S = (
 
 
 class StepTotals:
-    """The number of steps that one worker completed, their durations, and those of their parts"""
+    """The steps of one worker; the training thread adds one, the port's thread reads."""
 
     def __init__(self) -> None:
-        self.steps = 0  # how many steps of the job this worker has completed since it joined
-        # the durations of the steps in seconds, without the first one in each ring, which also has
-        # the building of that ring in it
+        self.steps = 0  # since this worker joined
+        # Without the first one in each ring, which also has the building of that ring in it.
         self.durations = Histogram(STEP_BOUNDS_S)
-        # `compute_us`: the worker's own time in all steps, in microseconds; `data_us`: the time for
-        # which it waited for data, in microseconds; `reduce_us`: the time from its gradients to the
-        # mean of all, in microseconds
+        # Its own time, that for which it waited for data, and from its gradients to their mean.
         self.compute_us = self.data_us = self.reduce_us = 0
 
     def add(self, compute_us: int, data_us: int, reduce_us: int) -> None:
-        """Add the parts of a complete step, in microseconds."""
         self.compute_us += compute_us
         self.data_us += data_us
         self.reduce_us += reduce_us

@@ -43,5 +43,5 @@ class SwitchParts(Record):
     median_step_s: Annotated[float, "of an old worker's last 50 steps before it"] = 0.0
 
     def seconds(self) -> dict[str, float]:
-        """Return the duration of each part in seconds, by name; `role` is not in it."""
+        """Return the duration of each part by name, without `role`."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_s")}

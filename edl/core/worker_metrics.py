@@ -80,19 +80,18 @@ WORKER_METRICS = (
 class WorkerSnapshot:
     """The state of a worker at one moment, from which `worker_samples` makes its metrics."""
 
-    version: str  # the version of edl
-    job: str  # the name of the job
-    host: str  # the name of the worker's host
-    worker: str  # the name of the worker, such as "w3"; empty before it is registered
-    leads: bool  # whether it leads the job
-    connected: bool  # whether it is connected to ZooKeeper
+    version: str  # of edl
+    job: str
+    host: str
+    worker: str  # "w3"; empty before it is registered
+    leads: bool
+    connected: bool  # to ZooKeeper
     progress: WorkerProgress
-    totals: StepTotals  # the number of its steps, and their times
-    now_s: float  # the present time on the clock of `progress.updated_at`, in seconds
+    totals: StepTotals
+    now_s: float  # by the clock of `progress.updated_at`
 
 
 def worker_samples(facts: WorkerSnapshot) -> list[Sample]:
-    """Return the values of all metrics of a worker; `facts` is what they are made of."""
     progress, totals = facts.progress, facts.totals
     return [
         BUILD_INFO(1, facts.version),

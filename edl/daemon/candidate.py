@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Candidate:
-    """One worker's part in the election of the leader of its job."""
+    """One worker's part in the election of the leader; any thread may call `campaign`."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class Candidate:
         self._term: LeaderTerm | None = None
 
     def campaign(self, make: Callable[[], Election]) -> None:
-        """Become a candidate with the election that `make` returns, unless this worker is one."""
+        """Become a candidate in the next `turn`, unless this worker is one."""
         with self._lock:
             if self._election is None:
                 self._election = make()
 
     def end_term(self) -> None:
-        """Drop this worker's present term, if it leads, but stay a candidate."""
+        """Drop this worker's term, but stay a candidate: the job was restored, or is over."""
         self._term = None
 
     def resign(self) -> None:
@@ -55,7 +55,7 @@ class Candidate:
             election.leave()
 
     def turn(self, wake: Callable[[], None]) -> float:
-        """Take part in the election and, if this worker leads, do one turn of its term."""
+        """Take part in the election and, if this worker leads, do one turn; return when again."""
         if self._election is None:
             return math.inf
         self._election.enter()
@@ -79,7 +79,7 @@ class Candidate:
         given_up: Collection[int],
         is_building: bool,
     ) -> bool:
-        """Remove dead candidates ahead of this worker while it waits for a new ring."""
+        """Remove dead candidates ahead while this worker waits for a ring; return if to repeat."""
         election = self._election
         if generation is None or election is None:
             return False
@@ -87,6 +87,7 @@ class Candidate:
         stuck |= is_building
         if not stuck and own.stage is not Stage.READY:  # a newcomer has no ring to go on with
             return False
+        # Else nobody could lead until the sessions of the dead candidates end.
         members = {member.id: member for member in (*generation.members, *generation.previous)}
         for name in election.ahead():
             worker = candidate_worker(name)
@@ -98,7 +99,6 @@ class Candidate:
         return False
 
     def _is_gone(self, member: RingMember | None) -> bool:
-        """Return whether the process of the worker `member` has ended; False if it is None."""
         if member is None:
             return False
         answer = ask(member.address, member.port, self._probe_timeout_s).answer(self._run())

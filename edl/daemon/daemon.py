@@ -72,7 +72,7 @@ class DaemonLimits:
 
 
 class Daemon:
-    """The connection of one worker to its job in ZooKeeper: a thread, and an HTTP server."""
+    """The `Coordinator` of a worker that a launcher has started: a thread and an HTTP server."""
 
     is_shared = True
 
@@ -146,7 +146,7 @@ class Daemon:
         return self._config.sizes
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Connect, register this worker (stage *preparing*, a new id), and start the threads."""
+        """Connect, register this worker (stage PREPARING, a new id), and start the threads."""
         config = self._config
         self._watch.start()
         self._session.start()
@@ -193,12 +193,12 @@ class Daemon:
     # --- called by the training thread ---
 
     def resign(self) -> None:
-        """Let the daemon thread end this worker's membership and candidacy, and close its port."""
+        """Let the daemon thread remove this worker's nodes and close its port; events still go."""
         self._resigned = True
         self._wake.set()
 
     def script_of_job(self) -> ScriptOfJob:
-        """Ask the newest generation's other workers for their model's tensor shapes their fits"""
+        """Ask the ring's other workers, one after the other, for their model's shapes and fits."""
         generation = self._shared.newest(0)
         if generation is None:
             return ScriptOfJob()
@@ -211,7 +211,7 @@ class Daemon:
         return ScriptOfJob()
 
     def campaign(self) -> None:
-        """Make this worker a candidate, which may lead; before `start` do nothing."""
+        """Make this worker a candidate, which may lead."""
         member = self._pending_writes.member
         if member is not None:
             self._candidate.campaign(lambda: job_election(self._store.nodes, member.id))
@@ -224,14 +224,13 @@ class Daemon:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Change the stage of this worker at once."""
+        """Change the stage of this worker at once; None: as before."""
         self._pending_writes.change_member(
             lambda own: own.at(stage, generation, newest_generation, fits)
         )
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Let the daemon thread write `failure` (ring, last step) into this worker's node."""
         self._pending_writes.change_member(lambda own: replace(own, broken=failure))
         self._wake.set()
 
@@ -241,7 +240,6 @@ class Daemon:
         return self._store.nodes.run
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Let the daemon thread report that `directory` has a checkpoint of `step`."""
         self._pending_writes.put_saved(directory, step)
         self._wake.set()
 
@@ -250,7 +248,6 @@ class Daemon:
         return self._store.status().step
 
     def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
-        """Exchange a message of the script before its training; see the function of that name."""
         limit_s = self.settings.elastic_timeout_s
         return exchange_before_training(self._store, self._shared, limit_s, number, payload)
 
@@ -260,11 +257,11 @@ class Daemon:
         self._wake.set()
 
     def release_others(self, generation: Generation | None) -> None:
-        """Let the daemon break the ring of `generation` once a member waits for this worker."""
+        """Let the daemon break this ring once a member waits for this worker, which has ended."""
         self._ended_in = generation
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the daemon thread has written all reports and events of this worker."""
+        """Wait until the reports and events of this worker are written; False: not in time."""
         self._wake.set()
         return self._pending_writes.flush(timeout_s)
 
@@ -281,17 +278,16 @@ class Daemon:
     # --- the thread ---
 
     def _run(self) -> None:
-        """Read and write ZooKeeper until `close`; evict this worker on an unexpected error."""
-        # Also break its ring then, for without its daemon it would not learn of new generations.
         try:
             self._listen()
         except Exception as error:  # a bug of ours, whatever it is
             logger.exception("the daemon of this worker has failed; please report this")
+            # Without its daemon this worker would not learn of new generations.
             self._shared.evict(f"its daemon has failed: {error!r}")
             self._ring.break_()
 
     def _listen(self) -> None:
-        """Read and write ZooKeeper (`_turn`) until `close` or the job is gone."""
+        """Read and write ZooKeeper until `close`, or until the job is gone."""
         while not self._stopping:
             if self._wake.wait(self._period_s):
                 time.sleep(self._limits.gather_s)
@@ -323,14 +319,14 @@ class Daemon:
             self._tell(LogResumedDetails(member.name, member.host, lost), reason)
 
     def _reached(self) -> None:
-        """Note that ZooKeeper was read and written: end the outage, if one lasts."""
+        """End the outage, if one lasts; rank 0 logs it for the job."""
         self._lost_job.is_back()
         away_s, reason = self._outage.end()
         if away_s >= AWAY_S and self._shared.progress.generation and self._ring.place.rank == 0:
             self._tell(ZookeeperBackDetails(round(away_s, 3), self._outage.from_step), reason)
 
     def _may_be_restored(self, error: UnknownJob) -> bool:
-        """Restore a lost job in ZooKeeper if it is this worker's turn; return whether to go on."""
+        """Restore a lost job in ZooKeeper if it is this worker's turn; False: it was removed."""
         step = self._shared.progress.step
         if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
             return True
@@ -398,7 +394,6 @@ class Daemon:
         self._elect(member, job.state, generation, evicted)
 
     def _register_again(self) -> None:
-        """If the job was restored, end this worker's term, and have its node written again."""
         if self._incarnation != self._store.incarnation:
             # The nodes of this worker are gone; the worker is not.
             self._incarnation = self._store.incarnation
@@ -406,7 +401,6 @@ class Daemon:
             self._pending_writes.change_member(lambda own: own)
 
     def _leave_job(self) -> None:
-        """Carry out `resign`: write the last reports, remove the nodes, close the port."""
         self._candidate.resign()
         self._pending_writes.write(as_member=False)
         self._pending_writes.remove_member()
@@ -429,7 +423,7 @@ class Daemon:
         generation: Generation | None,
         evicted: Mapping[int, str],
     ) -> None:
-        """Take part in the election and, if elected, do one turn as leader, unless the job ends."""
+        """Take part in the election, unless the job ends, and set when to look again."""
         if member is not None and self._candidate.remove_dead(
             member, generation, evicted, self._ring.is_building
         ):
@@ -441,7 +435,6 @@ class Daemon:
             self._period_s = min(self._period_s, due_s)
 
     def _release_others(self) -> None:
-        """Break the ring given to `release_others` if one of its members waits for this one."""
         ended_in, own = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:
             return
@@ -461,10 +454,10 @@ class Daemon:
             self._ring.break_(ended_in.number)
 
     def _break_ring_of(self, evicted: frozenset[int]) -> None:
-        """Break this worker's ring if it is outdated or has a worker of `evicted` (worker ids)."""
-        # Each call breaks the ring again, since a ring that is being built opens new connections.
+        """Break this worker's ring if it has an evicted worker, or is outdated as it is built."""
         number, members = self._ring.membership
         lost = bool(evicted & set(members))
+        # Each call breaks it again, since a ring that is being built opens new connections.
         if lost or (self._ring.is_building and number < self._newest):
             self._ring.break_(number)
             self._period_s = self._limits.breaking_period_s
@@ -474,7 +467,6 @@ class Daemon:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _begin_term(self, leadership: Leadership) -> LeaderTerm:
-        """Return what does a leader's work in `leadership`; note that this worker leads."""
         member = self._pending_writes.member
         assert member is not None
         self._shared.learning.taken()  # of steps that the leader before has recorded

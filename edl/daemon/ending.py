@@ -20,6 +20,7 @@ from edl.http.server import DaemonServer, HttpRequest
 class JobEndEndpoint:
     """The HTTP path `/end` of a worker, at which it is told that its job ends."""
 
+    # The server's thread calls `announce`, with a generation without members, which means the end.
     def __init__(self, key: str, announce: Callable[[Generation], None]) -> None:
         self._key = key
         self._announce = announce
@@ -28,15 +29,14 @@ class JobEndEndpoint:
         self._told = False
 
     def add_to(self, server: DaemonServer) -> None:
-        """Let `server` answer the path `/end`, for signed requests only; others get 401."""
+        """Let `server` answer the path `/end`, for signed requests only."""
         server.add_route(END_PATH, self._answer, changes=True)
 
     def generation_is(self, generation: Generation) -> None:
-        """Set the newest generation of the job, whose members are told when the job ends."""
         self._current = generation
 
     def _answer(self, request: HttpRequest) -> tuple[int, bytes]:
-        """Answer a request to end the job; the first one is announced and passed on."""
+        """Announce the end and pass it on, at the first request; its body is the reason."""
         if request.method != "POST":
             return 405, b""
         current = self._current

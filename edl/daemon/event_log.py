@@ -1,7 +1,4 @@
-"""Write a worker's events to the job's log, in order and each once, also if ZooKeeper fails.
-
-:meth:`EventLog.write` does it.
-"""
+"""Write a worker's events to the job's log, in order and each once, also if ZooKeeper fails."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from edl.worker.shared_state import SharedState
 
 
 class EventLog:
-    """The writer of the events that are queued in a worker's shared state: `write`."""
+    """The writer of the events in a worker's shared state; only the daemon thread calls it."""
 
     def __init__(self, events: EventNodes, shared: SharedState) -> None:
         self._events = events
@@ -21,8 +18,9 @@ class EventLog:
         self._unsure = False  # whether the first event of the shared state was written
 
     def write(self) -> None:
-        """Write all queued events to ZooKeeper, the oldest first, before this method returns."""
+        """Write all queued events to ZooKeeper; one whose write failed stays in the queue."""
         while (event := self._shared.next_event()) is not None:
+            # A write that failed may have been carried out.
             if not (self._unsure and self._is_there(event)):
                 self._unsure = True
                 self._last = self._events.add(event)
@@ -30,7 +28,6 @@ class EventLog:
             self._shared.event_is_written()
 
     def _is_there(self, event: Event) -> bool:
-        """Return whether the job's log has an event equal to `event`."""
         # An event that this edl cannot read, because a newer one has written it, is another one.
         data = encode(event.to_json())
         logged = self._events.read_known(self._last)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyInZooKeeper:
-    """A `PolicySide` that keeps the policy of the job in ZooKeeper."""
+    """A `PolicySide` for the training thread, whose proposals the daemon thread writes."""
 
     def __init__(
         self, nodes: PolicyNodes, away: Callable[[], bool], wake: Callable[[], None]
@@ -34,27 +34,24 @@ class PolicyInZooKeeper:
         self._learned: ScalingProfile | None = None
 
     def propose(self, policy: JobPolicy) -> None:
-        """Propose `policy` and return; the daemon thread writes it later."""
+        """Propose `policy`; it is dropped with a warning if the job has another one."""
         with self._lock:
             first = self._proposed = self._proposed or policy
         _warn_of_another(first, policy)
         self._wake()
 
     def learned(self) -> Mapping[str, Any]:
-        """Read the job's scaling profile (throughput by number of workers) from ZooKeeper."""
+        """Read the job's scaling profile from ZooKeeper; {}: it is away, or the job is gone."""
         found: Mapping[str, Any] = {}
         with suppress(CoordinationError, UnknownJob):
             found = {} if self._away() else self._nodes.learned().to_json()
         return found
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the daemon thread write the scaling profile `learned`, which a checkpoint had."""
-        # It becomes the job's profile (throughput by number of workers), unless the present start
-        # of the job has measured a size itself. One that cannot be read, perhaps because another
-        # version of edl wrote it, is dropped with a warning.
+        """Let the daemon thread write a checkpoint's profile, if the job has measured nothing."""
         try:
             read = ScalingProfile.from_json(learned)
-        except CoordinationError as error:
+        except CoordinationError as error:  # of another version of edl, perhaps
             logger.warning("the job begins without what its checkpoint had learned: %s", error)
             return
         with self._lock:
@@ -62,13 +59,13 @@ class PolicyInZooKeeper:
         self._wake()
 
     def write(self) -> None:
-        """Write the proposed policy and profile to ZooKeeper, if they are not written yet."""
         with self._lock:
             proposed, learned = self._proposed, self._learned
         if proposed is not None:
             _warn_of_another(self._nodes.propose(proposed), proposed)
         if learned is not None:
             self._nodes.put_learned(learned)
+        # Not what has come meanwhile.
         with self._lock:
             if self._proposed is proposed:
                 self._proposed = None

@@ -15,8 +15,7 @@ class Outage:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        # the newest complete step when the last outage began; -1: there was none
-        self.from_step = -1
+        self.from_step = -1  # the newest step when the last outage began; -1: there was none
 
     def begin(self, error: CoordinationError, step: int) -> None:
         """Begin an outage, and log a warning with its cause; during one do nothing."""
@@ -25,7 +24,7 @@ class Outage:
             logger.warning("coordination is interrupted, training goes on: %s", error)
 
     def end(self) -> tuple[float, str]:
-        """End the outage, because ZooKeeper was reached, and log that; without one do nothing."""
+        """End the outage, if one lasts; return its seconds and a sentence."""
         if self._since is None:
             return 0.0, ""
         away_s = time.monotonic() - self._since

@@ -34,7 +34,7 @@ _OF_THE_DISK = (
 
 
 class OwnLog:
-    """The log file of this process, to which its standard output and error go."""
+    """The log file that the agent has opened as descriptors 1 and 2; any thread may write."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -61,12 +61,11 @@ class OwnLog:
                 setattr(sys, f"__{name}__", guarded)
 
     def look(self, most_bytes: int) -> str | None:
-        """Begin a new log file if this one has `most_bytes` or more (`rotate`)."""
         self.rotate(most_bytes)
         return self.take_failure()
 
     def rotate(self, most_bytes: int) -> None:
-        """Begin a new file if this one has `most_bytes` or more; keep only one former file."""
+        """Begin a new file if this one has `most_bytes` or more; keep one former file."""
         if not self._is_own(1) or os.fstat(1).st_size < most_bytes:
             return
         following = self.path + _NEXT
@@ -74,6 +73,7 @@ class OwnLog:
             fresh = os.open(
                 following, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             )
+            # Before the renames: whoever finds a new file knows that nothing is added to the old.
             for descriptor in _STREAMS.values():
                 if self._is_own(descriptor):
                     os.dup2(fresh, descriptor)
@@ -82,41 +82,36 @@ class OwnLog:
             os.rename(following, self.path)
 
     def take_failure(self) -> str | None:
-        """Return why lines are missing from the file: the first error of a series, and the path."""
-        # Each is returned once; the result is None if no write has failed since the last call, or
-        # only more of the same series.
+        """Return once why lines are missing from the file: the first error, and the path."""
         with self._lock:
             failure, self._failure = self._failure, None
             return failure
 
     def failed(self, left_out: int, error: OSError) -> None:
-        """Note that `left_out` more bytes were not written to the log, because of `error`."""
-        # The first error since `resumed` is kept as the cause, for `take_failure`.
         with self._lock:
             if not self._left_out:
                 self._failure = f"{error.strerror}: {self.path}"
             self._left_out += left_out
 
     def notice(self) -> bytes:
-        """Return the line for the log that says how many bytes are left out before it."""
-        # The result is b"" if none are left out since `resumed`.
+        """Return the line for the log that says how many bytes are left out before it, if any."""
         with self._lock:
             missing = self._left_out
         return f"\nedl: {missing} bytes are left out here\n".encode() if missing else b""
 
     def resumed(self) -> None:
-        """Set the count of bytes left out to 0: `notice` and a line after it were written."""
+        """Begin to count anew: `notice` and a line after it were written."""
         with self._lock:
             self._lost, self._left_out = self._lost + self._left_out, 0
 
     def take_lost(self) -> int:
-        """Return how many bytes were left out until the file could be written again."""
+        """Return once how many bytes were left out until the file could be written again."""
         with self._lock:
             lost, self._lost = self._lost, 0
             return lost
 
     def _is_own(self, descriptor: int) -> bool:
-        """Return whether `descriptor` is open on this file."""
+        """Return whether `descriptor` is open on this file; a script may have redirected it."""
         try:
             return os.path.samestat(os.fstat(descriptor), Path(self.path).stat())
         except OSError:
@@ -131,7 +126,7 @@ class _Lossy(io.FileIO):
         self._log = log
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write `data` as far as the disk takes it, and return the length of all of it in bytes."""
+        """Write `data` as far as the disk takes it, and return the length of all of it."""
         left = memoryview(data).cast("B")
         length = len(left)
         try:

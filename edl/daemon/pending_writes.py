@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class PendingWrites:
-    """The writes of a worker that ZooKeeper does not have yet."""
+    """The writes of a worker that ZooKeeper lacks: the training thread adds, the daemon writes."""
 
     def __init__(self, store: JobStore, shared: SharedState) -> None:
         self.events = EventLog(store.events, shared)
@@ -36,13 +36,11 @@ class PendingWrites:
         return self._member
 
     def register(self, member: Member) -> None:
-        """Write the member node of this worker for the first time, with the record `member`."""
+        """Write the member node of this worker for the first time, at once."""
         self._member = member
         self._store.members.put(member)
 
     def change_member(self, change: Callable[[Member], Member]) -> None:
-        """Replace the member record by `change(record)` at once; `write` writes it later."""
-        # `register` must have been called.
         with self._written:
             assert self._member is not None
             self._member = change(self._member)
@@ -58,7 +56,6 @@ class PendingWrites:
                 self._end = end, event
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the daemon thread has written all reports and events."""
         deadline = time.monotonic() + timeout_s
         with self._written:
             while self._dirty or self._saved or self._end or self._shared.has_events:
@@ -69,12 +66,13 @@ class PendingWrites:
         return True
 
     def write(self, as_member: bool) -> None:
-        """Write to ZooKeeper all reports and events of this worker that are not written yet."""
+        """Write what is not written yet; without `as_member` a changed member record is dropped."""
         with self._written:
             member, dirty = self._member, self._dirty and as_member
             saved, end = self._saved, self._end
         if dirty and member is not None:
             self._store.members.put(member)
+        # If the job goes on without this worker, it may have a later checkpoint.
         if saved is not None:
             self._store.put_saved(*saved, only_later=self._is_left_out())
         self.events.write()
@@ -90,12 +88,12 @@ class PendingWrites:
             self._written.notify_all()
 
     def remove_member(self) -> None:
-        """Remove the member node of this worker and its candidate nodes from ZooKeeper."""
+        """Remove the member node of this worker and its candidate nodes."""
         if self._member is not None:
             self._store.members.remove(self._member.id, self._member.attempt_id)
 
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
-        """Write how the job ended, with its event, unless the job goes on without this worker"""
+        """Write how the job ended, unless the job goes on without this worker."""
         if self._is_left_out():
             logger.warning("the job goes on without this worker, which has %s", end.reason)
             return

@@ -18,7 +18,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between looks
 def exchange_before_training(
     store: JobStore, shared: SharedState, limit_s: float, number: int, payload: bytes
 ) -> list[bytes] | None:
-    """Carry out a collective that an unchanged script calls before its training."""
+    """Return the messages of a collective in rank order; None: the job trains, and had none."""
     clock = shared.clock
     deadline, pause_s = clock.now_s() + limit_s, FIRST_PAUSE_S
     while True:
@@ -44,7 +44,7 @@ def exchange_before_training(
 def _look(
     store: JobStore, worker: int, number: int, payload: bytes
 ) -> tuple[bool, list[bytes] | None]:
-    """Send a message if the worker takes part in the exchange, and look for the answer."""
+    """Send a message if the worker takes part; return whether there is nothing to wait for."""
     now = store.snapshot()
     members = participants(now)
     if worker in members:
@@ -59,7 +59,6 @@ def _look(
 
 
 def _may_come_back(store: JobStore, error: CoordinationError | UnknownJob) -> bool:
-    """Return whether a look that failed with `error` may succeed later: the job is not removed."""
     if isinstance(error, UnknownJob):
         with suppress(CoordinationError):  # unknown while ZooKeeper is away
             return store.was_lost(error)

@@ -20,6 +20,7 @@ def offer_stacks(path: str, number: int) -> None:
     if not path or not number or signal.getsignal(number) is not signal.SIG_DFL:
         return
     try:
+        # That the file is there tells the agent that it may send the signal.
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)  # for good
         faulthandler.register(number, file=file, all_threads=True)
     except (OSError, ValueError, RuntimeError) as error:

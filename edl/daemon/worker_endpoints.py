@@ -26,7 +26,7 @@ from edl.worker.shared_state import SharedState
 
 
 class WorkerEndpoints:
-    """The routes of a worker's HTTP port that only tell something about this worker."""
+    """The open routes of a worker's port; the server's thread calls them, and they never wait."""
 
     def __init__(
         self,
@@ -37,8 +37,7 @@ class WorkerEndpoints:
         watch: ThreadWatch,
         ring: Ring,
     ) -> None:
-        # the number of the newest generation that the daemon has read; it sets it
-        self.newest_generation = 0
+        self.newest_generation = 0  # the daemon sets it
         self._config = config
         self._shared = shared
         self._store = store
@@ -47,12 +46,11 @@ class WorkerEndpoints:
         self._ring = ring
 
     def add_to(self, server: DaemonServer) -> None:
-        """Add the routes for the model and the metrics to `server`, which knows the health."""
         server.add_route(MODEL_PATH, self._model, "application/json")
         server.add_route(METRICS_PATH, MetricsHandler(self._metrics))
 
     def health(self) -> Mapping[str, Any]:
-        """Return the JSON object for `GET /health`: worker, run, stage, progress, activity, ring"""
+        """Return the JSON object for `GET /health`."""
         member = self._pending_writes.member
         return {
             "worker": member.name if member else None,
@@ -69,14 +67,13 @@ class WorkerEndpoints:
         }
 
     def _model(self, _request: HttpRequest) -> tuple[int, bytes]:
-        """Answer an HTTP request for the shapes of the model's tensors and the script's fits."""
+        """Answer with the shapes of the model's tensors and the script's fits."""
         fits = self._shared.fits
         said = {"signature": self._shared.signature(), "begun": fits.begun}
         said |= {"epoch": self._shared.epoch, "arithmetic": self._shared.arithmetic().to_json()}
         return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
 
     def _metrics(self) -> Iterable[Sample]:
-        """Return the values of this worker's metrics at this moment."""
         leader, worker = self._shared.leader, self._shared.worker
         return worker_samples(
             WorkerSnapshot(

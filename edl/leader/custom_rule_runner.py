@@ -19,7 +19,7 @@ WAIT_S = 0.05  # for an answer in the same turn
 
 
 class CustomRuleRunner:
-    """A `Rule` that calls a user's function in the background."""
+    """A `Rule` that calls a user's function in the background, and gives each answer once."""
 
     def __init__(self, rule: CustomRule) -> None:
         self._rule = rule
@@ -27,11 +27,6 @@ class CustomRuleRunner:
         self._asked_at = 0, 0  # workers, and steps with so many
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        # The function is called in a thread when `every_steps` steps (a number in the policy) have
-        # completed since its last call or since the number of workers changed, unless a change of
-        # the workers is under way.
-        # `now_s`: The seconds since training began, in which the job had workers; the function gets
-        # it as well.
         rule, question = self._rule, self._question
         if question is None:
             left = rule.every_steps - now.steps_since(*self._asked_at)
@@ -60,17 +55,14 @@ class _RuleCall:
     def __init__(
         self, rule: CustomRule, now: Observation, state: dict[str, Any], now_s: float
     ) -> None:
-        self.asked_s = now_s  # When the call began, in seconds of the job's training
-        self.over = threading.Event()  # An event that is set when the call has ended
-        # What the function returned, unchecked; None before that or after an error
-        self.answer: Any = None
-        # What the import or the function raised; None if nothing was raised (yet)
+        self.asked_s = now_s  # in seconds of the job's training
+        self.over = threading.Event()  # set when the two below may be read
+        self.answer: Any = None  # unchecked
         self.error: BaseException | None = None
         self._ask = rule, now, state
         threading.Thread(target=self._run, name="edl-policy", daemon=True).start()
 
     def _run(self) -> None:
-        """Import the user's function, call it, and keep what it returns or raises; raise nothing"""
         rule, now, state = self._ask
         try:
             function = getattr(importlib.import_module(rule.module), rule.function)

@@ -25,10 +25,8 @@ from edl.http.client import Health, ask_all
 class ProgressReport:
     """The progress of the job, as one worker reports it."""
 
-    worker: int  # The id of the worker that reported it
-    # The worker's counters after its last complete step; `updated_at` is on the leader's clock. Its
-    # `generation` is 0 if the worker has not been in a ring.
-    progress: WorkerProgress
+    worker: int
+    progress: WorkerProgress  # `updated_at` by the leader's clock; generation 0: in no ring yet
 
 
 class FailureDetector:
@@ -62,14 +60,12 @@ class FailureDetector:
 
     @property
     def newest_report(self) -> ProgressReport:
-        """The newest progress of the job that this leader knows."""
+        """The newest progress that this leader knows: its own, once it has been in a ring."""
         own = self._own_progress()
         return ProgressReport(self._worker, own) if own.generation else self._newest_report
 
     def look(self, snapshot: Snapshot) -> None:
         """Ask the members of the ring for the job's progress, if this leader is a newcomer."""
-        # A newcomer was never in a ring and is not one of the members; otherwise no worker is
-        # asked.
         generation = snapshot.generation
         ring = (generation.previous or generation.members) if generation is not None else ()
         never_in = not self._own_progress().generation
@@ -80,7 +76,7 @@ class FailureDetector:
     def dead(
         self, snapshot: Snapshot, generation_s: float
     ) -> tuple[dict[int, str], frozenset[int]]:
-        """Ask the workers that are suspected to be dead, and return the ones that are."""
+        """Ask the suspected workers; return the proofs of death by id, and who gave no answer."""
         idle = self._idle()
         now = self._clock()
         heard_s = {worker: now - at for worker, at in self._answered.items()}
@@ -100,15 +96,12 @@ class FailureDetector:
 
     def stall(self, snapshot: Snapshot) -> Stall | None:
         """Return which workers hold up a ring that should train, or None if there is no stall."""
-        # There is no stall while steps complete, while the job pauses because it has too few
-        # workers, for some minutes after a script has ended a call of Keras' `fit`, or once the job
-        # is over. Workers that were evicted, or whose process has ended, are never named.
         generation, progress = snapshot.generation, self.newest_report.progress
         quiet_s = min(self._quiet_s, self._clock() - self._since)
         if (
             snapshot.job.state.over
             or generation is None
-            or not snapshot.job.sizes.enough(len(generation.members))  # it waits for replacements
+            or not snapshot.job.sizes.enough(len(generation.members))  # it pauses for replacements
             or not stall.stands_still(quiet_s, progress.median_step_s, self._stall_limits)
         ):
             self._unresponsive_since.clear()
@@ -146,13 +139,12 @@ class FailureDetector:
         return stall.judge_stall(reports, quiet_s, progress.step, self._stall_limits)
 
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
-        """Return the last complete step of `worker`: this leader's own, or the one in its answer"""
         own = self._own_progress()
         progress = own if worker == self._worker else _progress(answers[worker], self._clock())
         return progress.step if progress is not None else 0
 
     def _ask(self, ports: Mapping[int, tuple[str, int]], snapshot: Snapshot) -> dict[int, Health]:
-        """Ask the workers at `ports` for their health, and return the results by worker id."""
+        # A worker without a session that was asked in vain lately counts as silent, unasked.
         since = self._clock() - self._limits.silence_s
         members = {member.id for member in snapshot.members}
         silent = {w for w, at in self._silent_since.items() if at > since and w not in members}
@@ -163,7 +155,6 @@ class FailureDetector:
         return answers | {w: Health(Liveness.SILENT) for w in ports if w in silent}
 
     def _listen(self, ring: Sequence[RingMember]) -> None:
-        """Ask all members of `ring` for their progress, and keep one as the newest report."""
         ports = {member.id: (member.address, member.port) for member in ring}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         reports = {w: _progress(health, now) for w, health in answers.items()}
@@ -174,21 +165,18 @@ class FailureDetector:
 
     @property
     def _quiet_s(self) -> float:
-        """The number of seconds since the last step completed, by the newest report."""
-        # Before the first step it is the time since `updated_at` of that report.
         return self._clock() - self.newest_report.progress.updated_at
 
     def _idle(self) -> RingIdle:
-        """Return how long ago the ring completed its last step, for the rules on dead workers."""
         progress, doing = self.newest_report.progress, self._own_activity().doing
         observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
+        # A newcomer that has heard of no step may be the one that is cut off.
         deaf = self._outside and not progress.generation
         least_s = self._config.job_settings.start_timeout_s if deaf else None
         return RingIdle(self._quiet_s, progress.median_step_s, observed, least_s, self._limits)
 
 
 def _activity(health: Health) -> Activity | None:
-    """Return what the worker with the answer `health` does; None without (a valid) answer."""
     if health.liveness is not Liveness.ALIVE:
         return None
     try:
@@ -198,7 +186,7 @@ def _activity(health: Health) -> Activity | None:
 
 
 def _progress(health: Health, now_s: float) -> WorkerProgress | None:
-    """Return a worker's progress from its answer, with the time of its last step on our clock."""
+    """Return a worker's progress from its answer, with the time of its last step by our clock."""
     report: Mapping[str, object] = health.report
     quiet_s = report.get("quiet_s")
     if not isinstance(quiet_s, int | float):

@@ -31,17 +31,13 @@ class Fitting:
         self._found: StepTime | None = None
 
     def look(self, seen: Mapping[tuple[int, int], SizeMeasurement]) -> StepTime | None:
-        """A new model if a fit has ended; if none runs, start the next fit when one is due"""
-        # A fit is due 30 s (`EVERY_S`) after the start of the last one, or at once if the set of
-        # measured combinations of workers and batch is another than in the last one. The call never
-        # waits.
-        # `seen`: The measured throughput.
-        # The model of the fit that has ended since the last call, once for each fit.
+        """Return a new model once, if a fit has ended; if none runs, start one when it is due."""
         if self._thread is not None:
             if self._thread.is_alive():
                 return None
             self._thread = None
             return self._found
+        # At once if other combinations of workers and batch are measured than in the last fit.
         now_s = self._clock()
         due = self._fitted_s is None or now_s - self._fitted_s >= EVERY_S
         if not _measured(seen) or not (due or seen.keys() != self._seen.keys()):
@@ -58,7 +54,6 @@ class Fitting:
         return None
 
     def _fit(self) -> None:
-        """Fit the model to the measurements of the last `look`, and keep it for the next one."""
         try:
             self._found = fit(_measured(self._seen))
         except (ValueError, ArithmeticError) as error:  # a singular matrix is a ValueError

@@ -51,7 +51,7 @@ EVICTED_KEPT = 20  # evictions of exited workers: agents read there why a proces
 
 
 class LeaderTerm:
-    """The work of a leader during one term; call `turn` when the job may have changed."""
+    """The work of a leader during one term; only the daemon thread uses it."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class LeaderTerm:
         progress: Callable[[], WorkerProgress],
         activity: Callable[[], Activity],
         ring: Callable[[], RingReport],
-        log: Callable[[Event], None],
+        log: Callable[[Event], None],  # queues an event, which `write_events` writes
         write_events: Callable[[], None],
-        request_batch: Callable[[int], None] = lambda _: None,
+        request_batch: Callable[[int], None] = lambda _: None,  # the global batch; 0: none
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -103,14 +103,12 @@ class LeaderTerm:
 
     @property
     def term(self) -> int:
-        """The number of this term, which is larger than that of each earlier leader."""
         return self._decisions.term
 
     def turn(self, wake: Callable[[], None]) -> float:
-        """Read the state of the job, decide on its membership, and write the decision, once."""
-        # It must not block.
-        # After how many seconds another turn is due although the state has not changed, because a
-        # time limit is over then; infinite if a turn as often as usual is enough.
+        """Read the job, decide and write once; return the seconds until the next turn is due."""
+        # Infinite: as often as usual. `wake` must not block: another thread calls it, too, once the
+        # state that was read has changed.
         self._write_events()
         snapshot = self._store.snapshot(wake)
         ages = self._ages.look(snapshot, self._clock())
@@ -136,7 +134,7 @@ class LeaderTerm:
         return math.inf if decision.again_s is None else decision.again_s
 
     def _follow_policy(self, snapshot: Snapshot, ages: Ages, wake: Callable[[], None]) -> None:
-        """Let the job's policy change the size, the batch or a slow worker, and write the change"""
+        """Let the job's policy change the size, the batch or a slow worker; write the change."""
         report = self._detector.newest_report
         sample, left = report.progress.sample(report.worker), report.progress.left
         rate = round(self._rate.newest, 1)
@@ -165,9 +163,7 @@ class LeaderTerm:
             self._policy_loop.written(found.learned)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
-        """Check whether the ring stalls; log when a stall begins or a further worker holds it up"""
-        # The workers to evict because they hold up the ring: the reason by worker id; empty if
-        # there are none.
+        """Return whom to evict for a stall; log when it begins or a further worker causes it."""
         stall = self._detector.stall(snapshot)
         if stall is None:
             self._stall, self._named = "", None
@@ -175,6 +171,8 @@ class LeaderTerm:
         if self._named is None or not self._named.issuperset(stall.culprits):
             logger.warning("%s", stall.reason)
             workers = tuple(f"w{worker}" for worker in stall.culprits)
+            # Under the fence of this term: a leader that was suspended takes the time that it
+            # missed for a stall, while another one leads the ring on without it.
             self._decisions.put_event(self._event(StalledDetails(workers), stall.reason))
         self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
         return dict(stall.evict)
@@ -190,18 +188,18 @@ class LeaderTerm:
 
     @staticmethod
     def _completed(decision: MembershipDecision) -> MembershipDecision:
-        """Return `decision` with a time and a scope, which the pure decision does not have."""
+        """Return `decision` with a time and a random scope, which a pure decision has not."""
         if decision.change and decision.change.moves:
             decision = replace(decision, change=decision.change.at(time.time()))
         if decision.generation is None:
             return decision
+        # Nobody can guess it: it begins the keys of this generation in the rendezvous store.
         scope = new_scope(decision.generation.number)
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
     def _events_of(
         self, decision: MembershipDecision, snapshot: Snapshot, ages: Ages
     ) -> Iterator[Event]:
-        """Yield the events that report `decision` in the event log; the caller writes them."""
         if decision.generation is not None:
             new = decision.generation
             failures = {}
@@ -234,7 +232,6 @@ class LeaderTerm:
             yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 
     def _event(self, details: Details, reason: str, generation: int | None = None) -> Event:
-        """Return an event with the present time and the newest step that this leader knows of."""
         progress = self._detector.newest_report.progress
         number = progress.generation if generation is None else generation
         return Event(time.time(), number, progress.step, reason, details)
@@ -270,7 +267,6 @@ class LeaderTerm:
 
 
 def _hosts_of(new: Generation) -> dict[str, tuple[str, ...]]:
-    """Return the workers that join with the generation `new`, by host."""
     found: dict[str, tuple[str, ...]] = {}
     for member in new.members:
         if member.id in new.joined:
@@ -286,11 +282,10 @@ class _Rate:
     def __init__(self) -> None:
         self._worker = -1
         self._points: list[tuple[float, int]] = []
-        self.newest = 0.0  # The speed in samples per second that `of` returned last; 0 before
+        self.newest = 0.0  # in samples per second
 
     def of(self, worker: int, total: int, now: float) -> float:
-        """Add a count of trained samples, and return the speed in samples per second."""
-        # `total`: How many samples all workers have trained since this worker joined, as it counts.
+        """Add a worker's count of all samples since it joined; return the speed per second."""
         if worker != self._worker:
             self._worker = worker
             self._points.clear()

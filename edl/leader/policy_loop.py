@@ -48,22 +48,12 @@ News = tuple[tuple[Details, str], ...]  # details of an event, and its reason
 class PolicyResult:
     """The decisions of one turn of a job's policy."""
 
-    says: str = ""  # What the policy wants and why, for people; empty if it says nothing
-    # Events for the event log, each a pair of details and reason: to be written in one transaction
-    # with the decision, or logged alone if there is none
-    news: News = ()
-    # A decision to carry out: a new number of workers, the replacement of a slow worker, or the end
-    # of such a request. None: nothing is to change.
+    says: str = ""  # what the policy wants and why, for people
+    news: News = ()  # to be written in one transaction with the decision, if there is one
     decision: MembershipDecision | None = None
-    # The scaling profile (throughput by number of workers) to write to ZooKeeper, because 10 s have
-    # passed or a change was decided; None: it is not to be written now
-    learned: ScalingProfile | None = None
-    # The global batch that the job shall use, in samples; 0: the present one stays, or the script
-    # chooses it
-    batch: int = 0
-    # Why the policy cannot go on and has to be switched off, a clause; empty if it can. The other
-    # attributes are empty then.
-    failed: str = ""
+    learned: ScalingProfile | None = None  # to be written now
+    batch: int = 0  # the global batch in samples; 0: it stays, or the script chooses it
+    failed: str = ""  # why the policy is to be switched off; then all else is empty
 
 
 class PolicyLoop:
@@ -80,7 +70,6 @@ class PolicyLoop:
         self._ring = ring
         self._kept = JobPolicy()
         self._policy: PolicyFile | None = None
-        # The part that chooses the number of workers, and keeps the scaling profile
         self.size = SizePolicy(store, clock)
         self._stragglers = StragglerMitigation(wait_s, clock)
         self._clock = clock
@@ -93,7 +82,7 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Record the newest measurements; the decisions of the job's policy, and its batch"""
+        """Record the newest measurements; return what the policy decides, and the batch."""
         kept = snapshot.policy
         if (kept.text, kept.off) != (self._kept.text, self._kept.off):
             try:
@@ -126,7 +115,7 @@ class PolicyLoop:
         return self._with_batch(found, ring, self.size.observation(snapshot, left))
 
     def _learning_news(self, ring: RingReport) -> News:
-        """Add the losses and learning rates in `ring` to the job's curve; return what is wrong."""
+        """Add the losses and learning rates in `ring` to the job's curve; return its spikes."""
         if not ring.learning:
             return ()
         curve, spikes = self.size.learned.learning.with_samples(ring.learning, time.time())
@@ -142,8 +131,7 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Return a change of the job's size by `policy`, or the replacement of a slow worker."""
-        # `policy`: The policy to follow; None if the job has none or must not follow it now.
+        """Return a change of the job's size, or else the replacement of a slow worker."""
         np, number = 0, 0
         if snapshot.generation is not None:
             np, number = len(snapshot.generation.members), snapshot.generation.number
@@ -178,7 +166,7 @@ class PolicyLoop:
     def _with_batch(
         self, found: PolicyResult, ring: RingReport, now: Observation | None
     ) -> PolicyResult:
-        """Return `found` with the global batch to use, if edl chooses the job's global batch."""
+        """Return `found` with the global batch, if edl chooses it; the last choice lasts 5 s."""
         if now is None or ring.batching is None or not ring.batching.is_chosen:
             return found
         now_s, before = self._clock(), self._choice
@@ -197,7 +185,6 @@ class PolicyLoop:
 
     def _may_follow(self, snapshot: Snapshot) -> bool:
         """Return whether the job may follow its policy: it trains, and is not being profiled."""
-        # It trains if it is RUNNING, has a ring, and does not pause because it has too few workers.
         generation = snapshot.generation
         trains = generation is not None and generation.members and not snapshot.paused
         if not trains or snapshot.job.state is not JobState.RUNNING:
@@ -209,7 +196,6 @@ class PolicyLoop:
 
 
 def _chosen(now: Observation) -> BatchDecision:
-    """Return the global batch to use, chosen from the observation `now` of the job."""
     try:
         return choose_batch(now)
     except ArithmeticError as error:

@@ -43,23 +43,15 @@ PROFILE_S = 30.0  # between two looks whether the job was profiled
 class SizeOutcome:
     """The decisions of one turn of the size policy."""
 
-    # The size that the job shall have, and why; None without a ring, or without a policy that has a
-    # rule for the size, or if that has failed
-    suggestion: Suggestion | None = None
-    # Whether the suggestion is worth an event: the rule has decided anew and otherwise than before,
-    # or it comes with a change
-    is_news: bool = False
-    # The change of the desired workers to write; None: they stay as they are
+    suggestion: Suggestion | None = None  # None: no ring or no rule, or it has failed
+    is_news: bool = False  # the suggestion is worth an event
     change: DesiredChange | None = None
-    # The scaling profile to write to ZooKeeper, because 10 s have passed or there is a change;
-    # None: it is not to be written now
-    learned: ScalingProfile | None = None
-    # Why the policy cannot go on and has to be switched off, a clause; empty if it can
-    failed: str = ""
+    learned: ScalingProfile | None = None  # to be written now
+    failed: str = ""  # why the policy is to be switched off
 
 
 class SizePolicy:
-    """The part of a job's policy that chooses its size; only the leader's daemon thread calls it"""
+    """The part of a job's policy that chooses its size; only the daemon thread calls it."""
 
     def __init__(self, store: JobStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -77,17 +69,14 @@ class SizePolicy:
 
     @property
     def learned(self) -> ScalingProfile:
-        """The scaling profile of the job: its measured throughput by number of workers."""
-        # It is read from ZooKeeper at each use as long as this leader has recorded nothing; an
-        # empty one if nothing was measured.
+        """The scaling profile; read from ZooKeeper as long as this leader has recorded nothing."""
         return self._learned or self._store.policy.learned()
 
     def note(self, **changes: Any) -> None:
-        """Replace fields of the scaling profile `learned` in memory; nothing is written."""
+        """Replace fields of the scaling profile in memory."""
         self._learned = replace(self.learned, **changes)
 
     def note_batching(self, batching: Batching, step_batches: int) -> None:
-        """Note the sizes of the job's batches in the scaling profile `learned`, in memory."""
         self._learned = self.learned.for_batching(batching, step_batches)
 
     def turn(
@@ -96,7 +85,7 @@ class SizePolicy:
         policy: PolicyFile | None,
         now: ProgressSample | None,
         left: float | None,
-        wishes: Sequence[int] = (),
+        wishes: Sequence[int] = (),  # by rank, how many workers more a script asks for
     ) -> SizeOutcome:
         """Record the newest measurement; return the size that the policy's rule suggests."""
         learned = self._learn(snapshot, now)
@@ -149,7 +138,6 @@ class SizePolicy:
         return SizeOutcome(found, True, change, learned)
 
     def observation(self, snapshot: Snapshot, left: float | None) -> Observation | None:
-        """Return the observation of the job from which the global batch is chosen."""
         if snapshot.generation is None or not snapshot.generation.members:
             return None
         awaits = _coming(snapshot, snapshot.generation)[1]
@@ -163,20 +151,16 @@ class SizePolicy:
         awaits: bool,
         wishes: Sequence[int] = (),
     ) -> Observation:
-        """Return the observation of the job that the rule for its size gets."""
         np = len(snapshot.generation.members) if snapshot.generation is not None else 0
         slots = sum(host.slots for host in snapshot.available)
         filled = [host.slots for host in sorted(snapshot.available, key=lambda host: host.name)]
         return learned.observation(np, snapshot.job.sizes, slots, awaits, left, wishes, filled)
 
     def written(self) -> None:
-        """Note that the scaling profile `learned` was written to ZooKeeper just now."""
         self._written_s = self._clock()
 
     def _learn(self, snapshot: Snapshot, now: ProgressSample | None) -> ScalingProfile:
         """Add the measurement `now` and the time since the last turn to the scaling profile."""
-        # If a person has asked for a size since the last turn, the time for which it is kept
-        # begins.
         learned, now_s = self._learned, self._clock()
         if learned is None or not (learned.seen or learned.by_batch):  # resumed just now, perhaps
             learned = self._resumed(self._store.policy.learned())
@@ -184,6 +168,7 @@ class SizePolicy:
             generation = snapshot.generation
             if generation is not None and generation.number == now.generation:
                 self._ring = now.generation, len({one.host for one in generation.members})
+            # A ring goes on until the next one has met: a measurement counts for its hosts.
             measured, hosts = self._ring
             if measured == now.generation:
                 learned = learned.with_reading(self._before, now, hosts)
@@ -196,7 +181,7 @@ class SizePolicy:
         return learned
 
     def _with_profile(self, learned: ScalingProfile) -> ScalingProfile:
-        """Return the profile `learned` with the sizes added that only `edl profile` has measured"""
+        """Return `learned` with the sizes added that only `edl profile` has measured."""
         if self._clock() < self._profile_due_s:
             return learned
         self._profile_due_s = self._clock() + PROFILE_S
@@ -204,10 +189,7 @@ class SizePolicy:
         return learned if curve is None else learned.with_curve(curve)
 
     def _resumed(self, kept: ScalingProfile) -> ScalingProfile:
-        """Return the scaling profile to use: `kept`, from ZooKeeper, or this leader's own."""
-        # It is `kept` if that has measurements (perhaps put there from a checkpoint), or if this
-        # leader has no profile of its own; otherwise this leader's own. Throughputs in `kept` that
-        # were measured with other batches than the leader knows of do not count.
+        """Return the profile to use: `kept`, perhaps from a checkpoint, or this leader's own."""
         own = self._learned
         if own is None:
             return kept
@@ -218,7 +200,7 @@ class SizePolicy:
         return kept.for_batching(own.batching, own.step_batches)
 
     def _is_news(self, np: int, found: Suggestion) -> bool:
-        """Return whether a suggestion differs from that of the last call; remember this one."""
+        """Return whether a suggestion differs from the last one, up to its reason's first colon."""
         said = np, found.np, found.reason.partition(":")[0]
         before, self._said = self._said, said
         return said != before
@@ -228,20 +210,17 @@ class SizePolicy:
 
 
 def _rule(policy: PolicyFile) -> Rule | None:
-    # A user's function is wrapped in a new `CustomRuleRunner`, so that it runs in the background.
     return CustomRuleRunner(policy.size) if isinstance(policy.size, CustomRule) else policy.size
 
 
 def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:
-    """How many of its desired workers each host has or can get, and if a change is going on"""
+    """Return how many of its desired workers each host can have, and if a change goes on."""
     coming = attainable(snapshot, generation.members, snapshot.desired.hosts)
     awaits = sum(coming.values()) != len(generation.members) or not _all_in(snapshot)
     return coming, awaits
 
 
 def _all_in(snapshot: Snapshot) -> bool:
-    """Return whether all members of the newest generation have entered its ring."""
-    # `snapshot` is the state of the job in ZooKeeper; it must have a generation.
     generation = snapshot.generation
     assert generation is not None
     at = {member.id: member.generation for member in snapshot.members}

@@ -23,16 +23,10 @@ from edl.core.snapshot import Snapshot
 class MitigationResult:
     """The decisions of one turn about slow workers."""
 
-    # Which workers are slow and what is done about them, for people; empty if none is slow, or in
-    # the turn in which a request is taken back
-    says: str = ""
-    # New findings, each a pair: the finding (which workers are slow, at what, and how slow), and a
-    # sentence for people that also says what is done about it
-    findings: tuple[tuple[StragglerReport, str], ...] = ()
-    # A decision to carry out, which requests a replacement or takes the request back; None: neither
-    decision: MembershipDecision | None = None
-    # If a replacement is requested now, the time of the last replacement on each host that had one
-    # lately, this one included, in seconds of the job's training; else None
+    says: str = ""  # who is slow and what is done about it, for people
+    findings: tuple[tuple[StragglerReport, str], ...] = ()  # new ones, each with a sentence
+    decision: MembershipDecision | None = None  # requests a replacement, or takes that back
+    # When each host had its last replacement, in seconds of training; None: none is requested now.
     replaced: Mapping[str, float] | None = field(default=None)
 
 
@@ -53,8 +47,7 @@ class StragglerMitigation:
         replaced: Mapping[str, float],
         now_s: float,
     ) -> MitigationResult:
-        """Decide which slow worker to replace, and which findings to report."""
-        # `now_s`: The seconds since training began, in which the job had workers.
+        """Decide which slow worker to replace, one at a time, and which findings to report."""
         open_ = [request for request in now.requests if request.kind == RequestKind.REPLACE]
         if late := self._late(open_):
             return MitigationResult(decision=self._taken_back(now, late))
@@ -109,9 +102,7 @@ class StragglerMitigation:
         self, now: Snapshot, worker: int, care: Mitigation, recent: Mapping[str, float]
     ) -> MembershipDecision | None:
         """Return the decision to replace a slow worker; None if it cannot be replaced."""
-        # It cannot if no host that is considered has a free slot, if it is no member of the ring,
-        # if its host has more workers than are desired there, so that one leaves it anyway, or if
-        # the launcher places the workers itself (horovodrun).
+        # Not on a host of which all workers are slow, nor on one that had a replacement lately.
         slow = {finding.host for finding in care.findings if finding.host}
         found = replacement(now, worker, slow | recent.keys())
         if found is None:
@@ -125,7 +116,6 @@ class StragglerMitigation:
         return MembershipDecision(reason, change=change if change else None, asks=(ask,))
 
     def _late(self, requests: list[Request]) -> Request | None:
-        """Return the first of `requests` that waits `wait_s` seconds or more; None: none does."""
         now_s = self._clock()
         self._since = {r.number: self._since.get(r.number, now_s) for r in requests}
         late = (r for r in requests if now_s - self._since[r.number] >= self._wait_s)
@@ -149,7 +139,7 @@ def _on_its_way(request: Request) -> str:
 
 
 def _doing(finding: StragglerReport, care: Mitigation, done: Mapping[int, str]) -> str:
-    """Return what is done about the slow workers of `finding`, as the end of a sentence."""
+    """Return what is done, as the end of a sentence: "; trains 0.70 of a batch in each step"."""
     parts = []
     if lower := [worker for worker in finding.workers if worker in care.shares]:
         least = min(care.shares[worker] for worker in lower)

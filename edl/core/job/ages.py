@@ -13,36 +13,28 @@ from edl.core.job.ring_failure import is_broken
 from edl.core.records import Generation, Reclaim, Stage
 from edl.core.snapshot import Snapshot
 
-AWAY_S = 10.0  # when a look comes later than this, the leader could not read meanwhile
+AWAY_S = 10.0  # if a look comes later, the leader could not read: the rest does not count
 
 
 @dataclass(frozen=True)
 class Ages:
-    """How long the facts by which a leader decides have been true, in seconds."""
+    """How long the leader has seen the facts by which it decides, by its own clock."""
 
-    # Times are measured with the leader's own clock. So a time limit that is compared with an age
-    # may take longer than configured, but never less.
+    # All ages begin at 0 with a new leader. Time in which it cannot read ZooKeeper does not count,
+    # for the workers may not be able to write then, either. So a limit may take longer, never less.
 
-    leading_s: float = 0.0  # the time since the leader's term began
-    # for each worker with a session, by its id, the time since the leader first saw it in its
-    # present stage
-    stage_s: Mapping[int, float] = field(default_factory=dict)
-    # the time since the leader first saw the newest generation; before the first one, since its
-    # term began
-    generation_s: float = 0.0
-    # the time since the leader first saw a member of the ring report that the ring of the newest
-    # generation broke; 0.0 while none does
-    broken_s: float = 0.0
-    # the time since the leader first saw that all workers of the ring are evicted, except those
-    # that were to leave it anyway; 0.0 while one is not
+    leading_s: float = 0.0  # since its term began
+    stage_s: Mapping[int, float] = field(default_factory=dict)  # in its stage, by id of a worker
+    generation_s: float = 0.0  # of the newest generation; before the first one, as `leading_s`
+    broken_s: float = 0.0  # since a member reported the newest ring as broken; 0.0: none does
+    # Since all workers of the ring are evicted, except those that were to leave; 0.0: one is not.
     lost_s: float = 0.0
-    # for each open demand to give slots back, the time since the leader first saw it. Time in which
-    # the leader could not read counts here: the slots' owner waits.
+    # For each open demand to give slots back; it counts on without ZooKeeper, for the owner waits.
     reclaims_s: Mapping[Reclaim, float] = field(default_factory=dict)
 
 
 class AgeTracker:
-    """An object that computes `Ages` from the snapshots that one leader reads in its term."""
+    """The ages in one leader's term, from the snapshots that it reads."""
 
     def __init__(self, now_s: float) -> None:
         self._since = now_s
@@ -55,10 +47,7 @@ class AgeTracker:
         self._reclaims = ReclaimTracker()
 
     def look(self, now: Snapshot, now_s: float) -> Ages:
-        """The ages of the facts in a new snapshot, and keep what the next call needs of it"""
-        # If more than `AWAY_S` (10) seconds have passed since the call before, the leader could not
-        # read meanwhile, and the time beyond these 10 seconds is not counted in any age but those
-        # of `reclaims_s`.
+        """Return the ages of the facts in a new snapshot, which was read at `now_s`."""
         reclaims_s = self._reclaims.look(now.desired, now_s)
         self._away_s += max(0.0, now_s - self._looked_s - AWAY_S)
         self._looked_s = now_s

@@ -31,12 +31,8 @@ MARGIN_S = 2.0
 class LeaseTerms:
     """Whether a change of the desired size borrows slots, and by when it gives slots back."""
 
-    # whether the slots of workers that the change adds are borrowed; if False they are the job's
-    # own
-    borrows: bool = False
-    # the slots of workers that the change removes must be free after this many seconds; None: there
-    # is no deadline, and no request to give them back is made
-    within_s: float | None = None
+    borrows: bool = False  # the slots of workers that are added; else they are the job's own
+    within_s: float | None = None  # by when removed workers must be gone; None: no deadline
 
 
 NO_LEASE_TERMS = LeaseTerms()
@@ -70,8 +66,6 @@ def reclaim(
     now: Snapshot, slots: int | None, host: str | None, desired: Placement
 ) -> dict[str, int]:
     """Return the desired workers by host after the job has given back `slots` borrowed slots."""
-    # UsageError: fewer slots are borrowed than `slots`, or none; or no allowed number of workers
-    # would be left.
     job = now.job
     borrowed = borrowed_after(now.desired, desired, NO_LEASE_TERMS)
     here = {name: n for name, n in borrowed.items() if host in (None, name)}
@@ -117,9 +111,9 @@ def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict
 def reclaims_after(
     before: Desired, hosts: Placement, terms: LeaseTerms, now_s: float
 ) -> tuple[Reclaim, ...]:
-    """Return the requests to give slots back that are open after a change of the desired workers"""
-    # `now_s`: the time of the change, in seconds since 1970.
+    """Return the open requests to give slots back after a change, at `now_s` since 1970."""
     fewer = {host: n - hosts.get(host, 0) for host, n in before.hosts.items()}
+    # To add workers on a host withdraws the requests there.
     kept = [one for one in before.reclaims if fewer.get(one.host, 0) >= 0]
     if terms.within_s is not None:
         by_s = now_s + terms.within_s
@@ -131,7 +125,7 @@ def reclaims_after(
 
 
 class ReclaimTracker:
-    """An object that computes for how long one process has seen each demand to give slots back."""
+    """For how long one process has seen each demand to give slots back."""
 
     # No host's clock is compared with another's, so a deadline counts from when the process that
     # judges it first saw the demand: it may be later than asked, but is never earlier.
@@ -146,23 +140,23 @@ class ReclaimTracker:
 
 
 def is_late(reclaim: Reclaim, age_s: float) -> bool:
-    """Whether a deadline to give slots back is so near that the slots' workers are evicted"""
-    # They are evicted because a planned switch might end after the deadline.
+    """Return whether a planned switch might end after a deadline to give slots back."""
     return age_s >= reclaim.within_s - min(MARGIN_S, reclaim.within_s / 2)
 
 
 def overdue_on(host: str, ages_s: Mapping[Reclaim, float]) -> bool:
-    """Return whether a request to give back slots of a host is near its deadline, or past it."""
+    """Return whether a request to give back slots of a host is late."""
     return any(one.host == host and is_late(one, age_s) for one, age_s in ages_s.items())
 
 
 def overdue(now: Snapshot, ages_s: Mapping[Reclaim, float]) -> dict[int, str]:
-    """Return the workers to evict because the deadline to give back their borrowed slots is near"""
+    """Return why to evict the workers whose borrowed slots are due to be given back, by id."""
     new = now.generation
     late = [one for one in now.desired.reclaims if is_late(one, ages_s.get(one, 0.0))]
     if new is None or not late:
         return {}
     at = {member.id: member.generation for member in now.members}
+    # Until all newcomers have entered, one may not have received the job's state yet.
     come = all(at.get(worker, 0) >= new.number for worker in new.joined)
     leaving = {member.id for member in now.members if member.stage is Stage.LEAVING}
     leaving |= {request.worker for request in now.requests}
@@ -184,7 +178,9 @@ def overdue(now: Snapshot, ages_s: Mapping[Reclaim, float]) -> dict[int, str]:
 def returned(
     now: Snapshot, ages_s: Mapping[Reclaim, float], host: str | None = None, hidden: int = 0
 ) -> tuple[Reclaim, ...]:
-    """Return the open requests to give slots back that are fulfilled, in their order."""
+    """Return the open requests to give slots back that are fulfilled."""
+    # An agent asks for its `host`, with the number of worker processes there that ZooKeeper does
+    # not list; the leader asks for the hosts without an agent.
     agents = {one.name for one in now.hosts}
     there = {(m.host, m.id) for m in now.members} | {(s.host, s.id) for s in now.ring}
     here = Counter(name for name, _ in there)
@@ -205,7 +201,7 @@ def _allowed(desired: Desired, reclaim: Reclaim, ages_s: Mapping[Reclaim, float]
 
 
 def describe_returned(one: Reclaim, after_s: float) -> tuple[ReclaimedDetails, str]:
-    """Return the event of slots that were given back, as the pair (its details, its sentence)."""
+    """Return the details and the sentence of the event that slots were given back."""
     within_s = one.within_s
     late = f", later than the {within_s:g} s that were left" if after_s > within_s else ""
     have = verb(one.slots, "was", "were")

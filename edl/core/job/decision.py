@@ -18,55 +18,35 @@ from edl.core.snapshot import Snapshot
 class Limits:
     """The time limits of the leader's decisions about members, in seconds."""
 
-    # how long the first ring of a job waits for all `np` workers; then `min_np` are enough
-    start_s: float
-    # how long a newcomer may take from its registration until it is ready; then it is evicted
-    prepare_s: float
-    # how long ready newcomers wait for other newcomers that are preparing; also how long a new
-    # leader waits for agents of hosts that have none, before it starts a job again after the death
-    # of all its workers
+    start_s: float  # the first ring of a job waits for all `np` workers; then `min_np` are enough
+    prepare_s: float  # from a newcomer's registration until it is ready
+    # Ready newcomers wait so long for others that are preparing, and a new leader for agents of
+    # hosts that have none, before it starts a job again after the death of all its workers.
     gather_s: float
-    # how long a worker that got SIGTERM and is still needed waits for its replacement
-    leave_grace_s: float
-    # how long a ready newcomer may take to note, in its record in ZooKeeper, that it has seen a
-    # generation that it is not in
-    notice_s: float
-    # how long a worker may take to report that its ring broke; then it is evicted, if another
-    # worker holds the job's state
-    report_s: float
-    # how long a worker that got SIGTERM waits for other workers of its host to get it, too
-    leave_gather_s: float
+    leave_grace_s: float  # a worker with SIGTERM that is still needed waits for its replacement
+    notice_s: float  # a ready newcomer notes in its record that it has seen a generation
+    report_s: float  # a worker reports that its ring broke; else it is evicted, if that is safe
+    leave_gather_s: float  # a worker with SIGTERM waits for others of its host to get it, too
 
 
 @dataclass(frozen=True)
 class MembershipDecision:
-    """A decision of the leader about the members of a job."""
+    """A decision of the leader about the members of a job, carried out in one transaction."""
 
-    # why this was decided, as a sentence; it is always set, also if there is nothing to do
-    reason: str
+    reason: str  # always set, also if there is nothing to do
     generation: Generation | None = None  # the next generation; None: the newest one stays
-    # the change of the number of desired workers; None: it stays
     change: DesiredChange | None = None
-    # the reason to evict a worker, by worker id; empty: none is evicted
-    evict: Mapping[int, str] = field(default_factory=dict)
-    # the requests (to drain or replace a worker) that are answered with this decision
-    answers: tuple[Request, ...] = ()
-    # new requests (to drain or replace a worker) that the leader itself makes; a later decision
-    # answers them
-    asks: tuple[Request, ...] = ()
-    # the requests to give slots back that are fulfilled; `change` removes them from the open
-    # requests
-    reclaimed: tuple[Reclaim, ...] = ()
-    # after how many seconds to decide again although nothing has changed, because a time limit is
-    # over then; None: it is enough to decide as often as usual
-    again_s: float | None = None
-    # the ids of evicted workers that must have a record in ZooKeeper still: without it they have
-    # left as agreed, and the decision is not carried out
+    evict: Mapping[int, str] = field(default_factory=dict)  # the reason, by worker id
+    answers: tuple[Request, ...] = ()  # requests with their answers
+    asks: tuple[Request, ...] = ()  # new requests of the leader, which a later decision answers
+    reclaimed: tuple[Reclaim, ...] = ()  # fulfilled; `change` removes them from the open ones
+    again_s: float | None = None  # when a time limit is over; None: decide as often as usual
+    # The ids of evicted workers that must have a record in ZooKeeper still: without it they have
+    # left as agreed, and the decision is not carried out.
     registered: frozenset[int] = frozenset()
 
     @property
     def acts(self) -> bool:
-        """Whether there is anything to write to ZooKeeper; False if the decision is to wait."""
         changes = self.generation or self.change or self.evict
         return bool(changes or self.answers or self.asks)
 
@@ -79,11 +59,9 @@ def end_generation(now: Snapshot, term: int, reason: str) -> MembershipDecision:
 
 
 def ring_member(member: Member) -> RingMember:
-    """The entry for a worker in the members of a generation: its id, host, slot and address"""
     return RingMember(member.id, member.host, member.slot, member.address, member.port)
 
 
 def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Return whether a worker is in stage PREPARING for `limits.prepare_s` seconds or longer."""
     age = ages.stage_s.get(member.id, 0.0)
     return member.stage is Stage.PREPARING and age >= limits.prepare_s

@@ -31,10 +31,10 @@ ALL_ASKED = "all workers were asked to leave, as when horovodrun ends"
 
 
 class DepartureCause(Enum):
-    """The reason why a worker may leave the ring."""
+    """Why a worker may leave the ring; of the workers that it needs, the last cause stays first."""
 
     SIGNAL = "it was sent SIGTERM"
-    DRAIN = "its drain was accepted"
+    DRAIN = "its drain was accepted"  # or its replacement
     UNASSIGNED = "no worker is assigned to where it is"
 
 
@@ -42,16 +42,12 @@ class DepartureCause(Enum):
 class Departure:
     """A worker that may leave the ring, and what its departure changes."""
 
-    id: int  # the worker's id
-    host: str  # the worker's host
-    why: DepartureCause  # the reason why the worker may leave
-    # by how much the number of workers wanted on `host` falls when the worker has left: 0 or 1
-    share: int = 0
-    # whether the worker leaves with the next switch, however small the ring is then; if False it
-    # may be kept until the ring can do without it
-    must: bool = False
-    # whether the launcher starts another worker in the slot, once this one has left and not before
-    refilled: bool = False
+    id: int
+    host: str
+    why: DepartureCause
+    share: int = 0  # by how much the number wanted on `host` falls when it has left: 0 or 1
+    must: bool = False  # it leaves with the next switch, however small the ring is then
+    refilled: bool = False  # the launcher starts another one in its slot, but not before it left
 
     @property
     def moves(self) -> bool:
@@ -68,7 +64,7 @@ def departures_of(
     ages: Ages,
     limits: Limits,
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Find workers of a ring that may leave, and answer the open requests to drain or replace"""
+    """Find the workers that may leave, and answer the open requests to drain or replace."""
     by_slot = now.assigned.by_slot
     revoked = {s.id for s in active if not now.assigned.grants(s.host, healthy[s.id].used_device)}
     answers, drained = _drained(now, active)
@@ -89,6 +85,7 @@ def departures_of(
     leavers = (*signalled, *drained)
     assigned = without_departed(assigned, signalled)
     leaving = {one.id for one in leavers}
+    # In the order in which they should leave.
     return answers, (*leavers, *_unassigned(active, leaving, assigned, by_slot, revoked))
 
 
@@ -96,14 +93,11 @@ def gather_departures(
     now: Snapshot,
     active: Sequence[RingMember],
     leavers: Collection[Departure],
-    leaving: Collection[Departure],
+    leaving: Collection[Departure],  # in a switch now, in which no worker joins
     ages: Ages,
     limits: Limits,
 ) -> tuple[str, float] | None:
-    """Decide whether workers that got SIGTERM wait for other workers of their hosts to get it"""
-    # The workers note that one after another, and without a wait each of them would leave in a
-    # switch of its own.
-    # `leaving`: the departures that would happen with a switch now, in which no worker joins.
+    """Return why, and how many seconds, those with SIGTERM wait for others of their hosts."""
     if not all(_may_gather(now, one, ages, limits) for one in leaving):
         return None
     here = Counter(member.host for member in active)
@@ -123,8 +117,10 @@ def gather_departures(
 
 def _may_gather(now: Snapshot, one: Departure, ages: Ages, limits: Limits) -> bool:
     """Return whether the departure `one` may wait for other workers of its host to get SIGTERM."""
+    # Without a share another worker takes its place, as where the launcher assigns by slot.
     if one.why is not DepartureCause.SIGNAL or one.must or not one.share:
         return False
+    # The number wanted there has been lowered already: it is known who else is to leave.
     if any(reclaim.host == one.host for reclaim in now.desired.reclaims):
         return False
     return ages.stage_s.get(one.id, 0.0) < limits.leave_gather_s
@@ -159,10 +155,7 @@ def assigned_without_signalled(now: Snapshot) -> Placement:
 def _drained(
     now: Snapshot, active: Sequence[RingMember]
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """The answers to all open requests to drain or replace workers, and who leaves by them"""
-    # A request is refused if its kind is unknown here, if its worker is not in the ring or leaves
-    # by an earlier request, if the launcher assigns by slot, or if without a drained worker too few
-    # would train or the job may not have that size.
+    """Answer all open requests to drain or replace workers, and return who leaves by them."""
     assigned = dict(now.assigned.hosts)
     answers: list[Request] = []
     drained: dict[int, Departure] = {}
@@ -187,7 +180,7 @@ def _drained(
             accepted, outcome = False, f"cannot drain w{member.id}: {why}"
         else:
             accepted, outcome = True, f"w{member.id} leaves with the next switch"
-            share = min(1, assigned.get(member.host, 0))
+            share = min(1, assigned.get(member.host, 0))  # its host may have more than assigned
             drained[member.id] = Departure(member.id, member.host, DepartureCause.DRAIN, share)
             assigned[member.host] = assigned.get(member.host, 0) - share
         answers.append(replace(request, done=True, accepted=accepted, outcome=outcome))
@@ -203,14 +196,13 @@ def attainable(now: Snapshot, active: Sequence[RingMember], assigned: Placement)
     """Return by host how many of the `assigned` workers are in the ring or can be started."""
     if now.assigned.by_slot:
         return dict(assigned)
+    # On a host without an agent, which may have died, nobody can start a worker.
     agents, here = {host.name for host in now.hosts}, Counter(member.host for member in active)
     return {host: n if host in agents else min(n, here[host]) for host, n in assigned.items()}
 
 
 def _why_not(now: Snapshot, member: RingMember, assigned: Placement, left: int) -> str:
     """Return a clause that says why a worker cannot be drained; empty if it can."""
-    # It cannot if fewer than `min_np` workers would train or be wanted, or if the job may not have
-    # the smaller number of workers.
     sizes, np = now.job.sizes, sum(assigned.values())
     wanted = f"{workers_train(left)}, {np} {verb(np)} wanted"
     if not sizes.enough(min(np, left) - 1):
@@ -225,16 +217,17 @@ def _shares(
     assigned: Placement,
     active: Sequence[RingMember],
     asked: Sequence[RingMember],
-    drained: Collection[int],
+    drained: Collection[int],  # in `active`, but subtracted from `assigned`
 ) -> dict[int, int]:
     """Decide for which workers that got SIGTERM the wanted number falls, so none replaces them."""
-    # `drained`: the ids of the members that leave because of a request.
     sizes = now.job.sizes
+    # It falls for as many as the job's sizes allow; the others need a replacement.
     for most in range(len(asked), 0, -1):
         lower, shares = dict(assigned), dict.fromkeys((member.id for member in asked), 0)
         staying = Counter(member.host for member in active if member.id not in drained)
         for member in asked:
             host = member.host
+            # A host with more workers than are wanted keeps its number.
             surplus = staying[host] > lower.get(host, 0)
             if not surplus and lower.get(host, 0) > 0 and sum(shares.values()) < most:
                 shares[member.id] = 1
@@ -243,7 +236,7 @@ def _shares(
         attainable = attainable_size(now, [s for s in active if not shares.get(s.id)], lower)
         if sizes.allows(sum(lower.values())) and sizes.enough(attainable):
             return shares
-    return {}
+    return {}  # 0 for all
 
 
 def _unassigned(
@@ -251,10 +244,9 @@ def _unassigned(
     leaving: Collection[int],
     assigned: Placement,
     by_slot: bool,
-    revoked: Collection[int] = (),
+    revoked: Collection[int] = (),  # on devices that the job may not use any more
 ) -> tuple[Departure, ...]:
     """Return the departures of the workers beyond the number that is assigned to their host."""
-    # Otherwise the highest ranks of a host leave.
     here_by_host: dict[str, list[RingMember]] = defaultdict(list)
     unwanted: list[RingMember] = []
     for member in active:
@@ -262,6 +254,7 @@ def _unassigned(
             (unwanted if member.id in revoked else here_by_host[member.host]).append(member)
     for host, here in sorted(here_by_host.items()):
         wanted = assigned.get(host, 0)
+        # The workers in slots beyond the assigned ones, else the highest ranks of the host.
         unwanted += [s for s in here if s.slot >= wanted] if by_slot else here[wanted:]
     return tuple(
         Departure(member.id, member.host, DepartureCause.UNASSIGNED) for member in unwanted

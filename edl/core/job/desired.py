@@ -28,24 +28,18 @@ from edl.core.records import Assigned, Desired, RequestedBy
 class DesiredChange:
     """A change of the desired workers of a job; `bool(change)` is False if nothing changes."""
 
-    before: Desired  # the record of the desired workers until now
-    # the record of the desired workers from now on; equal to `before` if nothing changes
+    before: Desired
     desired: Desired
-    # the record of the assigned workers, to be written together with `desired`; None: it stays as
-    # it is, because the launcher assigns by itself or nothing changes
-    assigned: Assigned | None = None
-    # the record of the assigned workers that `assigned` replaces; None if `assigned` is None
+    assigned: Assigned | None = None  # None: it stays, or the launcher assigns by itself
     assigned_before: Assigned | None = None
-    # the hosts whose devices for the job change, with their new devices, as a clause for the
-    # event's sentence; empty if none change
-    devices: str = ""
+    devices: str = ""  # the changed devices by host, as a clause for the event's sentence
 
     def __bool__(self) -> bool:
         return self.desired != self.before
 
     @property
     def moves(self) -> bool:
-        """Whether the desired number of workers changes on any host."""
+        """Whether the number of any host changes, and not only a request or the devices."""
         return dict(self.desired.hosts) != dict(self.before.hosts)
 
     def starts_from(self, desired: Desired, assigned: Assigned) -> bool:
@@ -62,7 +56,7 @@ class DesiredChange:
         before, after = dict(self.before.hosts), dict(self.desired.hosts)
         return DesiredDetails(str(self.desired.by), before, after)
 
-    def __str__(self) -> str:
+    def __str__(self) -> str:  # "edl scale: 2 -> 3 workers wanted (b: 0 -> 1)"
         before, after = self.before.hosts, self.desired.hosts
         where = ", ".join(
             f"{host}: {before.get(host, 0)} -> {after.get(host, 0)}"
@@ -81,13 +75,11 @@ def set_desired(
     hosts: Placement,
     by: RequestedBy,
     why: str,
-    at_s: float = 0.0,
+    at_s: float = 0.0,  # since 1970; requests to give slots back count from it
     terms: LeaseTerms = NO_LEASE_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Return the change that makes `hosts` the desired workers; nothing is written to ZooKeeper."""
-    # `at_s`: the time of the change, in seconds since 1970; requests to give slots back count from
-    # it.
     granted = {**assigned.devices, **devices}
     if dict(hosts) == dict(before.hosts) and granted == dict(assigned.devices):
         return DesiredChange(before, before)

@@ -30,11 +30,10 @@ LOOK_SHARE = 1 / 3  # of that time, to look up the newest checkpoint
 class JobEnd:
     """The end of a job, as a worker reports it for the job's record."""
 
-    state: JobState  # the state in which the job ends, such as `FINISHED` or `FAILED`
-    reason: str  # why, in a sentence
+    state: JobState
+    reason: str
     exit_code: int = 0  # of `edl run`
-    # the number of the generation whose ring has trained to the end; 0: none has
-    finished_in: int = 0
+    finished_in: int = 0  # the generation whose ring has trained to the end; 0: none has
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,8 @@ class Preemption:
     """The bound within which a worker of a preempted job has to save and end."""
 
     cause: str  # what preempts the job, such as "edl preempt --within 30s"
-    within_s: float  # the bound, in seconds
-    # until when a checkpoint may be written, in seconds of the worker's monotonic clock
-    save_until_s: float
+    within_s: float
+    save_until_s: float  # when a checkpoint must be complete, by the worker's monotonic clock
 
 
 def save_limit_s(within_s: float) -> float:
@@ -53,7 +51,7 @@ def save_limit_s(within_s: float) -> float:
 
 
 def look_limit_s(within_s: float) -> float:
-    """Return how long a preempted worker may read the directory of checkpoints, in seconds."""
+    """Return how long a worker whose last save failed may look up the newest checkpoint."""
     return LOOK_SHARE * (within_s - save_limit_s(within_s))
 
 
@@ -70,7 +68,9 @@ def why_tight(within_s: float, saved_in_s: float) -> str:
 
 
 def bound_of_signal(job: Job, number: signal.Signals) -> float:
-    """Return the bound, in seconds, within which a signal to its launcher preempts `job`."""
+    """Return the bound within which a signal to its launcher preempts `job`; 0.0: it stops it."""
+    # Ctrl-C or the end of a terminal only stop a job, and so does any signal to a job that has no
+    # checkpoint to go on from.
     within_s = job.spec.settings.preempt_within_s
     preempts = number not in (signal.SIGINT, signal.SIGHUP) and job.saved_step >= 0
     return within_s if preempts and within_s is not None else 0.0
@@ -78,8 +78,8 @@ def bound_of_signal(job: Job, number: signal.Signals) -> float:
 
 def halted(cause: str, step: int, saved_step: int | None, directory: str, why: str = "") -> JobEnd:
     """Return the end of a job that was preempted."""
-    # `saved_step`: the step of the newest complete checkpoint; -1: there is none; None: it is not
-    # known, because the directory cannot be read, or has one of an earlier start.
+    # `saved_step` is of the newest complete checkpoint. -1: there is none. None: the directory
+    # cannot be read, or has one of an earlier start.
     if saved_step is not None and saved_step >= max(0, step):
         reason = f"{cause}: step {saved_step} is saved in {directory}; `edl run --resume` goes on"
         return JobEnd(JobState.STOPPED, reason, HALTED_EXIT)

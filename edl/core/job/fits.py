@@ -23,11 +23,9 @@ from edl.errors import EdlError
 class DoneFit:
     """A finished call of Keras' `fit`."""
 
-    # how many epochs the job had trained when the fit was done, over all fits until then
-    until: int
-    epochs: Sequence[int] = ()  # the indices of the fit's epochs, as in Keras' `History.epoch`
-    # the metrics of each epoch by name, as in Keras' `History.history`; each is a JSON value
-    # (`json_value`)
+    until: int  # how many epochs the job had trained then, over all fits
+    epochs: Sequence[int] = ()  # as in Keras' `History.epoch`
+    # As in Keras' `History.history`: the metrics by name, as JSON values.
     history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
@@ -35,15 +33,15 @@ class DoneFit:
 class ScriptFits:
     """The calls of Keras' `fit` that a worker's script has finished, and how many it has begun."""
 
-    done: tuple[DoneFit, ...] = ()  # the finished calls, in order
-    begun: int = 0  # how many calls the script has begun, the finished ones included
+    done: tuple[DoneFit, ...] = ()
+    begun: int = 0  # the finished ones included
 
 
 NO_FITS = ScriptFits()
 
 
 class FitIsDone(EdlError):
-    """The error that makes a script skip a call of Keras' `fit` that the job has done already."""
+    """Raised inside a call of Keras' `fit` that the job has done already, so that it is skipped."""
 
     def __init__(self, done: Sequence[DoneFit]) -> None:
         super().__init__(f"the job has done {counted(len(done), 'fit')}")
@@ -57,12 +55,11 @@ def fits_of(said: Any) -> tuple[DoneFit, ...]:
 
 def as_json(fits: Sequence[DoneFit]) -> list[dict[str, Any]]:
     """Return one JSON object for each finished fit, in order, for newcomers and for checkpoints."""
-    # Each object has the attributes of `DoneFit` by name; the metrics must be JSON values.
     return [vars(each) for each in fits]
 
 
 def json_value(value: Any) -> Any:
-    """Return `value` as a JSON value, for the history of a finished fit."""
+    """Return `value` as a JSON value; what JSON has no form for, such as a date, as its text."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, numbers.Real):
@@ -83,7 +80,7 @@ def ended_before(worker: int, passed: int, begun: int) -> str:
 
 
 def resumed_too_short(passed: int, saved: int) -> str:
-    """The error message for a script that ends before it reaches the fit of its checkpoint"""
+    """Return the error message for a script that ends before the fit of its checkpoint."""
     return (
         f"the checkpoint is of fit {saved + 1}, and the script ended after "
         f"{counted(passed, 'fit')}; resume with the script that has made it, or begin in another "

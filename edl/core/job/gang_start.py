@@ -22,7 +22,7 @@ def has_too_few_places(snapshot: Snapshot) -> bool:
     """Return whether a job cannot begin on its present hosts with any number that it may have."""
     if snapshot.generation is not None or snapshot.job.state is not JobState.RUNNING:
         return False
-    if snapshot.assigned.by_slot:
+    if snapshot.assigned.by_slot:  # horovodrun's driver finds hosts
         return False
     return snapshot.job.sizes.below(sum(_places(snapshot).values())) is None
 
@@ -52,7 +52,7 @@ def _workers(snapshot: Snapshot) -> Mapping[str, int]:
 
 
 def _places(snapshot: Snapshot) -> dict[str, int]:
-    """Return how many workers each host can have at most, by host."""
+    """Return how many workers each host can have at most: those there, or what its agent starts."""
     here, slots = _workers(snapshot), {host.name: host.slots for host in snapshot.hosts}
     return {
         host: max(here.get(host, 0), min(snapshot.assigned.hosts.get(host, 0), slots.get(host, 0)))

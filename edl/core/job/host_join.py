@@ -18,11 +18,10 @@ def request_workers(
     desired: Placement,
     host: str,
     np: int,
-    got: int | None = None,
-    late: bool = False,
+    got: int | None = None,  # how many were desired on `host` after it asked last; None: it did not
+    late: bool = False,  # all hosts of a new job have had the time to register
 ) -> dict[str, int]:
     """Return the desired workers by host after a joining host has asked for `np` workers in all."""
-    # `got`: how many workers were desired on `host` after it asked last; None: it never asked.
     has = desired.get(host, 0)
     if withdrawn(has, got):
         return dict(desired)
@@ -30,10 +29,14 @@ def request_workers(
     starting = snapshot.generation is None and not late
     there = snapshot.present_in(desired) | {host} | (set(desired) if starting else set())
     new = {name: count if name in there else 0 for name, count in sorted(desired.items())}
+    # A host that asks again gets only workers that were desired on hosts that are gone: a worker
+    # that a person has removed is not added again.
     if got is not None:
         np = min(np, has + sum(desired.values()) - sum(new.values()))
     sizes, others = snapshot.job.sizes, sum(new.values()) - has
     new[host] = sizes.room(others, np, has)
+    # Other hosts that still wait get workers together with it, as far as the job may have the sum:
+    # with 2 workers and `--sizes 2,4`, two hosts that ask for 1 each get 1 each.
     if new[host] < np:
         asked = {one.name: one.requested_np for one in snapshot.hosts} | {host: np}
         wait = {name: max(0, n - new.get(name, 0)) for name, n in asked.items()}
@@ -46,9 +49,7 @@ def request_workers(
 
 
 def withdrawn(has: int, got: int | None) -> bool:
-    """Return whether workers were taken from a host since it asked for them."""
-    # If True, the caller must not ask for them again. It is False for a host that never asked.
-    # `got`: how many were desired there after it asked last; None: it never asked.
+    """Return whether workers were taken from a host since it asked for them: it must not again."""
     return got is not None and has < got
 
 

@@ -33,24 +33,16 @@ from edl.core.snapshot import GONE, Snapshot
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """The times after that silence, or a ring that completes no step, is a sign of a dead worker"""
+    """The times after which silence, or a ring that completes no step, is a sign of a death."""
 
-    switch_s: float = 0.5  # a switch in which no worker has failed takes less than this, in seconds
-    # the ring stands still when no step has completed for this many seconds, and for `frozen_steps`
-    # times the usual step time
+    switch_s: float = 0.5  # a switch in which no worker has failed takes less than this
+    # The ring stands still when no step has completed for both of these.
     frozen_s: float = 1.0
-    # how many usual step times must pass without a complete step, see `frozen_s`
-    frozen_steps: int = 5
-    answer_s: float = 0.5  # how long a worker's port may take to answer, in seconds
-    # for this many seconds after a missing answer, a worker counts as silent without being asked
-    # again
-    silence_s: float = 1.0
-    # if n newcomers are ready, each of them is asked again at the earliest n times this many
-    # seconds after its last answer
-    newcomer_s: float = 0.01
-    # the ZooKeeper session time-out that was granted, in seconds: a frozen worker leaves ZooKeeper
-    # that much later
-    session_s: float = 6.0
+    frozen_steps: int = 5  # in usual step times
+    answer_s: float = 0.5  # how long a worker's port may take to answer
+    silence_s: float = 1.0  # after a missing answer a worker counts as silent so long, unasked
+    newcomer_s: float = 0.01  # each of n ready newcomers is asked again after n times this
+    session_s: float = 6.0  # the granted time-out: a frozen worker leaves ZooKeeper so much later
 
 
 USUAL = LivenessLimits()
@@ -68,30 +60,25 @@ class Liveness(StrEnum):
 class ProbeResult:
     """The result of one HTTP request to a worker's port."""
 
-    liveness: Liveness  # whether the port answered, refused the connection, or was silent
-    # the name of the worker that answered, as it says ("w3"), which may be another one than was
-    # asked; None: there was no answer
-    name: str | None = None
+    liveness: Liveness
+    name: str | None = None  # who answered ("w3"), perhaps another one than was asked
 
 
 @dataclass(frozen=True)
 class RingIdle:
     """How long a ring has completed no step, as far as the leader knows."""
 
-    quiet_s: float  # the time since the last complete step that the leader knows of, in seconds
-    usual_s: float  # the median time of a step, in seconds; 0 before the first step
-    # a clause about what the leader saw, for the end of the sentence that states a proof of death;
-    # empty: none
-    observed: str = ""
-    # how long the ring must complete no step to count as standing still, in seconds; None:
-    # `limits.frozen_s`. It is long for a leader that is not in the ring and has never heard of a
-    # step, for that leader may be the one that is cut off.
+    quiet_s: float  # since the last complete step that the leader knows of
+    usual_s: float  # the median time of a step; 0 before the first step
+    observed: str = ""  # a clause about what the leader saw, for the end of a proof's sentence
+    # In place of `limits.frozen_s`, for a leader that is not in the ring and has never heard of a
+    # step: it may be the one that is cut off.
     least_s: float | None = None
-    limits: LivenessLimits = USUAL  # the time limits
+    limits: LivenessLimits = USUAL
 
     @property
     def stands(self) -> bool:
-        """Whether the ring stands still: no step has completed for much longer than a step takes"""
+        """Whether no step has completed for much longer than a step takes."""
         least_s = self.limits.frozen_s if self.least_s is None else self.least_s
         return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)
 
@@ -101,25 +88,23 @@ def workers_to_probe(
     leader: int,
     announced_s: float,
     idle: RingIdle,
-    heard_s: Mapping[int, float] = MappingProxyType({}),
+    heard_s: Mapping[int, float] = MappingProxyType({}),  # since a worker's last answer, if any
 ) -> dict[int, tuple[str, int]]:
-    """Return the addresses of the workers that the leader should ask over HTTP whether they live"""
-    # Evicted workers are never asked. Members are not asked during a switch announced less than
-    # `limits.switch_s` ago, for that would slow it down, unless one has left ZooKeeper or reports a
-    # broken ring.
-    # `heard_s`: how long ago a worker answered last, in seconds, by worker id; a worker that is not
-    # in it has never answered.
+    """Return the address and port of each worker that the leader asks whether it lives."""
     members = {member.id: member for member in now.members}
     ready = [member for member in now.members if member.stage is Stage.READY]
     lately_s = idle.limits.newcomer_s * len(ready)
     due = (m for m in ready if heard_s.get(m.id, math.inf) >= lately_s)
     asked = {member.id: (member.address, member.port) for member in due}
     in_ring = ring_members(now.generation)
+    # While the ring stands still all members are asked: if one is frozen, its silence is then known
+    # when its session ends, which completes the proof.
     if idle.stands or not _settled(now.generation, members):
         asked |= {
             ring_member.id: (ring_member.address, ring_member.port)
             for ring_member in in_ring.values()
         }
+        # To ask the members slows a switch down.
         if announced_s < idle.limits.switch_s and not _in_doubt(in_ring, members):
             asked = {w: at for w, at in asked.items() if w not in in_ring}
     return {w: at for w, at in asked.items() if w != leader and w not in now.evicted}
@@ -133,6 +118,7 @@ def proof(
         return reason
     if answer.liveness is Liveness.ALIVE or any(m.id == worker for m in now.members):
         return None
+    # Steps do not need a newcomer yet.
     if _enters(worker, now):
         return (
             f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper on its way into its "
@@ -141,6 +127,7 @@ def proof(
     broken = is_broken(now)
     if not idle.stands and not (broken and idle.quiet_s > idle.limits.frozen_s):
         return None
+    # It may have removed its own node and closed its port, and its silence be a lost packet.
     if _leaves(worker, now) and not broken and idle.quiet_s <= idle.limits.session_s:
         return None
     return (
@@ -150,7 +137,7 @@ def proof(
 
 
 def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
-    """A sentence that says what proves that a worker's process has ended; None: it is open"""
+    """Return what proves that a worker's process has ended; None: nothing does."""
     if answer.liveness is Liveness.REFUSED:
         return f"{GONE}: {place} refuses connections"
     if answer.name not in (None, f"w{worker}"):
@@ -159,12 +146,12 @@ def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
 
 
 def ring_members(generation: Generation | None) -> dict[int, RingMember]:
-    """Return the members of a generation, and of the ring before it, by worker id."""
+    """Return the members of a generation and of the ring before it, whose entries win, by id."""
     return {s.id: s for s in (*generation.members, *generation.previous)} if generation else {}
 
 
 def _enters(worker: int, now: Snapshot) -> bool:
-    """Whether a worker is a newcomer of a planned generation that no member has entered yet"""
+    """Return whether a worker is a newcomer of a planned generation that nobody has entered."""
     current = now.generation
     if current is None or not current.previous or worker not in current.joined:
         return False
@@ -186,7 +173,7 @@ def _placed(worker: int, now: Snapshot) -> str:
 
 
 def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Member]) -> bool:
-    """Whether any ring member has left ZooKeeper, or reports that the ring it is in broke"""
+    """Return whether a ring member has left ZooKeeper, or reports that its ring broke."""
     return any(
         worker not in members
         or ((broken := members[worker].broken) and broken.generation >= members[worker].generation)

@@ -21,6 +21,7 @@ PATIENCE_S = 60.0  # a process that cannot write the job takes it for removed af
 def begins_s(own: int, generation: Generation | None) -> float:
     """Return how many seconds a worker waits for lower ranks to write the job's records first."""
     rank = None if generation is None else generation.rank_of(own)
+    # A worker without a rank waits the longest.
     return TURN_S * min(TURNS, 0 if generation is None else TURNS if rank is None else rank)
 
 

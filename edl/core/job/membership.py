@@ -45,13 +45,11 @@ def decide(
     term: int,
     ages: Ages,
     limits: Limits,
-    dead: Mapping[int, str] = MappingProxyType({}),
-    silent: frozenset[int] = frozenset(),
-    overdue: Mapping[int, str] = MappingProxyType({}),
+    dead: Mapping[int, str] = MappingProxyType({}),  # the proof by worker id; a session may live
+    silent: frozenset[int] = frozenset(),  # whose port did not answer just now; that proves nothing
+    overdue: Mapping[int, str] = MappingProxyType({}),  # why to evict those in borrowed slots
 ) -> MembershipDecision:
     """Return what the leader does about the members of the job, with the reason."""
-    # `overdue`: the reason to evict a worker because its borrowed slot is due to be given back, by
-    # worker id.
     # The state of the job must outlive the workers that are overdue.
     answering = {member.id for member in now.ring} - {*dead, *overdue, *now.evicted, *silent}
     if answering & {member.id for member in now.members}:
@@ -218,7 +216,7 @@ def _start(
     term: int,
     ages: Ages,
     limits: Limits,
-    before: Sequence[str] = (),
+    before: Sequence[str] = (),  # the hosts of a ring that has died, in the order of its ranks
 ) -> MembershipDecision:
     """Return the decision to start a ring with the ready workers, or to wait for more of them."""
     ready = [m for m in healthy.values() if m.stage is Stage.READY]
@@ -232,7 +230,8 @@ def _start(
             evict=dict.fromkeys(stuck, f"it was not ready after {limits.prepare_s:g} s"),
         )
     chosen = sorted(ready, key=lambda m: (m.host, m.slot, m.id))[:size]
-    # Ranks go host by host, for a ring's neighbours send each other every gradient.
+    # Ranks go host by host, for a ring's neighbours send each other every gradient. Hosts keep the
+    # order that they had in a ring that has died.
     first = {host: min(m.id for m in chosen if m.host == host) for host in {m.host for m in chosen}}
     first |= {host: place - len(before) for place, host in reversed([*enumerate(before)])}
     chosen.sort(key=lambda m: (first[m.host], m.id))
@@ -254,9 +253,7 @@ def _restart(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """The decision to start a job again, or to wait, when its whole ring has left ZooKeeper"""
-    # If a newcomer of `current` holds the state, the job goes on from that; otherwise it starts
-    # like a new job, with no state but a checkpoint.
+    """Return the decision to start again, or to wait, when the whole ring has left ZooKeeper."""
     # A worker without a session may be training, with the newest state.
     if no_session:
         missing = sorted({*no_session, *(member.id for member in ring)})
@@ -302,7 +299,7 @@ def _restart(
 
 
 def _wanted_after_death(now: Snapshot, ages: Ages, limits: Limits) -> tuple[int, tuple[str, ...]]:
-    """Return with how many workers a job starts again after its whole ring has died."""
+    """Return the size to start again with, and the hosts without an agent that nobody waits for."""
     agents = {host.name for host in now.hosts}
     hostless = tuple(host for host, n in now.assigned.hosts.items() if n and host not in agents)
     startable = sum(n for host, n in now.assigned.hosts.items() if host in agents)
@@ -319,6 +316,8 @@ def _lost_newcomers(
 ) -> tuple[int, ...]:
     """Return the ids of the newcomers of `current` that cannot join it."""
     dead = tuple(worker for worker in current.joined if worker in gone)
+    # Nor can one whose script is in another call of Keras' `fit` than the ring. But one that has
+    # only lost its session can.
     joined = (worker for worker in current.joined if worker in healthy)
     return dead + tuple(worker for worker in joined if healthy[worker].fits != current.fits)
 
@@ -331,9 +330,6 @@ def _replace_newcomers(
     term: int,
 ) -> MembershipDecision:
     """Return the decision that replaces a planned generation by one without its lost newcomers."""
-    # If fewer workers than wanted would be left without the lost newcomers, that many of the
-    # workers that were to leave stay, at most one for each lost newcomer; those that got SIGTERM
-    # are the last to be kept.
     joined = tuple(worker for worker in current.joined if worker not in lost)
     old = [member.id for member in current.members if member.id not in current.joined]
     # Leavers stay in the places of lost newcomers, so that the ring is as large as is wanted.
@@ -372,6 +368,7 @@ def _replace_newcomers(
 
 def _departing(current: Generation, healthy: Mapping[int, Member]) -> list[int]:
     leavers = [m.id for m in current.previous if m.id in current.left and m.id in healthy]
+    # Those that got SIGTERM are the last to be kept.
     return sorted(leavers, key=lambda worker: healthy[worker].stage is Stage.LEAVING)
 
 

@@ -26,12 +26,12 @@ from edl.core.snapshot import Snapshot
 class Move:
     """A request to migrate workers between two hosts, and what held when it was made."""
 
-    job: str  # the name of the job
-    source: str  # the host that the workers leave
-    target: str  # the host that gets new workers in their place
+    job: str
+    source: str
+    target: str
     np: int  # how many workers move
-    desired: Placement  # the number of desired workers by host that the request wrote to ZooKeeper
-    since: int  # the number of the newest generation when the migration was asked for; 0: none
+    desired: Placement  # as the request wrote it to ZooKeeper
+    since: int  # the newest generation then; 0: none
 
     def __str__(self) -> str:
         return f"{workers(self.np)} of {self.job} from {self.source} to {self.target}"
@@ -41,19 +41,11 @@ class Move:
 class MigrationStatus:
     """How far a migration of workers between two hosts has come."""
 
-    # whether the two hosts have the numbers of workers that are desired now, and all members have
-    # entered the newest generation
-    done: bool
-    # how many workers have moved: the new workers on the target that are members of the newest
-    # generation, at most the number that was asked for
-    there: int
-    # whether the numbers of workers desired on the two hosts are other ones than the migration
-    # asked for
-    changed: bool
-    # by host, the number of members of the newest generation and of newcomers that are preparing or
-    # ready
-    arrived: Mapping[str, int]
-    text: str  # the progress as a sentence, for people
+    done: bool  # both hosts have what is desired now, and all members are in the newest generation
+    there: int  # how many have moved
+    changed: bool  # the desired numbers of the two hosts are not those of the request any more
+    arrived: Mapping[str, int]  # members and newcomers, by host
+    text: str  # for people
 
 
 @dataclass(frozen=True)
@@ -119,10 +111,9 @@ def outcome(
     events: Sequence[Event],
     hosts: Mapping[str, str],
     last: int,
-    seen: Iterable[Generation] = (),
+    seen: Iterable[Generation] = (),  # a leader may have died before it logged its generation
 ) -> Migration:
-    """Return how a finished migration went, from the job's event log and the generations seen."""
-    # The generations after `move.since` up to `last` are looked at.
+    """Return how a migration went that was done in generation `last`."""
     logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
     written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}
     for one in seen:
@@ -131,7 +122,6 @@ def outcome(
     between = range(move.since + 1, last + 1)
 
     def moved(joined: Sequence[str], left: Sequence[str], repair: bool) -> bool:
-        """Return whether workers came to the target or left the source in a generation."""
         if repair:  # the workers that left have died
             return False
         came = any(hosts.get(w) == move.target for w in joined)

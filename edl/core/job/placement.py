@@ -24,7 +24,7 @@ Placement = Mapping[str, int]  # workers by host
 
 def whole(number: SupportsIndex, least: int | None = None) -> int:
     """Return a number of workers from a user's program as an int; NumPy's integers are accepted."""
-    # A float such as 2.0 is refused: a desired number of 2.0 would end all agents that read it.
+    # Not a float: a desired number of 2.0 would end all agents that read it.
     try:
         count = operator.index(number)
     except TypeError:
@@ -48,6 +48,7 @@ def place_workers(
         lacking -= added
     if lacking > 0:
         raise UsageError(_too_few(job, np, desired, slots, by_slot))
+    # Hosts that are not available lose their workers first.
     for name in sorted(new, key=lambda name: (name not in slots, name), reverse=True):
         taken = min(max(0, -lacking), new[name])
         new[name] -= taken
@@ -58,10 +59,7 @@ def place_workers(
 def move(
     now: Snapshot, np: int | None, source: str, target: str, desired: Placement
 ) -> dict[str, int]:
-    """Return the desired workers by host after `np` workers were moved from a host to another."""
-    # UsageError: the two hosts are one; fewer than `np` workers, or none, are desired on `source`;
-    # `target` is not available or has too few free slots; or the launcher is horovodrun, which must
-    # keep one of its hosts, and no worker would be left on them.
+    """Return the desired workers by host after `np` workers (None: all) were moved to another."""
     job, by_slot = now.job.name, now.assigned.by_slot
     there, here = desired.get(target, 0), desired.get(source, 0)
     np = here if np is None else np
@@ -103,6 +101,8 @@ def to_add(job: str, by_slot: bool, host: str = "") -> str:
 
 def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dict[str, int]:
     """Return `desired` without the moves of workers to `host` that have not happened yet."""
+    # A host with more workers in the ring than are wanted keeps them until their replacements are
+    # ready: it wants again those that are not on `host` yet.
     new = dict(desired)
     for name in sorted({*here} - {host}):
         lacking = max(0, new.get(host, 0) - here.get(host, 0))
@@ -114,12 +114,12 @@ def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dic
 
 def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
     """Return the desired workers by host after `host` has left the job."""
-    # UsageError: fewer than `min_np` workers would be left, or no allowed number.
     job, before = now.job, now.desired.hosts
     here = Counter(member.host for member in (now.generation.members if now.generation else ()))
     new = dict(desired)
     for name in here:  # a worker that was asked to leave since then moves nowhere
         here[name] -= max(0, before.get(name, 0) - desired.get(name, 0))
+    # Hosts that are gone lose their workers, too.
     for name in (*sorted(set(desired) - now.present_in(desired) - {host}), host):
         new = {**return_absent(new, name, here), name: 0}
     left = sum(new.values())
@@ -138,7 +138,9 @@ def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]
 def without_slot(
     now: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
 ) -> dict[str, int] | None:
-    """Return the desired workers by host after a slot of `host` was disabled."""
+    """Return the desired workers by host after a slot of `host` was disabled; None: too few."""
+    # `given_up` are all disabled slots of `host`. If a worker would fail `elsewhere`, too, none is
+    # added in a free slot.
     job, desired = now.job, now.desired.hosts
     fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}
     usable = [
@@ -152,7 +154,7 @@ def without_slot(
 def _settled(
     job: Job, wanted: int, desired: dict[str, int], hosts: Sequence[Host]
 ) -> dict[str, int] | None:
-    """Return the placement `desired`, or a near one whose number of workers the job may have."""
+    """Return `desired`, or a near placement whose number the job may have; None: there is none."""
     left = sum(desired.values())
     if job.sizes.allows(left):
         return desired

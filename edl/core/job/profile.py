@@ -130,7 +130,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
-    """Return numbers of workers in the order in which a profile measures them: largest first."""
+    """Return the numbers in the order in which a profile measures them: largest first."""
     ordered = tuple(sorted(set(found), reverse=True))
     if not ordered or ordered[-1] < 1:
         raise UsageError(
@@ -142,13 +142,14 @@ def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
 def measured_point(
     readings: Sequence[ProgressSample], np: int, steps: int = STEPS, warm_up: int = WARM_UP
 ) -> Point | None:
-    """Return the throughput of the ring of the last reading; None if it was not seen long enough"""
-    # `steps`: how many steps must be measured at least.
+    """Return the throughput of the last reading's ring; None: it was not seen long enough."""
     run = _newest(readings)
     if not run or run[0].size != np:
         return None
     warm = [reading for reading in run if reading.step >= run[0].step + warm_up]
     every = list(pairwise(warm))
+    # Between two epochs a script evaluates or saves. These times count only if epochs are so short
+    # that too few steps lie within them.
     within = [(a, b) for a, b in every if a.epoch == b.epoch]
     short = _sum(within, _steps) < steps and _sum(every, _steps) >= PATIENCE * steps
     pairs = every if short else within
@@ -167,7 +168,7 @@ def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
         last = readings[-1]
         if (reading.worker, reading.generation) != (last.worker, last.generation):
             break
-        if not run or reading.step < run[-1].step:
+        if not run or reading.step < run[-1].step:  # of one step the newest reading counts
             run.append(reading)
     return run[::-1]
 

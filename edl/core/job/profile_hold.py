@@ -21,40 +21,37 @@ from edl.core.records import Job
 
 @dataclass(frozen=True)
 class ProfileHold(Record):
-    """The record at the node `profile/hold` of a job, which says that a process profiles the job"""
+    """The record at a job's ephemeral node `profile/hold` while a process profiles the job."""
 
-    token: str  # a text that identifies the profile
-    by: str  # the process that profiles, for people: "process 4711 on node1"
-    before: Mapping[str, int]  # the number of desired workers by host when the profile began
-    # whether a person has asked for a number of workers during the profile; that number then stays
-    asked: bool = False
+    token: str  # of the profile
+    by: str  # for people: "process 4711 on node1"
+    before: Mapping[str, int]  # the desired workers by host when the profile began
+    asked: bool = False  # a person has asked for a size during the profile; that size then stays
 
 
 class HoldState(StrEnum):
-    """The reason why a job that is profiled has its present desired placement."""
+    """Why a job that is profiled has its present desired placement."""
 
     OURS = "nobody else has changed it"
     MOVED = "hosts or workers came or left"
-    ASKED = "somebody has asked for it"
+    ASKED = "somebody has asked for it"  # or it is not known who did
 
 
 @dataclass(frozen=True)
 class ProfileView:
-    """The knowledge of a process that profiles a job about the desired workers of that job."""
+    """What a process that profiles a job knows about the desired workers of that job."""
 
-    token: str  # the text that identifies the profile, as in its record (`ProfileHold`)
-    before: Placement  # the desired placement (workers by host) before the profile
-    ours: Sequence[Placement]  # each placement that the profile found, wrote, or may have written
-    # the newest placement in `ours` that is known to have been in ZooKeeper; None: not known
-    last: Placement | None
+    token: str  # as in its `ProfileHold`
+    before: Placement
+    ours: Sequence[Placement]  # what the profile found, wrote, or may have written
+    last: Placement | None  # the newest of `ours` that was surely in ZooKeeper; None: not known
 
     def overruled(self, hold: ProfileHold) -> bool:
-        """Whether a person has asked for a size during the profile, or another profile runs"""
-        # If so, this profile must not change the size any more.
+        """Return whether this profile must not change the size any more."""
         return hold.asked or hold.token != self.token
 
     def fate_of(self, desired: Placement, hold: ProfileHold | None) -> HoldState:
-        """Return why the job has its present desired placement `desired`: who asked for it."""
+        """Return why `desired` is desired; without a hold the session of its writer has ended."""
         ours = desired in self.ours
         if hold is not None and self.overruled(hold):
             return HoldState.ASKED
@@ -75,6 +72,7 @@ class ProfileView:
             last = self.last
         elif all(slots.get(host, 0) >= count for host, count in self.before.items()):
             return self.before
+        # Each host gets what the profile has taken, and loses what it has added, if it has room.
         new = dict(desired)
         for host in sorted({*self.before, *last}):
             here = desired.get(host, 0)
@@ -84,7 +82,7 @@ class ProfileView:
 
 
 def _within(new: dict[str, int], desired: Placement, job: Job) -> Placement:
-    """Change `new` towards `desired` until `job` may have its number of workers; return it."""
+    """Change `new` in place towards `desired` until the job may have its number; return it."""
     fitting = job.sizes.fit(sum(new.values()))
     for host in sorted(new, reverse=True):
         over = sum(new.values()) - fitting

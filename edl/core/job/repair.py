@@ -74,8 +74,7 @@ def _await_reports(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision to wait for reports on a broken ring, or to evict who has not reported"""
-    # Otherwise the decision only says which reports are awaited.
+    """Return the decision to wait for reports, or to evict who has not reported in time."""
     broken = f"generation {current.number} is broken"
     # The time limit evicts a member only where the state outlives it.
     if is_safe and ages.broken_s >= limits.report_s:
@@ -92,7 +91,8 @@ def _await_reports(
 
 
 def _state_source(progress: Mapping[int, tuple[int, int, int]]) -> tuple[int, tuple[int, ...]]:
-    """Choose the worker from whose state a repaired ring goes on, and who receives that state."""
+    """Choose the worker whose state a repaired ring goes on from, and who receives that state."""
+    # In rank order, by worker id: (steps, exchanges, leaves); a step of -1: it has no state.
     most = max(progress.values())
     newest, *_ = most
     # Without any state the first survivor sends its initial one to all.
@@ -103,5 +103,5 @@ def _state_source(progress: Mapping[int, tuple[int, int, int]]) -> tuple[int, tu
 
 
 def has_state(members: Iterable[Member], current: Generation) -> bool:
-    """Return whether any of `members` holds the job's state and reports its ring as broken."""
+    """Return whether one of `members` reports its ring as broken and holds the job's state."""
     return any(m.broken is not None and m.broken.step >= 0 and broke(m, current) for m in members)

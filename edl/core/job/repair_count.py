@@ -16,6 +16,7 @@ class RepairCount:
     """The repairs in a row that one worker has seen without a death and without progress."""
 
     def __init__(self, cut_limit_s: float) -> None:
+        # So long rings that cannot be built are repaired, however often: a network may come back.
         self._cut_limit_s = cut_limit_s
         self._last: object = None
         self._count = 0
@@ -24,8 +25,8 @@ class RepairCount:
     def why_in_vain(
         self,
         workers: tuple[int, ...],
-        progress: tuple[int, int, int],
-        is_built: bool,
+        progress: tuple[int, int, int],  # steps, exchanges and leaves
+        is_built: bool,  # the ring that broke had been built
         why: str,
         now_s: float,
     ) -> str:

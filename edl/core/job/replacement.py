@@ -18,17 +18,17 @@ from edl.core.snapshot import Snapshot
 def replacement(
     now: Snapshot, worker: int, avoided: Collection[str]
 ) -> tuple[str, Placement] | None:
-    """Return the host for the replacement of `worker`, and the workers to desire for it."""
-    # `avoided`: the names of hosts that are not chosen, because they are slow themselves; the
-    # worker's own host may be one.
+    """Return the host for the replacement of `worker`, and the workers to desire for it, if any."""
     members = now.generation.members if now.generation is not None else ()
     member = next((member for member in members if member.id == worker), None)
     if member is None or now.assigned.by_slot:
         return None
     desired = dict(now.desired.hosts)
+    # A worker leaves this host anyway.
     if desired.get(member.host, 0) < sum(other.host == member.host for other in members):
         return None
     free = {host.name: _free(host, desired.get(host.name, 0)) for host in now.agents}
+    # Hosts that are slow themselves are avoided; the worker's own one may be among them.
     open_ = [name for name in free if free[name] > 0 and name not in avoided]
     if not open_:
         return None
@@ -42,7 +42,7 @@ def replacement(
 
 
 def taken_back(now: Snapshot, request: Request) -> Placement:
-    """Return the desired workers by host after a replacement is given up, as no worker started."""
+    """Return the desired workers by host after a replacement did not start and is given up."""
     desired, generation = dict(now.desired.hosts), now.generation
     members = generation.members if generation is not None else ()
     member = next((member for member in members if member.id == request.worker), None)

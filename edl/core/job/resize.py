@@ -43,28 +43,26 @@ from edl.core.snapshot import Snapshot
 class Target:
     """The ring that is planned for after a switch."""
 
-    size: int  # the number of its workers
-    joining: tuple[int, ...]  # the ids of the newcomers that join
-    leaving: tuple[Departure, ...]  # the departures of the members that leave with the switch
-    # the departures that are put off, so that the ring keeps enough workers
-    postponed: tuple[Departure, ...]
+    size: int
+    joining: tuple[int, ...]  # worker ids
+    leaving: tuple[Departure, ...]
+    postponed: tuple[Departure, ...]  # put off, so that the ring keeps enough workers
 
 
 @dataclass(frozen=True)
 class Newcomers:
     """The newcomers of a ring, sorted by what happens to them."""
 
-    ready: tuple[int, ...]  # the ids of the newcomers that may join with the next switch
-    coming: tuple[int, ...]  # the ids of the newcomers that are expected to become ready
-    evict: Mapping[int, str]  # the reason to evict a newcomer, by worker id
-    # the longest time for which one of `ready` has been ready, in seconds; 0.0: none is
-    ready_s: float
+    ready: tuple[int, ...]  # the ids of those that may join with the next switch
+    coming: tuple[int, ...]  # the ids of those that are expected to become ready
+    evict: Mapping[int, str]  # the reason, by worker id
+    ready_s: float  # the longest time for which one of `ready` has been ready; 0.0: none is
 
 
 def next_generation(
     now: Snapshot,
-    current: Generation,
-    healthy: Mapping[int, Member],
+    current: Generation,  # which all its members have entered
+    healthy: Mapping[int, Member],  # among them all members of `current`
     term: int,
     ages: Ages,
     limits: Limits,
@@ -127,7 +125,7 @@ def _all_terminated(
 
 def _switch(
     now: Snapshot,
-    before: Assigned,
+    before: Assigned,  # as in ZooKeeper; see `_with_allowed_size`
     current: Generation,
     healthy: Mapping[int, Member],
     term: int,
@@ -164,10 +162,7 @@ def _changed(
 def _with_allowed_size(
     now: Snapshot, active: Sequence[RingMember], ages: Ages, limits: Limits
 ) -> Snapshot:
-    """Return a copy of `now` with fewer assigned, if a crash has left a size that is not allowed"""
-    # The next smaller allowed size is assigned, if no agent can start the workers that the ring
-    # lacks, and `limits.start_s` seconds have passed since the generation began. Otherwise the
-    # result is `now` itself.
+    """Return `now`, with fewer assigned if a crash has left a size that is not allowed."""
     sizes, assigned = now.job.sizes, now.assigned
     left, size = len(active), sizes.below(len(active))
     # A launcher that assigns slots fills them again.
@@ -222,13 +217,15 @@ def _sort_newcomers(
 
 
 def _beyond(arriving: Sequence[Member], launcher: Assigned, assigned: Placement) -> list[int]:
-    """The ids of the newcomers whose slots the launcher has taken back, in ascending order"""
+    """Return the ids of the newcomers whose slots the launcher has taken back."""
     if not launcher.by_slot:
         return []
     return sorted(m.id for m in arriving if m.slot >= assigned.get(m.host, 0))
 
 
 def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
+    # A newcomer may join once it has noted the newest generation in its record, if it is ready for
+    # the latest call of Keras' `fit`.
     fits = max((m.fits for m in arriving if m.stage is Stage.READY), default=0)
     return {m.id for m in arriving if m.newest_generation < generation or m.fits < fits}
 
@@ -254,7 +251,6 @@ def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limi
 
 
 def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
-    # Within that time it must note in its record that it has seen the generation.
     return min(ages.generation_s, ages.stage_s.get(member.id, 0.0)) >= limits.notice_s
 
 
@@ -264,8 +260,7 @@ def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
 def _target(
     now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure], ready: Sequence[int]
 ) -> Target:
-    """Choose the ring after the switch: one that postpones as few departures as possible."""
-    # If there is none, only the workers leave that must, and at most as many newcomers join.
+    """Choose the ring after the switch: the largest that postpones the fewest departures."""
     order = _hold_order(active, leavers)
     # A worker has to bring the state into a new ring; that one goes with the next switch.
     source = order[:1] if ready and len(leavers) == len(active) else []
@@ -281,6 +276,7 @@ def _target(
                 now, active, leaving
             ):
                 return Target(size, tuple(ready[:joined]), tuple(leaving), tuple(postponed))
+    # No size is allowed: only the workers leave that must, and at most as many newcomers join.
     leaving = [one for one in leavers if one.must and one not in source]
     joined = min(len(ready), len(leaving))
     size = len(active) - len(leaving) + joined
@@ -289,16 +285,20 @@ def _target(
 
 def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) -> bool:
     """Return whether a ring of `train` workers may be changed to `size` workers in one switch."""
-    # The job's sizes must allow the change.
+    # Besides the changes that the job's sizes allow, a ring may shrink to the assigned number, and
+    # to any number for a moment if the launcher refills a slot.
     assigned = sum(without_departed(now.assigned.hosts, leaving).values())
     refilled = any(one.refilled for one in leaving)
     return now.job.sizes.keeps(size, train) or refilled or (size == assigned < train)
 
 
 def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> list[Departure]:
-    """Return all departures in the order in which they are postponed when the ring needs workers"""
+    """Return the departures in the order in which they are postponed if the ring needs workers."""
+    # First workers that wait for a replacement, then drained ones, then those that got SIGTERM.
     order = [one for one in leavers[::-1] if one.moves]
     order += [one for one in leavers[::-1] if not one.moves]
+    # All leave, so one must stay to send the state to the newcomers: an unassigned worker, else a
+    # drained one; of several, the one of lowest rank.
     if leavers and len(leavers) == len(active):
         ranks = {member.id: rank for rank, member in enumerate(active)}
         reasons = [*DepartureCause][::-1]
@@ -309,18 +309,19 @@ def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> l
 
 def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Departure]) -> int:
     """Return the smallest size that the ring may have after the departures `leaving`."""
-    # If all must leave whatever the size, the result is 0.
     assigned = without_departed(now.assigned.hosts, leaving)
     refilled = sum(one.refilled for one in leaving)
 
     def at_least(wanted: int) -> int:
         return min(len(active), max(now.job.sizes.fit(wanted) - refilled, now.job.sizes.min_np))
 
+    # One that waits for a replacement leaves the wanted size, even if no agent can start the other.
     if any(one.moves for one in leaving):
         return at_least(sum(assigned.values()))
+    # One that was asked to leave does not wait for workers that nobody can start.
     if any(not one.must for one in leaving):
         return at_least(attainable_size(now, active, assigned))
-    return 0
+    return 0  # all must leave, whatever the size
 
 
 # --- 4. switch, or wait
@@ -356,9 +357,10 @@ def _awaited(
     newcomers: Newcomers,
     healthy: Mapping[int, Member],
 ) -> list[str]:
-    """Return texts for workers that ready newcomers may wait for: "w5", "2 more of b" (a host)"""
+    """Return what ready newcomers may wait for, in words: "w5", "2 more of b" (a host)."""
     lacking = _lacking(active, leavers, without_departed(now.assigned.hosts, leavers))
     lacking.subtract(healthy[w].host for w in (*newcomers.ready, *newcomers.coming))
+    # An agent starts workers, or under horovodrun an `edl-worker`.
     hosts = {host.name for host in now.hosts} | {slot.host for slot in now.slots}
     coming = [f"w{worker}" for worker in newcomers.coming]
     return coming + [

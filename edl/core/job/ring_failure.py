@@ -25,14 +25,14 @@ _ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 
 def short_error(text: str) -> str:
-    """Return the first line of an error that is not empty, without the names of source files."""
+    """Return the first line of an error, without the names of source files, cut to `MAX_CHARS`."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     line = "another worker has left it" if line.startswith(_SHUT_DOWN) else _SOURCE.sub("", line)
     return line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…"
 
 
 def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int | None:
-    """Return the rank of the one ring member whose address an error names."""
+    """Return the rank of the only other member whose address an error names; None: not one."""
     named = set(_ADDRESS.findall(text))
     ranks = [rank for rank, s in enumerate(members) if rank != own_rank and s.address in named]
     return ranks[0] if len(ranks) == 1 else None
@@ -44,6 +44,7 @@ def broke(member: Member | None, current: Generation) -> bool:
         return False
     if member.broken.generation >= current.number:
         return True
+    # A planned generation that was decided while the ring broke has not repaired it.
     return bool(current.previous) and 0 < member.generation <= member.broken.generation
 
 
@@ -57,5 +58,6 @@ def let_go(now: Snapshot) -> set[int]:
 def is_broken(now: Snapshot) -> bool:
     """Return whether any member of the ring reports a failure that no generation has repaired."""
     current = now.generation
+    # An evicted worker that was cut off may be back for a moment, with the report of an old ring.
     reported = {member.id: member for member in now.members if member.id not in now.evicted}
     return current is not None and any(broke(reported.get(m.id), current) for m in now.ring)

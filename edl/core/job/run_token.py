@@ -22,7 +22,6 @@ _ENDED = {
 
 
 def check_run_token(run: str) -> str:
-    """Return `run` unchanged if it can be the token of a run."""
     if _TOKEN.fullmatch(run) is None:
         raise UsageError(
             f"{run!r} cannot be the token of a run: give 16 to 64 lower-case hexadecimal digits, "
@@ -36,6 +35,7 @@ def why_run_is_over(job: Job, run: str, current: str) -> str:
     over = f"run {run} of job {job.name} is over"
     if run != current:
         return f"{over}: run {current} has taken its place"
+    # A job that stops can be joined: its workers on this host may need an agent to end them.
     if not job.state.over:
         return ""
     return f"{over}: {_ENDED[job.state]} ({job.reason or 'no reason given'})"

@@ -13,7 +13,9 @@ UNSERVED_S = 3.0  # a collective of the script that waits so long lacks who has 
 def waits_for_ended(
     report: Mapping[str, Any], generation: int, step: int, exchanges: int, updates: int = 0
 ) -> str:
-    """What a worker waits for from another one, whose script has ended; empty: for nothing"""
+    """Return what a worker waits for from another one, whose script has ended; empty: nothing."""
+    # `report` is its `/health` page; the numbers are of what the ended one has completed. In the
+    # last step or exchange of these a worker waits for nobody, but needs the processor.
     doing, ring = report.get("activity", {}).get("doing"), report.get("ring", {})
     if ring.get("generation") != generation:
         return ""

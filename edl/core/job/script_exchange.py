@@ -15,8 +15,7 @@ from edl.core.snapshot import Snapshot
 
 def participants(now: Snapshot) -> tuple[int, ...]:
     """Return the ids of the workers that take part in an exchange, in rank order."""
-    # A member without a session counts: it opens another one, and an answer without its payload
-    # would be kept for ever.
+    # A member without a session counts: an answer without its payload would be kept for ever.
     ring = () if now.generation is None else now.generation.worker_ids
     return tuple(worker for worker in ring if worker not in now.evicted)
 
@@ -24,9 +23,10 @@ def participants(now: Snapshot) -> tuple[int, ...]:
 def with_payload(
     values: Mapping[str, Any], number: int, worker: int, payload: str, members: Sequence[int]
 ) -> dict[str, Any]:
-    """Return `values` with the payload that a worker sends; it has an answer if all have sent."""
+    """Return `values` with a worker's payload, or with the answer if all have sent."""
     exchanges = [*values.get("exchanges", [])]
     exchanges += [{"sent": {}}] * (number + 1 - len(exchanges))
+    # An answer stays as it is, so that all workers get the same one.
     if "answer" not in exchanges[number]:
         sent = {**exchanges[number]["sent"], str(worker): payload}
         missing = [member for member in members if str(member) not in sent]

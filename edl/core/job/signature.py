@@ -22,14 +22,10 @@ Signature = Mapping[str, str]  # the shape of each tensor of a model that worker
 
 @dataclass(frozen=True)
 class Arithmetic(Record):
-    """The properties of a worker's process and host on which the last bits of its results depend"""
+    """What the last bits of a worker's results depend on: logical workers need the same ones."""
 
-    # It matters in a job with logical workers, where all workers must compute the same bits.
-
-    threads: int = 0  # the number of threads that compute an operation; 0: it does not matter
-    # the instruction sets that the framework's libraries use on this host's processor, as text;
-    # empty: they do not matter
-    instructions: str = ""
+    threads: int = 0  # that compute an operation; 0: it does not matter
+    instructions: str = ""  # that the libraries use on this processor; empty: they do not matter
 
     def __str__(self) -> str:
         return f"{counted(self.threads, 'thread')}, {self.instructions}"
@@ -40,7 +36,7 @@ class Arithmetic(Record):
         return zlib.crc32(self.instructions.encode())
 
     def why_unlike(self, job: Arithmetic) -> str:
-        """A clause that says why a newcomer with this arithmetic cannot join; empty if none"""
+        """Return why a newcomer with this arithmetic cannot join the job; empty if it can."""
         if self.threads and job.threads and self.threads != job.threads:
             return OTHER_THREADS.format(mine=self.threads, job=job.threads)
         if self.instructions and job.instructions and self.instructions != job.instructions:
@@ -63,16 +59,12 @@ class Arithmetic(Record):
 
 @dataclass(frozen=True)
 class ScriptOfJob:
-    """The script of a worker in the ring, as it describes it to a newcomer that is about to join"""
+    """A script, as a worker in the ring describes it to a newcomer that is about to join."""
 
-    # the shape of each tensor of the worker's model, by name; empty: it has no model yet
-    signature: Signature = field(default_factory=dict)
-    # the calls of Keras' `fit` that the worker's script has finished, and how many it has begun
+    signature: Signature = field(default_factory=dict)  # empty: it has no model yet
     fits: ScriptFits = NO_FITS
-    # the epoch that an unchanged Horovod script trains, by the script's own number (`transparent`);
-    # None: the script is none, or has not come to its training
+    # The epoch of an unchanged Horovod script, by its own number; None: it is none, or not there.
     epoch: int | None = None
-    # what the last bits of its results depend on, in a job with logical workers
     arithmetic: Arithmetic = Arithmetic()
 
 
@@ -106,7 +98,7 @@ ALIKE_IN_FITS = (
 
 
 def why_unfit(mine: Signature, theirs: Signature, advice: str = BUILT_BEFORE) -> str:
-    """A sentence that says why a newcomer's model does not fit the job's; empty if it does"""
+    """Return why a newcomer's model does not fit the job's; empty if it does, or is not known."""
     if not mine or not theirs or mine == theirs:
         return ""
     if lacking := sorted(theirs.keys() - mine.keys()):

@@ -32,23 +32,15 @@ SPOKEN_OF = 3  # workers that a message names one by one
 class StallLimits:
     """The time limits after which a job counts as stalled, or a worker is evicted for that."""
 
-    # the job is stalled when no step has completed for this many seconds, and for `usual_steps`
-    # times the usual step time. The first step, in which libraries are loaded and kernels compiled,
-    # may take `first_step` times as long; so may the code of a script after a fit (a call of Keras'
-    # `fit`).
-    stall_s: float
-    # after how many seconds without an answer a worker counts as frozen; while its session lives,
-    # after `in_zookeeper` times as many
-    frozen_s: float
-    # a worker in user code for which the others wait is evicted after this many seconds; None:
-    # never
-    give_up_s: float | None = None
-    usual_steps: int = 20  # the factor of the usual step time in `stall_s`
-    first_step: float = 6.0  # the factor for the first step, and for code after a fit, in `stall_s`
-    # the least value of `give_up_s`, in seconds, for a worker whose script has ended a fit, and may
-    # evaluate or save
-    after_fit_s: float = 600.0
-    in_zookeeper: float = 3.0  # the factor of `frozen_s` for a worker whose session lives
+    stall_s: float  # without a complete step, and `usual_steps` times the usual step time
+    frozen_s: float  # without an answer; a worker whose session lives has `in_zookeeper` times that
+    give_up_s: float | None = None  # when to evict a worker in user code; None: never
+    usual_steps: int = 20
+    # The factor of `stall_s` for the first step, in which libraries are loaded and kernels
+    # compiled, and for the code after a fit (a call of Keras' `fit`).
+    first_step: float = 6.0
+    after_fit_s: float = 600.0  # the least `give_up_s` after a fit, for the script may evaluate
+    in_zookeeper: float = 3.0
 
 
 @dataclass(frozen=True)
@@ -57,10 +49,9 @@ class Activity(Record):
 
     doing: str  # `IN_USER_CODE`, or what the thread waits for, such as `FOR_GRADIENTS`
     where: str  # the innermost line of the user's code, as "train.py:33"; empty outside that code
-    point: str  # the name of the last call into edl that the thread began or ended
-    since_s: float  # how many seconds ago that call began or ended
-    # in the user's code, an activity that is known to take long, as "torch.compile"; else empty
-    work: str = ""
+    point: str  # the last call into edl that the thread began or ended
+    since_s: float  # since that call began or ended
+    work: str = ""  # what is known to take long in the user's code, as "torch.compile"
     records: int = 0  # how many step records this worker has sent in its ring
 
     @property
@@ -73,31 +64,28 @@ class Activity(Record):
 class Report:
     """The leader's findings about one worker of a ring that completes no step."""
 
-    worker: int  # the worker's id
-    rank: int  # the worker's rank in the ring
-    host: str  # the name of the host that the worker runs on
-    activity: Activity | None  # what its training thread does; None if the worker did not answer
-    step: int = 0  # the number of the last step that it has completed
-    silent_s: float = 0.0  # for how many seconds it has not answered; 0.0: it answers
+    worker: int
+    rank: int
+    host: str
+    activity: Activity | None  # None: the worker did not answer
+    step: int = 0  # the last step that it has completed
+    silent_s: float = 0.0  # since its last answer; 0.0: it answers
 
     @property
     def name(self) -> str:
-        """The worker's name with its rank and host, for people: "w3 (rank 2, host a)"."""
+        """The worker's name for people: "w3 (rank 2, host a)"."""
         return f"w{self.worker} (rank {self.rank}, host {self.host})"
 
     @property
     def doing(self) -> str:
-        """The wait of the training thread, or `IN_USER_CODE`; empty: no answer came."""
         return "" if self.activity is None else self.activity.doing
 
     @property
     def doing_s(self) -> float:
-        """For how many seconds the thread has done what `doing` says; 0.0 without an answer."""
         return 0.0 if self.activity is None else self.activity.since_s
 
     @property
     def records(self) -> int:
-        """How many step records it has sent in its ring; 0 without an answer."""
         return 0 if self.activity is None else self.activity.records
 
     @property
@@ -111,7 +99,7 @@ class Report:
         return self.activity is not None and self.activity.work == AFTER_FIT
 
     def describe(self) -> str:
-        """Return a clause that says what the worker does, where, and for how long."""
+        """Return "w3 (rank 2, host a) has been in its own code, train.py:33, for 12 s", say."""
         if self.activity is None:
             return f"{self.name} does not answer"
         here, seconds = self.activity, f"for {self.activity.since_s:.0f} s"
@@ -129,10 +117,9 @@ class Report:
 class Stall:
     """The diagnosis of a job that completes no step, as `judge_stall` returns it."""
 
-    reason: str  # which workers hold up the job, and how, as one sentence
-    # the ids of the workers that hold up the job; empty if no worker is to blame
-    culprits: tuple[int, ...]
-    evict: Mapping[int, str]  # the reason to evict a worker, by worker id; mostly empty
+    reason: str  # which workers hold up the job, and how
+    culprits: tuple[int, ...]  # worker ids; empty: no worker is to blame
+    evict: Mapping[int, str]  # the reason, by worker id; mostly empty
 
 
 def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> bool:
@@ -149,7 +136,6 @@ def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits
 
 def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
     """Return the diagnosis of a stalled job: which workers hold it up, and which to evict."""
-    # Otherwise those in user code are to blame, and evicted after `give_up_s`.
     head = f"stalled in step {step + 1}"
     # A worker that does not answer may be frozen; what the other workers do says nothing then.
     unresponsive = [r for r in reports if r.activity is None]
@@ -203,8 +189,10 @@ def _frozen(
     unresponsive: Sequence[Report], answering: int, quiet_s: float, limits: StallLimits
 ) -> dict[int, str]:
     """Return the reason to evict each worker that is frozen, by worker id."""
+    # The leader may be the one that is cut off.
     if len(unresponsive) > answering:
         return {}
+    # A frozen worker without a session is noticed sooner, in `liveness`.
     longest_s = limits.in_zookeeper * limits.frozen_s
     return {
         r.worker: f"it is frozen: {r.name} does not answer for {r.silent_s:.0f} s and no step "
@@ -215,7 +203,7 @@ def _frozen(
 
 
 def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> dict[int, str]:
-    """Return the reason to evict each worker that the others have awaited too long, by worker id"""
+    """Return the reason to evict each worker that the others have awaited too long."""
     limit_s = limits.give_up_s
     if limit_s is None:
         return {}
@@ -229,6 +217,9 @@ def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> di
 
 def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
     """Return the reports of the workers that left a step for whose gradients other workers wait."""
+    # Such a worker began the step, sent no gradients for it, and waits for the next step's records:
+    # it has sent one record more than those in the step. One that has sent as many as they is in
+    # the step, too; a slow network keeps it waiting.
     training = [r for r in reports if r.doing == FOR_GRADIENTS]
     if not training or not all(r.waits for r in reports):
         return []

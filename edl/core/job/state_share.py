@@ -23,12 +23,11 @@ SLOWER = 1.5  # the whole state takes so many times as long as the parts of all 
 class StateShare:
     """The part of a job's state that one worker saves."""
 
-    rank: int = 0  # the worker's rank
-    size: int = 1  # how many workers save parts; 1: this worker saves the whole state
+    rank: int = 0
+    size: int = 1  # how many workers save parts
 
     @property
     def is_whole(self) -> bool:
-        """Whether the worker saves the whole state."""
         return self.size == 1
 
 
@@ -39,22 +38,22 @@ WHOLE_STATE = StateShare()
 class StateArray:
     """An array of a job's state, for `divide`."""
 
-    size: int  # its size in bytes
-    is_equal: bool  # whether all workers hold the same array
+    size: int  # in bytes
+    is_equal: bool  # all workers hold the same one
 
 
 @dataclass(frozen=True)
 class RankArray:
     """A placeholder, in the copy of a state, for an array that another worker saves."""
 
-    rank: int  # that worker's rank
+    rank: int
 
 
 def divide(arrays: Sequence[StateArray], workers: int) -> list[int]:
     """Return the rank of the worker that saves each array, so that all save about as much."""
-    # Of the rest the largest array goes first, each to the worker that has the least so far; of
-    # several, to the one with the highest rank, because rank 0 has the others, too. All workers
-    # divide alike, because the result depends only on those arrays that are equal on all.
+    # All workers must divide alike, so only arrays that are equal on all count; rank 0 has the
+    # others. The largest goes first, to the worker that has the least so far, the highest rank of
+    # several, because rank 0 has the others, too.
     ranks = [0] * len(arrays)
     divided = [at for at, one in enumerate(arrays) if one.is_equal and one.size >= LEAST]
     loads = [(0, -rank) for rank in reversed(range(workers))]  # a heap
@@ -69,6 +68,8 @@ def parts_limit_s(size: int, own_s: float, last_s: float | None) -> float:
     """Return for how many seconds rank 0 waits for the parts of the other workers."""
     if last_s is None:
         return WAIT_S + WAIT_FACTOR * own_s
+    # The last checkpoint: what is left beside the whole state, should a part not come. If the whole
+    # state would not be written in time, the parts have all of it.
     left_s = last_s - own_s
     spare_s = left_s - LEFT_S - SLOWER * size * own_s
     return min(spare_s, LAST_WAIT_S + LAST_WAIT_FACTOR * own_s) if spare_s > 0 else left_s

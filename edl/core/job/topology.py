@@ -15,15 +15,13 @@ from edl.core.records import RingMember
 class WorkerTopology:
     """A worker's place in a ring: Horovod's six numbers, and the index of its host."""
 
-    rank: int  # the worker's rank in the ring
-    size: int  # the number of workers in the ring
-    local_rank: int  # the worker's index among the workers of its host, in rank order
-    local_size: int  # the number of workers of the ring on its host
-    # the index of its host among the hosts that have a worker with the same local rank
-    cross_rank: int
-    cross_size: int  # the number of these hosts
-    # the index of its host among the hosts of the ring, in the order of their first ranks
-    host_index: int
+    rank: int
+    size: int
+    local_rank: int  # among the workers of its host
+    local_size: int
+    cross_rank: int  # among the hosts that have a worker with the same local rank
+    cross_size: int
+    host_index: int  # among the hosts of the ring, in the order of their first ranks
 
 
 def topology_of(members: Sequence[RingMember], rank: int) -> WorkerTopology:

@@ -33,14 +33,12 @@ ENOUGH_STEPS = 10  # with a batch, to know what it trains
 class BatchDecision(NamedTuple):
     """The decision about a job's global batch, with the reason."""
 
-    # the number of samples of all workers together in the next batches; 0: the present number stays
-    batch: int
-    reason: str  # why, in a sentence
+    batch: int  # samples of all workers together; 0: the present number stays
+    reason: str
 
 
 def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
-    """Return the pair (allowed global batch with the largest goodput, that goodput)."""
-    # `now`: the observed job; its `model` of the throughput and its `batching` must not be None.
+    """Return the allowed global batch with the largest goodput, and that goodput."""
     assert now.batching is not None
     batches = [now.batching.of_all(size)]
     if now.batching.is_chosen:
@@ -50,9 +48,6 @@ def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
 
 def choose_batch(now: Observation) -> BatchDecision:
     """Return the global batch to use next with the present number of workers, and why."""
-    # It also stays while workers join or leave, and until `ENOUGH_STEPS` (10) steps with it and the
-    # gradient noise scale were measured. If only one batch was measured, the next one is twice the
-    # present one, within the allowed range, to be measured.
     assert now.batching is not None
     mine = now.batching.of_all(now.np)
     stays = f"the global batch stays {mine}"
@@ -72,6 +67,7 @@ def choose_batch(now: Observation) -> BatchDecision:
         return BatchDecision(0, f"{stays}: the gradient noise scale is not known")
     most = now.batching.batch_range[1]
     twice = min(2 * mine, most)
+    # With one batch the model cannot tell the part of a step's time that grows with the batch.
     if len(now.batches_seen) == 1 and not alike(twice, mine):
         return BatchDecision(
             twice, f"the global batch becomes {twice}: one size of it tells nothing"
@@ -85,7 +81,7 @@ def choose_batch(now: Observation) -> BatchDecision:
 
 
 def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float]:
-    # `now`: the observed job; its `model` of the throughput must not be None.
+    # In samples a second, each worth as much as one in the job's first global batch.
     assert now.model is not None
     steps = [batch * now.step_batches for batch in batches]  # samples of each
     rates = now.model.with_batches(size, [samples / size for samples in steps])
@@ -95,9 +91,6 @@ def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float
 
 def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
     """Return the global batches, in samples and ascending, that are compared for `size` workers."""
-    # None of the latter gives a worker more than `BEYOND` (2) times the largest measured batch of a
-    # worker.
-    # `now`: the observed job, with the batches that were measured.
     least, most = (max(size, one) for one in batching.batch_range)
     known = max([batching.of_all(now.np) * now.step_batches / now.np, *now.batches_seen])
     most = max(least, min(most, round(BEYOND * known * size / now.step_batches)))

@@ -34,32 +34,22 @@ UNKNOWN_END = (
 
 @dataclass(frozen=True)
 class Cost(HillClimbing):
-    """The size rule `cost` of a policy file, which adds workers while they are worth their price"""
+    """The size rule `cost`: it adds workers while they are worth their price, in any currency."""
 
-    # the price of one worker for one hour
     price: float = setting(0.0, "of a worker for an hour", least=0.0)
-    # when the training must have ended, in seconds since it began; None: no deadline
     deadline_s: float | None = setting(None, "when the training shall have ended")
-    # the most that the whole training may cost; None: no limit
     max_cost: float | None = setting(None, "what it may cost altogether", least=0.0)
-    # the worth of the whole training by the time of its end, as pairs (seconds since training
-    # began, value) joined by straight lines; empty: there is a deadline or a highest cost instead
     utility: tuple[tuple[float, float], ...] = setting(
         (), "what it is worth by when it ends: (seconds, value), straight lines between"
     )
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        # Otherwise numbers of workers are tried and compared as `HillClimbing` does it.
-        # `now_s`: the time in seconds since training began.
         if now.left is None:
             return Suggestion(now.np, f"stays at {now.np}: {UNKNOWN_END}", state)
         return super().__call__(now, state, now_s)
 
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
         """Return a comparison that says whether `more` workers instead of `fewer` pay, and why."""
-        # Otherwise they pay if the training would end earlier, its cost stays within `max_cost`,
-        # and `fewer` workers would miss the deadline or there is none.
-        # `now`: the observed job, in which both numbers of workers were measured.
         if now.left is None:
             return SizeComparison(fewer, more, False, UNKNOWN_END)
         ends, costs = self.forecast(now, more)
@@ -72,6 +62,8 @@ class Cost(HillClimbing):
             return SizeComparison(
                 fewer, more, pays, f"{with_more}, {beside}: {gain:.2f} more worth it"
             )
+        # Without a utility they pay if they end earlier for at most `max_cost`, and fewer workers
+        # would be too late.
         late = self.deadline_s is None or ended > self.deadline_s
         affordable = self.max_cost is None or costs <= self.max_cost
         if not late:
@@ -83,12 +75,7 @@ class Cost(HillClimbing):
         return SizeComparison(fewer, more, late and affordable and ends < ended, why)
 
     def forecast(self, now: Observation, np: int) -> tuple[float, float]:
-        """Return the pair (end, cost) of the training if `np` workers train from now on."""
-        # `now`: the observed job, in which `np` workers were measured and the samples left are
-        # known.
-        # the end in seconds since training began, and the cost of the whole training in the
-        # currency of `price`; the end is infinite if `np` workers trained no samples when they were
-        # measured.
+        """Return when the training ends, and its whole cost, if `np` workers train from now on."""
         assert now.left is not None
         rate = now.seen[np].samples_per_s
         rest_s = now.left / rate if rate > 0 else float("inf")
@@ -96,7 +83,7 @@ class Cost(HillClimbing):
 
 
 def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
-    """Return the value that a utility curve has at the time `at_s`."""
+    """Return the value of a utility curve at the time `at_s`; its last line goes on."""
     points = sorted(curve)
     if at_s <= points[0][0] or len(points) == 1:
         return points[0][1]

@@ -20,16 +20,11 @@ _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 @dataclass(frozen=True)
 class CustomRule:
-    """The description of a size rule that the user has written: a function of a module."""
+    """A size rule that the user has written: a function of a module, called as a `Rule` is."""
 
-    # The function is called with the observed job, the state that it returned the last time, and
-    # the seconds since training began, as in `__call__`.
-
-    module: str = ""  # the name of the module
-    function: str = ""  # the name of the function
-    # the number of training steps between two calls
+    module: str = ""
+    function: str = ""
     every_steps: int = setting(10, "steps between two questions", least=1)
-    # for how many seconds an answer is awaited; after that the job's policy is switched off
     deadline_s: float = setting(10.0, "for an answer; then the policy is off")
 
     def __str__(self) -> str:

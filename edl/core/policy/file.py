@@ -48,23 +48,12 @@ HOLD_S = 1800.0
 class PolicyFile:
     """A parsed policy file, as `parse_policy` returns it."""
 
-    text: str  # the text of the file, for processes that parse it later
-    # the rule object that chooses the number of workers, with its settings; None: the file has no
-    # table [size], and only people change the number
-    size: Rule | CustomRule | None = None
-    # for how many seconds the rule does not change a number of workers that a person has asked for
-    hold_s: float = HOLD_S
-    # the rule object for slow workers; None: the file has no table [stragglers], and slow workers
-    # are left as they are
+    text: str
+    size: Rule | CustomRule | None = None  # None: only people change the number of workers
+    hold_s: float = HOLD_S  # so long the rule does not change a number that a person asked for
     stragglers: Stragglers | None = None
-    # the fraction of a step's time, above 0 and up to 1, that workers may wait for data; above it
-    # the job does not grow. None: the job may grow however long they wait.
-    data_wait: float | None = None
-    # the sizes of the batches. If it is None, the script's own sizes hold; if its `batch_size` is
-    # 0, the script's own size for one worker.
-    batch: Batching | None = None
-    # the schedule and scaling that the optimizers follow; None: the script's own learning rate
-    # holds
+    data_wait: float | None = None  # the job does not grow above this part of a step (0 to 1]
+    batch: Batching | None = None  # with `batch_size` 0: the script's own size for one worker
     learning_rate: LearningRate | None = None
 
     @property
@@ -74,12 +63,12 @@ class PolicyFile:
 
     @property
     def of_script(self) -> tuple[Batching | None, LearningRate | None]:
-        """The pair (parsed table [batch], parsed table [learning_rate])."""
+        """The tables that a script reads only when it starts."""
         return self.batch, self.learning_rate
 
     @property
     def needs_times(self) -> str:
-        """The names of this policy's settings that need the workers' step times, as a text."""
+        """What of this policy needs the workers' step times: "[stragglers] and data_wait", say."""
         needing = {"[stragglers]": self.stragglers, "data_wait": self.data_wait}
         return " and ".join(name for name, value in needing.items() if value is not None)
 
@@ -142,7 +131,7 @@ def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
         found = batching("[batch]", **given)
         if "batch_size" in given or "global_batch" in given:
             return found
-        return replace(found, batch_size=0)
+        return replace(found, batch_size=0)  # the script chooses it
     except UsageError as error:
         raise lines.error("batch", [*given][-1], str(error)) from None
 
@@ -171,7 +160,6 @@ RULE_NEEDED = f'write [size] and below it rule = "throughput", or one of {", ".j
 
 def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
     """Raise an error if `policy` has a size rule but the job may have only one size."""
-    # Sizes without a `max_np` are never refused.
     if policy.size is None:
         return
     least = sizes.above(sizes.min_np)
@@ -184,8 +172,6 @@ def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
 
 def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
     """Raise an error if a running job cannot change from the policy `before` to `after`."""
-    # It cannot if the tables [batch] or [learning_rate] of the two policies differ, because a
-    # script reads these tables only when it starts.
     if before.of_script != after.of_script:
         raise UsageError(
             f"{source} has other [batch] or [learning_rate] than the job began with, and a running "

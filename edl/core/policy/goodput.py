@@ -30,13 +30,10 @@ BEYOND = 2  # times the largest size that was measured
 class Goodput:
     """The size rule `goodput`, which chooses the number of workers with the largest goodput."""
 
-    # the smallest gain of goodput, as a fraction, for which the size changes
     least_gain: float = setting(0.05, "of goodput: for less nothing is changed", least=0.0)
-    # the least time between two decisions, in seconds
     every_s: float = setting(30.0, "between two decisions")
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        # `now_s`: the time in seconds since training began.
         if now.awaits:
             return Suggestion(now.np, f"stays at {now.np}: the last change is under way", state)
         if now.model is None:
@@ -50,8 +47,6 @@ class Goodput:
 
     def table(self, now: Observation) -> dict[int, float]:
         """Return the goodput of each size that the rule may choose, by number of workers."""
-        # These sizes are the present one, and the allowed sizes for which there is room, up to
-        # twice the larger one of the present size and the largest measured size.
         if now.model is None or now.np == 0:
             return {}
         if now.batching is not None:
@@ -60,18 +55,12 @@ class Goodput:
         return {np: now.model.throughput(np) * each for np, each in worth.items()}
 
     def _sizes(self, now: Observation) -> list[int]:
-        """Return the sizes to compare, in ascending order: the present one and the possible ones"""
-        # Possible are allowed sizes for which there is room, up to `BEYOND` (2) times the larger
-        # one of the present size and the largest size that was measured.
         most = min(now.most, BEYOND * max([now.np, *now.seen]))
         sizes = [np for np in range(now.least, most + 1) if now.sizes.allows(np)]
         return sorted({*sizes, now.np})
 
     def _choice(self, now: Observation, table: Mapping[int, float]) -> tuple[int, str]:
         """Return the number of workers to have, and why, given the goodput of each in `table`."""
-        # The size of `now`, the observed job, stays if the gain of the best size is below
-        # `least_gain`, or if the change would cost more time than it saves until the end of the
-        # training.
         mine = table[now.np]
         best = max(table, key=lambda np: (table[np], -np))
         gain = table[best] / mine - 1.0 if mine > 0 else float("inf")

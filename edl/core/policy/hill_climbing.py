@@ -34,37 +34,26 @@ LONGEST = 8  # times ``settled_s``, that a size stands before the search begins 
 
 @dataclass(frozen=True)
 class SizeComparison:
-    """A comparison of two measured numbers of workers; `compare` makes it."""
+    """A comparison of two measured numbers of workers."""
 
-    fewer: int  # the smaller number of workers
-    more: int  # the larger number of workers
-    # whether to have `more` workers rather than `fewer`: the rule `throughput` asks for enough
-    # throughput of each additional worker, the rule `cost` for enough worth for its price
-    pays: bool
-    why: str  # the reason, as a clause
+    fewer: int
+    more: int
+    pays: bool  # to have `more` workers rather than `fewer`
+    why: str
 
 
 @dataclass(frozen=True)
 class HillClimbing:
     """The base of size rules that search for the number of workers by trying."""
 
-    # the least number of steps between two decisions
     every_steps: int = setting(10, "steps between two decisions", least=1)
-    # by how many workers the rule enlarges or reduces the job to try another size; the next allowed
-    # size is taken
     add: int = setting(1, "workers more, or fewer, that are tried at once", least=1)
-    # how many comparisons of measured sizes with their next larger ones count, from the smallest
-    # size on: if one of these does not pay, the rule tries a smaller size
     passes: int = setting(
         3, "the smallest sizes of which one that does not pay lets a smaller one be tried", least=1
     )
-    # the number of steps for which a larger size must be measured before the rule gives it up as
-    # one that does not pay
     staying_steps: int = setting(
         100, "steps of the next larger size before it is found not worth it", least=1
     )
-    # how long the result of the first search is kept until the next search begins, in seconds; the
-    # result of each later search is kept twice as long, up to 8 times this value
     settled_s: float = setting(
         600.0,
         "once a size is found, until those beside it are measured again; twice as long each "
@@ -73,14 +62,11 @@ class HillClimbing:
 
     @abstractmethod
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return a comparison that says whether `more` workers instead of `fewer` pay, and why."""
-        # `now`: the observed job, in which both numbers of workers were measured.
+        """Return whether `more` workers instead of `fewer` pay, and why; both were measured."""
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        # The size does not change while a requested change is not complete, while a found size is
-        # kept (`stands_s`), or before `every_steps` steps with the present workers since the last
-        # decision.
-        # `now_s`: the time in seconds since training began.
+        # The state: `np` and `steps` of the last decision, `found_s` and `why` of the size that was
+        # found, `since_s` of the present search, and how many `searches` have ended.
         if now.awaits:
             return Suggestion(now.np, "the last change is under way", state)
         kept = {name: state[name] for name in ("since_s", "searches") if name in state}
@@ -105,16 +91,13 @@ class HillClimbing:
         return self.settled_s * min(LONGEST, 1 << (searches - 1))
 
     def table(self, now: Observation) -> list[SizeComparison]:
-        """The comparison of each measured size with the next larger one, the smallest first"""
-        # The sizes are those that were measured in `now`, the observed job.
+        """Return the comparison of each measured size with the next larger one, in order."""
         return [self.compare(now, fewer, more) for fewer, more in pairwise(sorted(now.seen))]
 
     def _choice(self, now: Observation, since_s: float) -> tuple[int, str, bool]:
-        """Return the next size to have, from what was measured in `now`, the observed job."""
-        # Measurements from before `since_s`, the time in seconds since training began at which this
-        # search began, do not count, except for sizes below the smallest one measured since. If the
-        # search would end, and the next smaller size has only such an old measurement, that size is
-        # tried again.
+        """Return the next size to have, why, and whether the search has ended."""
+        # Measurements from before this search do not count, except for sizes below the smallest one
+        # measured since: if the search would end, that size is tried again.
         old = {np for np, one in now.seen.items() if one.at_s < since_s and np != now.np}
         least = min(now.seen.keys() - old)
         counting = {np: one for np, one in now.seen.items() if np < least or np not in old}
@@ -125,9 +108,6 @@ class HillClimbing:
         return np, why, found
 
     def _search(self, now: Observation) -> tuple[int, str, bool]:
-        """Return the next number of workers to have, by comparing the measured numbers."""
-        # While each larger measured number pays, one larger than all is tried. `now` is the
-        # observed job; all its measured throughputs (`now.seen`) count.
         verdicts, known = self.table(now), sorted(now.seen)
         if not verdicts:
             return self._first(now, known[0])
@@ -146,7 +126,6 @@ class HillClimbing:
         return self._settled(now, failed)
 
     def _first(self, now: Observation, np: int) -> tuple[int, str, bool]:
-        """Return a size to try beside `np`, the only one that was measured in `now`."""
         another = self._above(now, np) or self._below(now, np)
         if another is None:
             return np, f"stays at {np}: the job may have no other number of workers", True
@@ -154,8 +133,6 @@ class HillClimbing:
 
     def _settled(self, now: Observation, failed: SizeComparison) -> tuple[int, str, bool]:
         """Return the smaller size of `failed`, the first comparison that does not pay."""
-        # If the larger size was measured in fewer than `staying_steps` steps, and there is room for
-        # it, return the larger size, to measure it longer.
         steps = now.seen[failed.more].steps
         if steps < self.staying_steps and failed.more <= now.most:
             doing = "stays at" if now.np == failed.more else "goes to"

@@ -1,7 +1,4 @@
-"""Read from a job's event log which sizes the job has had, and what it trained with each.
-
-The entry is :func:`history`.
-"""
+"""Read from a job's event log which sizes the job has had, and what it trained with each."""
 
 from __future__ import annotations
 
@@ -22,40 +19,32 @@ from edl.core.events import (
 class SizeSpan:
     """A period in which a job had one number of workers."""
 
-    from_s: float  # when the period began, in seconds since the job's first event
-    # when the period ended, in seconds since the job's first event: at the next change of the
-    # workers, or at the last event
+    from_s: float  # since the job's first event, as all times here
     to_s: float
-    np: int  # the number of workers, above 0
-    # the throughput of all workers together, in samples a second, from the last event of the period
-    # that tells it, the change that ends it included; None: no event tells it
-    samples_per_s: float | None = None
+    np: int  # above 0
+    samples_per_s: float | None = None  # of all workers together; None: no event tells it
 
 
 @dataclass(frozen=True)
 class HistoryMark:
     """A decision or finding about a job's workers, as one event of its log tells it."""
 
-    at_s: float  # when it was made, in seconds since the job's first event
-    # the party that made it (the text of a `RequestedBy`, such as `policy`), or `straggler` for a
-    # finding about slow workers
-    by: str
-    reason: str  # the reason in the event
+    at_s: float
+    by: str  # the text of a `RequestedBy`, or `straggler`
+    reason: str
 
 
 @dataclass(frozen=True)
 class History:
-    """The sizes that a job has had, and the decisions about it; `history` returns it."""
+    """The sizes that a job has had, and the decisions about it, in order of time."""
 
-    job: str  # the name of the job
-    # the periods of one size each, in order of time; times without workers are left out
-    spans: tuple[SizeSpan, ...]
-    marks: tuple[HistoryMark, ...]  # the decisions and findings, in order of time
+    job: str
+    spans: tuple[SizeSpan, ...]  # without times without workers
+    marks: tuple[HistoryMark, ...]
 
 
 def history(job: str, events: Sequence[Event]) -> History:
-    """Return the history of the job named `job` that its `events` tell."""
-    # `events` are all events of the job's log, in order of time; they must be in that order.
+    """Return the history of a job that all its `events` tell, which must be in order of time."""
     if not events:
         return History(job, (), ())
     first_s, last_s = events[0].time, events[-1].time

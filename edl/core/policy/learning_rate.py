@@ -1,7 +1,4 @@
-"""Read the table [learning_rate] of a policy: a schedule by samples, and a scaling by batch.
-
-The entry is :func:`learning_rate`.
-"""
+"""Read the table [learning_rate] of a policy: a schedule by samples, and a scaling by batch."""
 
 from __future__ import annotations
 
@@ -29,12 +26,8 @@ OF_SCALING = ("scaling", "batch", "ramp")
 class LearningRate:
     """The schedule and the scaling that a policy sets for a job's learning rate."""
 
-    # the object that gives the learning rate by number of trained samples; None: the rate that the
-    # script sets is the base
-    schedule: Schedule | None
-    # the object that gives the factor of the rate by the global batch; None: the rate does not
-    # depend on the batch
-    scaling: Scaling | None
+    schedule: Schedule | None  # by trained samples; None: the rate of the script is the base
+    scaling: Scaling | None  # by the global batch
 
 
 def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
@@ -99,7 +92,6 @@ def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
 
 
 def _made(kind: type[Any], values: Mapping[str, Any], key: str, lines: Lines) -> Any:
-    """Return an object of the class `kind`, a schedule or scaling, with these `values`."""
     try:
         return kind(**values)
     except UsageError as error:

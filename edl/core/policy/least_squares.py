@@ -17,7 +17,7 @@ MOST_DAMPING = 1e12  # at this damping a step is too short to change anything
 def least_squares(
     errors: Callable[[Vector], Vector],
     start: Vector,
-    derivatives: Callable[[Vector], Vector],
+    derivatives: Callable[[Vector], Vector],  # of each error (row) by each parameter (column)
     rounds: int,
     tolerance: float,
 ) -> Vector:

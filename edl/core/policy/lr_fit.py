@@ -32,25 +32,24 @@ Curve = tuple[float, ...]  # losses at some points e, in a batch or as a mean ov
 
 
 def points(reach: float) -> tuple[float, ...]:
-    """Return the four points e at which the loss is measured, the smallest first."""
-    # `reach` must be above 1.
+    """Return the four points e at which the loss is measured; `reach` must be above 1."""
     return (-1.0, -0.5, 0.0, reach - 1.0)
 
 
 @dataclass(frozen=True)
 class Parabola:
-    """A parabola of the loss, loss(e) = a0 + a1 e + a2 e^2, as `fitted` returns it."""
+    """A parabola of the loss, loss(e) = a0 + a1 e + a2 e^2."""
 
-    a0: float  # the constant coefficient, the loss with the update as it was made
-    a1: float  # the linear coefficient, the slope at the learning rate of the update
-    a2: float  # the quadratic coefficient
-    # the fraction of the losses' variance that the parabola explains (R squared), up to 1
-    r2: float
+    a0: float
+    a1: float  # the slope at the learning rate of the update
+    a2: float
+    r2: float  # the fraction of the losses' variance that it explains (R squared), up to 1
 
     def minimum(self, high: float) -> float | None:
         """Return the factor of the learning rate with the least loss: 1 - a1 / (2 a2)."""
         if self.a2 > 0:
             return 1.0 - self.a1 / (2.0 * self.a2)
+        # It does not curve up: infinite if the loss falls all the way up to `high`, 0 if it rises.
         begin, end = (self.a1 + 2.0 * self.a2 * e for e in (-1.0, high - 1.0))
         if begin < 0 and end < 0:
             return math.inf
@@ -59,69 +58,44 @@ class Parabola:
 
 def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
     """Return the parabola of the loss that fits at least 3 measured losses best (least squares)."""
-    # If all losses are equal, the parabola's `r2` is 0, because equal losses say nothing.
-    # `at`: the points at which the losses were measured: point e is an update with (1 + e) times
-    # the learning rate (`points`).
     powers = np.vander(np.asarray(at, dtype=np.float64), 3, increasing=True)
     size = max(map(abs, losses)) or 1.0  # squares of large losses would overflow
     scaled = np.asarray(losses, dtype=np.float64) / size
     coefficients = np.linalg.lstsq(powers, scaled, rcond=None)[0]
     around = float(np.square(scaled - scaled.mean()).sum())
     left = float(np.square(scaled - powers @ coefficients).sum())
-    r2 = 1.0 - left / around if around > 0 else 0.0
+    r2 = 1.0 - left / around if around > 0 else 0.0  # equal losses say nothing
     a0, a1, a2 = (float(coefficient) * size for coefficient in coefficients)
     return Parabola(a0, a1, a2, r2)
 
 
 def highest_that_holds(least: float, high: float) -> float:
-    """Return the factor that leads the learning rate towards the highest usable rate."""
-    # Usable are rates at which the loss does not grow. The tuner calls this function in its first
-    # phase, *exploring* (`lr_tuner`). Compared with the rate at which the loss is least, the
-    # present rate may be:
-    #
-    # - More than twice as high: it is lowered to twice that rate, but not below `LOWEST` (0.25)
-    #   times the present one. Beyond twice that rate a parabola is higher than without an update.
-    # - Lower than half: it is raised to half of that rate, but not above `high` times the present
-    #   one. At half of that rate the loss falls 3/4 as far as it can; a higher rate would be too
-    #   much for the momentum that builds up after the change.
-    # - Between the two: it stays (factor 1).
-    # `high`: the largest factor that was measured, above 1.
+    """Return the factor towards the highest rate at which the loss does not grow (exploring)."""
+    # At half of the rate with the least loss the loss falls 3/4 as far as it can; a higher rate
+    # would be too much for the momentum that builds up after the change.
     if least > 2.0:
         return min(least / 2.0, high)
+    # Beyond twice the rate with the least loss a parabola is higher than without an update.
     return max(2.0 * least, LOWEST) if least < 0.5 else 1.0
 
 
 def lowest_loss(least: float, high: float) -> float:
-    """Return the factor that lowers the learning rate to the one with the least loss."""
+    """Return the factor that lowers the rate to the one with the least loss (exploiting)."""
     return min(1.0, max(least, LOWEST))
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """The answer of `judge_learning_rate`: by which factor to change the learning rate."""
+    """The answer of `judge_learning_rate`."""
 
-    factor: float  # the factor by which to change the learning rate; 1 keeps it
-    # whether the result is final. If it is False, `factor` is 1, and more batches should be
-    # measured.
-    settled: bool
-    reason: str  # why, in a clause
+    factor: float  # of the learning rate; 1 keeps it
+    settled: bool  # else `factor` is 1, and more batches should be measured
+    reason: str
 
 
 def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> FitResult:
-    """Return by which factor the learning rate should change, from the losses of several batches"""
-    # If the loss with the update is not finite but the loss without it is, the factor is `LOWEST`
-    # (0.25). Otherwise the rate changes only if a parabola explains the mean losses (R squared of
-    # at least `LEAST_R2`, 0.8), and if the batches agree on the direction by `SURE` (2.5) standard
-    # errors of the mean:
-    #
-    # - To a higher rate: the loss falls at the present rate (the slope a1 of the parabola is
-    #   negative).
-    # - To a lower rate while exploring: the loss is higher with the update than without.
-    # - To a lower rate while exploiting: the loss rises at the present rate (a1 > 0).
-    #
-    # Points at which a loss is not finite are left out.
-    # `at`: the points at which the losses were measured (`points`): the first is -1, no update; one
-    # is 0, the update as it was made.
+    """Return by which factor the rate should change, from the losses of 2 or more batches."""
+    # The first of `at` is -1, no update; one is 0, the update as it was made.
     finite = [all(abs(loss) < HUGE for loss in losses) for losses in zip(*curves, strict=True)]
     if not finite[0]:
         return FitResult(1.0, True, "the loss is no finite number, at any learning rate")
@@ -145,6 +119,8 @@ def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: 
     why = f"the loss is least at {least:.2g} times the learning rate ({what}"
     if factor == 1.0:
         return FitResult(1.0, True, f"{why})")
+    # The batches must agree that the loss falls at the present rate (to raise it), that it rises
+    # there (to lower it), or that it is higher with the update than without (exploring).
     slopes = [fitted(e, losses).a1 for losses in known]
     now = e.index(0.0)
     signs = [losses[now] - losses[0] for losses in known] if explores and factor < 1 else slopes
@@ -156,8 +132,7 @@ def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: 
 
 
 def standard_errors(values: Sequence[float]) -> float:
-    """Return how many standard errors the mean of `values` is away from 0."""
-    # There must be 2 or more values.
+    """Return how many standard errors the mean of 2 or more `values` is away from 0."""
     n = len(values)
     mean = math.fsum(values) / n
     error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)

@@ -61,40 +61,23 @@ FALL = 100.0  # exploiting divides the learning rate by no more than this, evenl
 
 @dataclass(frozen=True)
 class TunerState:
-    """The state of a learning-rate tuner; all workers have the same one."""
+    """The state of a learning-rate tuner: newcomers receive it, and checkpoints contain it."""
 
-    rate: float  # the learning rate that was decided on last
-    # while exploring, the same as `rate`; later the rate at which exploring ended. From this rate a
-    # straight line falls to 0 at the end of training, and later rates do not exceed it.
-    peak: float
-    next_at: float = 0.0  # the number of trained samples from which on the next update is measured
-    # whether the last update is being measured; its losses come with the next update
-    measures: bool = False
-    # the largest multiple of the learning rate for which the round measures the loss
-    reach: float = NEAR
-    # the losses of each update that this round has measured, oldest first, at `points`
-    curves: tuple[Curve, ...] = ()
-    spent_s: float = 0.0  # how long all measurements took so far, in seconds
-    # how many updates should pass from the last round to the next; it doubles with each round that
-    # keeps the rate
-    wait: int = SETTLE
-    # the trained samples at the end of the last round, or when the rate went back
-    decided_at: float = 0.0
-    # the last decision about the rate, with its reason, in a sentence
+    rate: float  # decided on last
+    peak: float  # `rate` at the end of exploring: from it the line falls to 0
+    next_at: float = 0.0  # trained samples from which on the next update is measured
+    measures: bool = False  # the last update is being measured; its losses come with the next one
+    reach: float = NEAR  # the largest multiple of the rate for which the round measures the loss
+    curves: tuple[Curve, ...] = ()  # of the updates of this round, at `points`
+    spent_s: float = 0.0  # by all measurements
+    wait: int = SETTLE  # updates between two rounds; doubles with each one that keeps the rate
+    decided_at: float = 0.0  # in trained samples
     reason: str = "nothing is measured yet"
-    # the loss with which later ones are compared: the largest loss without an update that the last
-    # round has measured; None: unknown
-    loss: float | None = None
-    # the learning rate before the last step up; 0: there was none, or the rate went down since
-    back: float = 0.0
-    # the limit below which the learning rate stays while exploring, because it was too high once;
-    # 0: there is no limit
-    ceiling: float = 0.0
-    # 1 if the next measurement checks that the loss has not become much higher, as it does after a
-    # step up and after going back from one; else 0
-    checks: int = 0
-    # the number of rounds in a row, up to the last, that lowered the rate while exploring
-    falls: int = 0
+    loss: float | None = None  # the largest one without an update in the last round; None: unknown
+    back: float = 0.0  # the rate before the last step up; 0: none, or the rate went down since
+    ceiling: float = 0.0  # while exploring, for the rate was too high once; 0: none
+    checks: int = 0  # 1: the next measurement checks that the loss has not become much higher
+    falls: int = 0  # rounds in a row that lowered the rate while exploring
 
     def snapshot(self) -> dict[str, Any]:
         """Return this state as JSON values, which `restore` reads."""
@@ -109,33 +92,24 @@ class TunerState:
 
 @dataclass(frozen=True)
 class MeasuredUpdate:
-    """The measurement of one update of the model, for the learning-rate tuner."""
+    """The measurement of one update, evaluated in the batch of the update after it, the next."""
 
-    samples: float  # the number of samples that the job has trained once the next update is made
-    batch: float  # the number of samples of the next update, on all workers together
-    # the losses at the measured points (`points`), as means over all workers; None: no worker could
-    # measure
-    losses: Curve | None
-    cost_s: float  # how long measuring took on the slowest worker, in seconds
-    # how long an update takes without measuring, in seconds, as a mean over the workers; 0: unknown
-    step_s: float
+    samples: float  # that the job has trained once the next update is made
+    batch: float  # of the next update, on all workers together
+    losses: Curve | None  # at `points`, as means over all workers; None: nobody could measure
+    cost_s: float  # on the slowest worker
+    step_s: float  # of an update without measuring, as a mean over the workers; 0: unknown
 
 
 @dataclass(frozen=True)
 class Tuning:
     """The settings of a learning-rate tuner, with the rules of the tuner as methods."""
 
-    total: float  # the number of samples of the whole training, over all epochs
-    # the number of samples, from the beginning of training, for which the tuner explores; 0 to
-    # `total`
-    explore: float
-    # the time that all measurements may take, as a fraction of the time of all updates; above 0, up
-    # to 1
-    share: float
-    # the smallest learning rate to decide on, above 0; near the end of training the straight line
-    # to 0 still gives a smaller one
-    least: float
-    most: float  # the largest learning rate to decide on
+    total: float  # samples of the whole training, over all epochs
+    explore: float  # samples, from the beginning on, for which the tuner explores
+    share: float  # of the time of all updates, that measurements may take
+    least: float  # rate to decide on; the line to 0 still gives a smaller one
+    most: float  # rate to decide on
 
     def refusal(self) -> str | None:
         """Return why these settings are impossible, in a clause, or None if they are possible."""
@@ -169,16 +143,12 @@ class Tuning:
 
     def is_due(self, state: TunerState, samples: float, batch: float) -> bool:
         """Return whether to measure the update that brings the trained samples to `samples`."""
-        # No update is measured within the first `SETTLE` (20) updates, because they are smaller
-        # than later ones (momentum builds up), nor from the end of training on, nor while the
-        # update before is being measured.
+        # The first updates are smaller than later ones, for momentum builds up.
         begun = max(state.next_at, SETTLE * batch)
         return not state.measures and begun <= samples < self.total
 
     def measured(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
         """Return the tuner's state after a measured update."""
-        # Otherwise they are added to the round, which goes on or ends with a decision about the
-        # rate; right after a step up or after going back they are a check only.
         if now.step_s <= 0:  # all workers are new, and nobody knows yet
             return replace(state, measures=False, next_at=now.samples)
         state = replace(state, measures=False, spent_s=state.spent_s + now.cost_s)
@@ -201,7 +171,6 @@ class Tuning:
 
     def _checked(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
         """Return the tuner's state after a check that found no much higher loss than before."""
-        # `now`: the measured update.
         loss = state.loss
         if loss is None and now.losses is not None and _highest(now.losses) < HUGE:
             loss = _highest(now.losses)
@@ -210,8 +179,7 @@ class Tuning:
         return replace(state, checks=0, next_at=at, loss=loss)
 
     def _stepped_back(self, state: TunerState, now: MeasuredUpdate, losses: Curve) -> TunerState:
-        """Return the tuner's state with the learning rate that it had before the last step up."""
-        # `now`: the measured update.
+        """Return the state with the rate before the last step up, or half of the present one."""
         before = self.rate_at(state, now.samples)
         rate = self._limited(state.back if 0 < state.back < before else before / 2.0)
         ceiling = math.sqrt(rate * before)
@@ -241,9 +209,6 @@ class Tuning:
         self, state: TunerState, now: MeasuredUpdate, factor: float, why: str
     ) -> TunerState:
         """Return the tuner's state after a round, with the learning rate that the round found."""
-        # While exploring it is not raised above `state.ceiling`; while exploiting it is never
-        # raised, and lowered no more than `_least_factor` allows.
-        # `now`: the last measured update.
         before = self.rate_at(state, now.samples)
         rate, what = state.rate, f"keeps {before:.3g}"
         ceiling = state.ceiling
@@ -294,19 +259,16 @@ class Tuning:
 
     def _least_factor(self, state: TunerState, samples: float) -> float:
         """Return the smallest factor by which a round of the second phase may change the rate."""
-        # It is from 0 to 1, and gets smaller with the samples since the last decision, so that all
-        # rounds of this phase (exploiting) together divide the learning rate by no more than `FALL`
-        # (100).
+        # All rounds of the phase together divide the rate by no more than `FALL`.
         if self.total <= self.explore:
             return 1.0
         since = samples - max(state.decided_at, self.explore)
         return float(FALL ** (-since / (self.total - self.explore)))
 
     def _affordable_at(self, state: TunerState, now: MeasuredUpdate, updates: int) -> float:
-        """Return the number of trained samples from which on more updates can be measured."""
-        # The result may be below 0, if there is time already, and is at most twice `total`, which
-        # means never.
-        # `now`: the last measured update; the next ones are expected to cost as much.
+        """Return from how many trained samples on more updates can be measured; 2 totals: never."""
+        # They are expected to cost as much as the last one. A part of the time for all (`EARLY`) is
+        # available at once, the rest evenly over the training.
         whole_s = self.share * self.total * now.step_s / now.batch
         part = ((state.spent_s + updates * now.cost_s) / whole_s - EARLY) / (1.0 - EARLY)
         return min(part, 2.0) * self.total

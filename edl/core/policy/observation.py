@@ -30,12 +30,11 @@ State = Mapping[str, Any]
 class SizeMeasurement(Record):
     """The throughput that was measured with one number of workers."""
 
-    samples_per_s: float  # the throughput of all workers together, in samples a second
-    steps: int  # the number of steps in which it was measured
-    # the number of samples of one worker in a step, as a mean over workers and steps; 0: unknown
-    batch: float = 0.0
-    hosts: int = 1  # the number of hosts that the workers were on
-    at_s: float = 0.0  # when it was measured last, in seconds since training began
+    samples_per_s: float  # of all workers together
+    steps: int  # in which it was measured
+    batch: float = 0.0  # samples of one worker in a step, on average; 0: unknown
+    hosts: int = 1
+    at_s: float = 0.0  # when it was measured last, since training began
 
     def and_then(self, more: SizeMeasurement) -> SizeMeasurement:
         """Return this measurement combined with `more`, a newer one of the same size."""
@@ -49,9 +48,8 @@ class SizeMeasurement(Record):
 
 
 def alike(batch: float, other: float) -> bool:
-    """Return whether two batches, in samples, have about the same size."""
-    # They have if their sizes differ by a factor of up to `ALIKE` (1.25), because the last batch of
-    # an epoch is smaller than the others.
+    """Return whether two batches have about the same size; an unknown one (0) matches any."""
+    # The last batch of an epoch is smaller than the others.
     least, most = sorted((batch, other))
     return most <= ALIKE * least or least <= 0
 
@@ -71,37 +69,24 @@ class Observation:
     """The facts about a job at one time that its size rule decides from."""
 
     np: int  # the number of workers that train
-    sizes: Sizes  # the rules about the numbers of workers that the job may have
-    # the number of the job's workers for which the hosts have room, the present ones included;
-    # None: any number
-    slots: int | None = None
-    # the number of complete steps with the present number of workers; the first step after a change
-    # of the workers does not count
-    steps: int = 0
-    # number of workers -> its measurement, for each number that was measured
-    seen: Mapping[int, SizeMeasurement] = field(default_factory=dict)
-    awaits: bool = False  # whether a change of the workers was asked for and is not complete yet
-    # the seconds since training began, in which the job had workers; pauses of the training are
-    # included
-    elapsed_s: float = 0.0
-    # the sum, over all workers, of the seconds that each has spent in the job; this time is paid
-    # for
-    worker_s: float = 0.0
-    left: float | None = None  # the number of samples still to train until the end; None: unknown
-    # for each worker, in rank order, how many workers more (or fewer, below 0) its script asks for;
-    # empty: the workers' records have not come yet
+    sizes: Sizes  # the numbers of workers that the job may have
+    slots: int | None = None  # for how many workers there is room, with these; None: any number
+    steps: int = 0  # complete ones with this number of workers, without the first after a change
+    seen: Mapping[int, SizeMeasurement] = field(default_factory=dict)  # by number of workers
+    awaits: bool = False  # a change of the workers was asked for and is not complete yet
+    elapsed_s: float = 0.0  # since training began, in which the job had workers, also if it paused
+    worker_s: float = 0.0  # the sum over all workers of their time in the job, which is paid for
+    left: float | None = None  # samples still to train until the end; None: unknown
+    # By rank: how many workers more (below 0: fewer) a script asks for; empty: not known yet.
     size_changes: Sequence[int] = ()
-    # the fraction of a step's time that workers wait for their data, on average
-    data_part: float = 0.0
-    model: ThroughputModel | None = None  # a model of the throughput; None: none was fitted
-    batch: float = 0.0  # the samples of one worker in a step, on average; 0: unknown
-    batching: Batching | None = None  # the sizes of the batches of edl's loader; None: unknown
-    step_batches: int = 1  # the number of batches whose gradients a worker adds up for one step
-    # the gradient noise scale as far as it was measured; before that, an unknown one
-    noise: NoiseScale = UNKNOWN
-    change_s: float = CHANGE_S  # for how many seconds training stands still when the size changes
-    # the different batches that were measured, each in samples of one worker in a step, in
-    # ascending order
+    data_part: float = 0.0  # the fraction of a step that workers wait for data, on average
+    model: ThroughputModel | None = None  # None: none was fitted
+    batch: float = 0.0  # samples of one worker in a step, on average; 0: unknown
+    batching: Batching | None = None  # of edl's loader; None: unknown
+    step_batches: int = 1  # batches whose gradients a worker adds up for one step
+    noise: NoiseScale = UNKNOWN  # the gradient noise scale
+    change_s: float = CHANGE_S  # so long training stands still when the size changes
+    # The different batches that were measured, as `batch`, in ascending order.
     batches_seen: Sequence[float] = ()
 
     @property
@@ -117,7 +102,8 @@ class Observation:
         return self.sizes.above(self.sizes.min_np) or self.sizes.min_np
 
     def steps_since(self, np: int, steps: int) -> int:
-        """Return the number of complete steps with the present `np` since an earlier observation"""
+        """Return the steps with the present `np` since an earlier observation of `np`, `steps`."""
+        # More steps than now: the job had another number of workers in between.
         goes_on = np == self.np and steps <= self.steps
         return self.steps - steps if goes_on else self.steps
 
@@ -128,14 +114,17 @@ UNLIMITED = 1 << 30
 class Suggestion(NamedTuple):
     """The answer of a size rule."""
 
-    np: int  # the number of workers that the rule wants; the present number, to change nothing
-    reason: str  # why, in a clause for people
-    state: State  # the rule's new state, JSON values with which the rule is called the next time
+    np: int  # the number of workers that the rule wants
+    reason: str  # a clause for people
+    state: State  # with which the rule is called the next time
 
 
 class Rule(Protocol):
     """A size rule with its settings; the protocol of every rule that a policy can name."""
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the number of workers that the job should have, why, and the rule's new state."""
-        # `now_s`: the seconds since training began; under a new leader this time goes on.
+        """Return the number of workers that the job should have, why, and the rule's new state.
+
+        The state is empty at the first call. The time since training began, `now_s`, goes on under
+        a new leader. The number need not be allowed: `decide_size` limits it.
+        """

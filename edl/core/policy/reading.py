@@ -48,7 +48,7 @@ def made(
     others: Sequence[str],
     lines: Lines,
 ) -> Any:
-    """Return an object of `kind` whose settings have the values in `given`."""
+    """Return an object of `kind` with the settings in `given`, where a time `x_s` is named `x`."""
     known = {one.name.removesuffix("_s"): one for one in fields(kind) if one.metadata}
     types, values = get_type_hints(kind), {}
     for key, value in given.items():
@@ -69,7 +69,7 @@ def _value(
     key: str,
     lines: Lines,
 ) -> Any:
-    """A setting's value as the setting has it: an integer, float, text or boolean, or pairs"""
+    """Return a setting's value as its field has it; times are in seconds."""
     if one.name == "utility":
         return _utility(value, lines)
     if one.name.endswith("_s"):

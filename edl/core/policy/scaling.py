@@ -21,21 +21,15 @@ ENOUGH_STEPS = 10  # for a measurement to count more than the model
 class ScalingModel:
     """A model of a job's throughput, by the step time and by measured throughputs."""
 
-    step_time: StepTime  # the fitted model of a step's time
-    batch: float  # the present batch, in samples of one worker in a step
-    # the numbers of slots of the hosts, in the order in which hosts are filled; empty: there is one
-    # host
-    slots: Sequence[int] = ()
-    # number of workers -> its measurement. Measurements of fewer than `ENOUGH_STEPS` (10) steps are
-    # not used.
-    seen: Mapping[int, SizeMeasurement] = field(default_factory=dict)
+    step_time: StepTime
+    batch: float  # samples of one worker in a step
+    slots: Sequence[int] = ()  # of the hosts, in the order in which they are filled; empty: one
+    seen: Mapping[int, SizeMeasurement] = field(default_factory=dict)  # by number of workers
 
     def throughput(self, np: int) -> float:
-        """Return the throughput of `np` workers together, in samples a second."""
         return self.with_batches(np, [self.batch])[0]
 
     def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:
-        """Return the throughput of `np` workers together, for each of `batches` in order."""
         modelled = self.step_time.throughputs(np, self._hosts(np), batches)
         known = [n for n, one in self.seen.items() if one.steps >= ENOUGH_STEPS]
         nearest = min(known, key=lambda n: abs(n - np), default=None)

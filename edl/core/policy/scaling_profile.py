@@ -30,56 +30,32 @@ KEPT = 200  # sizes with their batches
 class ScalingProfile(Record):
     """The measured throughput of each size of a job, and the state of its size rule."""
 
-    # pairs (number of workers, its newest measurement), the smallest number first
-    seen: tuple[tuple[int, SizeMeasurement], ...] = ()
-    # the number of workers at the newest reading of a worker's progress; 0: none was read
-    np: int = 0
-    steps: int = 0  # the complete steps since the ring has had this number of workers
-    # for how many seconds the job has had workers, as its leaders have counted
-    elapsed_s: float = 0.0
-    worker_s: float = 0.0  # the sum of these seconds over all workers
-    # the state of the size rule in `text`; another rule begins without a state
-    state: Mapping[str, Any] = field(default_factory=dict)
-    text: str = ""  # the text of the policy file to which `state` belongs; empty: there was none
-    # host -> the `elapsed_s` at which a slow worker there was replaced last
-    replaced: Mapping[str, float] = field(default_factory=dict)
-    # the mean step times of the slowest workers over their last steps, the slowest first
-    times: tuple[Times, ...] = ()
-    # the fraction of a step's time that workers wait for their data, on average
-    data_part: float = 0.0
-    # for how many seconds training stood still when the size changed, as an average in which the
-    # last change has half of the weight; 0: no change was measured
+    seen: tuple[tuple[int, SizeMeasurement], ...] = ()  # by number of workers, the newest of each
+    np: int = 0  # at the newest reading of a worker's progress; 0: none was read
+    steps: int = 0  # complete ones since the ring has had this number of workers
+    elapsed_s: float = 0.0  # for which the job has had workers, as its leaders have counted
+    worker_s: float = 0.0  # the sum of that over all workers
+    state: Mapping[str, Any] = field(default_factory=dict)  # of the size rule in `text`
+    text: str = ""  # of the policy file
+    replaced: Mapping[str, float] = field(default_factory=dict)  # host -> `elapsed_s`
+    times: tuple[Times, ...] = ()  # of the slowest workers, the slowest first
+    data_part: float = 0.0  # the fraction of a step that workers wait for data, on average
+    # An average in which the last change of the size has half of the weight; 0: none was measured.
     change_s: float = 0.0
-    # the model of a step's time that was fitted last; None: none was
-    step_time: StepTime | None = None
-    # the gradient noise scale as far as it was measured; before that, an unknown one
+    step_time: StepTime | None = None  # fitted last
     noise: NoiseScale = UNKNOWN
-    batching: Batching | None = None  # the sizes of the batches; None: unknown
-    step_batches: int = 1  # the number of batches whose gradients a worker adds up for one step
-    # pairs (number of workers, measurement), oldest entry first, one for each batch size that was
-    # measured with that number
+    batching: Batching | None = None  # None: unknown
+    step_batches: int = 1  # batches whose gradients a worker adds up for one step
+    # By number of workers and batch, the oldest entry first.
     by_batch: tuple[tuple[int, SizeMeasurement], ...] = ()
-    # the loss and the learning rate over the steps
     learning: LearningCurve = field(default_factory=LearningCurve)
-    # the pair (the `held_until_s` of the job's policy that a leader saw last, the `elapsed_s` at
-    # which a leader first saw it); it tells how much of a hold has passed
+    # The `held_until_s` that a leader saw last, and the `elapsed_s` at which one first saw it.
     hold: tuple[float, float] = (0.0, 0.0)
 
     def with_reading(
         self, before: ProgressSample | None, now: ProgressSample, hosts: int = 1
     ) -> ScalingProfile:
         """Return the profile with the throughput between two readings of one worker's progress."""
-        # A reading has the numbers of steps and samples that the worker has counted, and the time.
-        # What the result has more than this profile:
-        #
-        # - Without `before`, or if the readings are of different workers: only `now.size` as `np`.
-        # - Readings of two rings of different sizes, one right after the other and in one epoch:
-        #   the cost of the change (`change_s`).
-        # - Readings of one ring in different epochs: the steps only, because a script may evaluate
-        #   or save between epochs.
-        # - Other readings of one ring: the steps and a measurement. If the script counts no
-        #   samples, each worker counts for one sample in a step.
-        #
         # The first reading of a ring is taken after its first step, which therefore does not count.
         learned = self if now.size == self.np else replace(self, np=now.size, steps=0)
         if before is None or before.worker != now.worker:
@@ -90,6 +66,7 @@ class ScalingProfile(Record):
         if steps <= 0 or seconds <= 0:
             return learned
         learned = replace(learned, steps=learned.steps + steps)
+        # Between epochs a script may evaluate or save.
         if before.epoch != now.epoch:
             return learned
         samples = now.samples - before.samples
@@ -104,10 +81,13 @@ class ScalingProfile(Record):
 
     def for_batching(self, batching: Batching, step_batches: int) -> ScalingProfile:
         """Return the profile for a job whose batches have the sizes `batching`."""
+        # `step_batches` is not compared: it is 1 until the first step of a start is complete. A
+        # global batch that the job has chosen may differ, too.
         own = self.batching
         known = replace(self, batching=batching, step_batches=step_batches)
         if own is None or replace(own, chosen=batching.chosen) == batching:
             return known
+        # Throughputs with different batches cannot be compared; `by_batch` stays.
         return replace(known, seen=(), state={})
 
     def for_hold(self, policy: JobPolicy) -> ScalingProfile:
@@ -118,6 +98,7 @@ class ScalingProfile(Record):
 
     def held_s(self, policy: JobPolicy) -> float:
         """Return for how many seconds `policy` still keeps a size that a person asked for."""
+        # They count while the job has workers, from when a leader first saw the hold.
         if not policy.held_until_s:
             return 0.0
         known, since_s = self.hold
@@ -125,9 +106,7 @@ class ScalingProfile(Record):
         return max(0.0, policy.hold_s - passed_s)
 
     def with_curve(self, curve: Curve) -> ScalingProfile:
-        """Return the profile with the throughputs that `edl profile` has measured, in `curve`."""
-        # Points in another unit than samples are left out, and so are numbers of workers that the
-        # profile has measured already.
+        """Return the profile with the sizes that only `edl profile` has measured, in `curve`."""
         learned, known = self, {np for np, _ in self.seen}
         for point in curve.points:
             if point.unit == SAMPLES and point.np not in known:
@@ -137,7 +116,6 @@ class ScalingProfile(Record):
         return learned
 
     def passed(self, seconds: float, np: int) -> ScalingProfile:
-        """Return the profile after more time: its `elapsed_s` and `worker_s` have grown."""
         return replace(
             self, elapsed_s=self.elapsed_s + seconds, worker_s=self.worker_s + seconds * np
         )
@@ -153,8 +131,6 @@ class ScalingProfile(Record):
         host_slots: Sequence[int] = (),
     ) -> Observation:
         """Return the facts that a size rule is told about the job."""
-        # The batch is that of the last measurement of `np` workers; without one it is the largest
-        # of all measured sizes.
         seen = dict(self.seen)
         batch = seen[np].batch if np in seen else max((s.batch for s in seen.values()), default=0)
         model = None
@@ -183,8 +159,8 @@ class ScalingProfile(Record):
 
     def _with_change(self, before: ProgressSample, now: ProgressSample) -> ScalingProfile:
         """Return the profile with the seconds that a change of the number of workers has cost."""
-        # It is also unchanged if the time may hold something else: an evaluation between two
-        # epochs, or a ring in between, which may have paused because it was below `min_np`.
+        # The time must not hold an evaluation between epochs, or a ring in between, which may have
+        # paused because it was below `min_np`.
         if before.epoch != now.epoch or now.generation != before.generation + 1:
             return self
         usual = dict(self.seen).get(before.size)
@@ -211,8 +187,6 @@ class ScalingProfile(Record):
         return {(np, at): one for at, (np, one) in enumerate(self.by_batch)}
 
     def _with(self, np: int, more: SizeMeasurement) -> ScalingProfile:
-        """Return the profile with one more measurement of `np` workers."""
-        # Otherwise the new one is appended; `by_batch` keeps the last `KEPT` (200) entries.
         seen, entries = dict(self.seen), [*self.by_batch]
         known = [
             at for at, (n, one) in enumerate(entries) if n == np and alike(one.batch, more.batch)

@@ -16,26 +16,24 @@ def decide_size(
     now: Observation,
     state: State,
     now_s: float,
-    held_s: float = 0.0,
-    data_wait: float | None = None,
+    held_s: float = 0.0,  # so long the size that a person asked for is still kept
+    data_wait: float | None = None,  # the fraction of a step; None: any
     desired: int | None = None,
 ) -> Suggestion:
     """Return the number of workers that the job wants, with the reason and the rule's new state."""
-    # Otherwise its number is limited to the largest allowed size for which the hosts have room.
-    # `now_s`: the time, in seconds since training began.
-    # Above it the job does not grow, because more workers would wait for data as well; then the
-    # result has the old `state`.
     if held_s > 0:
         asked = now.np if desired is None else desired
         why = f"stays at {now.np}: a person has asked for {workers(asked)}, which counts for "
         return Suggestion(now.np, f"{why}{span(held_s)} more", state)
     wanted = rule(now, state, now_s)
+    # More workers would wait for data as well.
     if data_wait is not None and wanted.np > now.np and now.data_part > data_wait:
         why = (
             f"stays at {now.np}: {now.data_part:.0%} of a step goes by waiting for data, more than "
             f"{data_wait:.0%}; let the loader have more processes (num_workers) first"
         )
         return Suggestion(now.np, why, state)
+    # The present size may stay, even if it is not allowed.
     fits = now.sizes.fit(min(wanted.np, now.most))
     if fits == wanted.np or wanted.np == now.np:
         return wanted

@@ -32,33 +32,26 @@ TINY = 1e-8  # the least value of a parameter, in seconds; also the value of one
 
 @dataclass(frozen=True)
 class StepTimeSample:
-    """A measured step time, of one step or as a mean of many, with workers that made the step"""
+    """A measured step time, of one step or as a mean of many."""
 
-    workers: int  # the number of workers
-    hosts: int  # the number of hosts that the workers were on
-    batch: float  # the number of samples of each worker in the step, on average; above 0
-    step_s: float  # the time of the step, above 0, in seconds
-    # the time of the step without its reduction, above 0, in seconds; None: not measured
-    compute_s: float | None = None
+    workers: int
+    hosts: int
+    batch: float  # samples of each worker in the step, on average; above 0
+    step_s: float  # above 0
+    compute_s: float | None = None  # without the reduction, above 0; None: not measured
 
 
 @dataclass(frozen=True)
 class StepTime(Record):
-    """The parameters of the model of a step's time, as `fit` returns them."""
+    """The parameters of the model of a step's time."""
 
-    # alpha_c, the compute time that does not depend on the batch, in seconds
-    compute_s: float = TINY
-    each_sample_s: float = TINY  # beta_c, the compute time of one sample, in seconds
-    reduce_s: float = TINY  # alpha_r, the reduction between two workers on one host, in seconds
-    # beta_r, what each further worker on that host adds to the reduction, in seconds
-    each_worker_s: float = TINY
-    # alpha_n, the reduction between two workers on two hosts, in seconds
-    far_reduce_s: float = TINY
-    # beta_n, what each further worker on any host adds to that, in seconds
-    each_far_worker_s: float = TINY
-    # gamma, from 1 (the reduction begins when the computing has ended) to 10 (both take place at
-    # the same time)
-    overlap: float = 1.0
+    compute_s: float = TINY  # alpha_c, which does not depend on the batch
+    each_sample_s: float = TINY  # beta_c
+    reduce_s: float = TINY  # alpha_r, between two workers on one host
+    each_worker_s: float = TINY  # beta_r, of each further worker on that host
+    far_reduce_s: float = TINY  # alpha_n, between two workers on two hosts
+    each_far_worker_s: float = TINY  # beta_n, of each further worker on any host
+    overlap: float = 1.0  # gamma, from 1 (one after the other) to 10 (both at the same time)
 
     @property
     def fitted(self) -> int:
@@ -66,7 +59,7 @@ class StepTime(Record):
         return sum(value > TINY for value in self._parameters()[:-1]) + (self.overlap != 1.0)
 
     def step_s(self, workers: int, hosts: int, batch: float) -> float:
-        """Return the predicted time of a step in seconds."""
+        """Return the predicted time of a step; arrays would take thirty times as long."""
         compute_s, reduce_s = self.compute_s + self.each_sample_s * batch, 0.0
         if workers > 1 and hosts > 1:
             reduce_s = self.far_reduce_s + self.each_far_worker_s * (workers - 2)
@@ -87,7 +80,6 @@ class StepTime(Record):
         return self.throughputs(workers, hosts, [batch])[0]
 
     def throughputs(self, workers: int, hosts: int, batches: Sequence[float]) -> list[float]:
-        """Return the predicted throughput of all workers together, for each batch in order."""
         from edl.core.policy.step_time_formula import throughputs
 
         return throughputs(self._parameters(), workers, hosts, batches)

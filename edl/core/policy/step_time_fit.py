@@ -56,7 +56,7 @@ LEAST_ERROR = 1e-4  # the least RMSLE that is divided by: that of an exact fit i
 
 
 class Loss(Enum):
-    """The error L of predicted times."""
+    """The error L of predicted times, by the differences of their logarithms from the measured."""
 
     MSLE = "mean squared logarithmic error"
     RMSLE = "root mean squared logarithmic error"
@@ -66,34 +66,27 @@ class Loss(Enum):
 class FitOptions:
     """The assumptions of a fit of the step time. The defaults are those of a live job."""
 
-    # the error that is minimised. An error of 10 % adds 0.01 with the MSLE and 0.1 with the RMSLE,
-    # so the penalties weigh more with the MSLE: live step times are noisy.
+    # An error of 10 % adds 0.01 with the MSLE and 0.1 with the RMSLE, so the penalties weigh more
+    # with the MSLE: live step times are noisy.
     loss: Loss = Loss.MSLE
-    # the fraction of the compute time that is assumed not to depend on the batch while only one
-    # local batch was measured, from 0 to 1
-    constant_share: float = 0.0
-    # what the reduction between hosts is assumed to cost at least while the job has only trained on
-    # one host, as a multiple of its cost on one host; 0: it is assumed to cost nothing
+    constant_share: float = 0.0  # of the compute time, while only one local batch was measured
+    # What the reduction between hosts costs at least, as a multiple of that on one host, while the
+    # job has only trained on one host.
     far_factor: float = 0.0
-    # whether a parameter is fitted only if the measurements tell it from the others. alpha_c needs
-    # two local batches that are not `alike`, gamma these and a reduction, and each beta two numbers
-    # of workers. alpha_r needs a step of one worker, or a compute time; alpha_n one of these, or a
-    # step on one host. If False, they are fitted with fewer measurements, and the penalties decide.
+    # Fit a parameter only if the measurements tell it from the others. alpha_c needs two local
+    # batches that are not `alike`, gamma these and a reduction, each beta two numbers of workers,
+    # alpha_r a step of one worker, or a compute time, alpha_n one of these, or a step on one host.
+    # Else the penalties decide.
     separable: bool = True
-    # the largest number of steps of one search for the parameters, above 0; with the RMSLE `fit`
-    # makes several searches
-    rounds: int = 60
-    # a search ends with the first step that lowers the objective by less than this
-    tolerance: float = 1e-14
+    rounds: int = 60  # of one search
+    tolerance: float = 1e-14  # a step that lowers the objective by less ends a search
 
 
 LIVE = FitOptions()
 
 
 def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepTime:
-    """Return the model of the step time that fits the measured steps best."""
-    # `measured`: the measured step times.
-    # ValueError: `measured` is empty.
+    """Return the model of the step time that fits the measured steps, in any order, best."""
     if not measured:
         raise ValueError("nothing was measured")
     ordered = sorted(measured, key=lambda one: (one.workers, one.hosts, one.batch, one.step_s))
@@ -117,7 +110,8 @@ def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepT
 class Objective:
     """The function that `fit` minimises, as the sum of the squares of `errors`."""
 
-    # `measured`: the measured step times.
+    # A search varies the parameters that are fitted without bounds, in a vector `inner`: their
+    # logarithms, and the logit of gamma's place between 1 and 10.
 
     def __init__(self, measured: Sequence[StepTimeSample], options: FitOptions) -> None:
         workers = np.array([one.workers for one in measured], float)
@@ -159,9 +153,6 @@ class Objective:
 
     def errors(self, inner: Vector) -> Vector:
         """Return the vector whose sum of squares is minimised, for the parameters `inner`."""
-        # It has the weighted errors of the measured compute times, then those of the step times,
-        # and the roots of the three penalties. An error is the logarithm of the predicted time
-        # minus that of the measured time.
         values = self.values(inner)
         compute, step = self._differences(values)
         weighted = self._weights[0] * compute, self._weights[1] * step
@@ -208,8 +199,6 @@ class Objective:
 
     def _differences(self, values: Vector) -> tuple[Vector, Vector]:
         """Return the errors of the logarithms of the compute times and of the step times."""
-        # An error is the logarithm of the predicted time minus that of the measured time.
-        # (an item for each step whose compute time was measured, an item for each step).
         compute, reduce = self._floored_parts(values)
         longest, powers = overlapped(compute, reduce, values[GAMMA])
         log_step = np.log(longest) + np.log(powers) / values[GAMMA]
@@ -217,18 +206,14 @@ class Objective:
         return log_compute - self._log_compute, log_step - self._log_step
 
     def _floored_parts(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return the predicted compute time and reduction time of each measured step, in seconds"""
-        # The reduction time is at least `TINY` (1e-8), so that it has a logarithm.
         compute, reduce = parts_of_steps(values, self.setups)
-        return compute, np.maximum(reduce, TINY)
+        return compute, np.maximum(reduce, TINY)  # it must have a logarithm
 
 
 def _free(
     setups: Setups, workers: Vector, has_compute: npt.NDArray[np.bool_], separable: bool
 ) -> npt.NDArray[np.bool_]:
     """Return which of the seven parameters are fitted, as a mask in the order of `StepTime`."""
-    # `setups`: the inputs of the formula for each measured step.
-    # `has_compute`: whether the compute time of each step was measured.
     near, far = setups.near > 0, setups.far > 0
     reduces = bool(near.any() or far.any())
     if not separable:
@@ -255,11 +240,6 @@ def _first(
     constant_share: float,
 ) -> Vector:
     """Return the seven parameters that a search starts from."""
-    # But alpha_c, the compute time that does not depend on the batch, takes a share of the compute
-    # time if it is not fitted, because only one local batch was measured.
-    # `setups`: the inputs of the formula for each measured step.
-    # `compute_s`: the compute time of each step, in seconds; None: it was not measured in every
-    # step.
     if compute_s is None:
         shortest_s = float(np.min(step_s))
         constant_s, sample_s = shortest_s, shortest_s / float(np.max(setups.batch))
@@ -269,6 +249,7 @@ def _first(
         sample_s = float(np.mean(compute_s / setups.batch))
         reduce_s = float(np.mean(np.maximum(step_s - compute_s, LEAST_REDUCE * step_s)))
         reduce = np.array([0.9, 0.1, 0.9, 0.1]) * reduce_s
+    # alpha_c takes a share also if it is not fitted, because only one local batch was measured.
     share = 0.5 if free[ALPHA_C] else constant_share
     reduce = np.where(free[ALPHA_R:GAMMA], reduce, TINY)
     overlap = FIRST_OVERLAP if free[GAMMA] else 1.0

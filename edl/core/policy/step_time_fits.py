@@ -52,7 +52,6 @@ PARAMETERS = GAMMA + 1
 
 def fit_all(many: Sequence[Sequence[StepTimeSample]]) -> list[StepTime]:
     """Return, for the measured steps of each job, the model that fits them best."""
-    # `many`: for each job its measured step times, without compute times.
     if not all(many):
         raise ValueError("nothing was measured")
     if any(one.compute_s is not None for measured in many for one in measured):
@@ -69,10 +68,12 @@ def fit_all(many: Sequence[Sequence[StepTimeSample]]) -> list[StepTime]:
 
 
 class _Steps(NamedTuple):
-    """The measured steps of jobs."""
+    """The measured steps of jobs; the last axis of the arrays is the step, before it the job."""
 
-    setups: Setups  # the workers, hosts and batches, as the formula takes them
-    log_s: Vector  # the logarithms of the times
+    # Jobs with fewer steps than others are filled up with steps of weight 0.
+
+    setups: Setups
+    log_s: Vector
     weight: Vector  # the root of 1 / the number of the job's steps
 
     def of(self, jobs: npt.NDArray[np.int64]) -> _Steps:
@@ -83,8 +84,6 @@ class _Steps(NamedTuple):
 
 class _Fits:
     """The search for the parameters of several jobs at once."""
-
-    # `many`: for each job its measured step times.
 
     def __init__(self, many: Sequence[Sequence[StepTimeSample]]) -> None:
         ordered = [
@@ -104,7 +103,7 @@ class _Fits:
         self._first = _first(self._steps.setups, step_s, self._free)
 
     def search(self) -> Vector:
-        """Return the parameters of each job: a row of seven, in the order of `StepTime`."""
+        """Search as `least_squares` does, each job with its own damping; return a row for each."""
         found = self._start()
         damping = np.full(len(found), FIRST_DAMPING)
         jobs = np.arange(len(found))  # those whose search goes on
@@ -180,7 +179,7 @@ class _Fits:
 
 
 def _columns(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    return values.T[:, :, None]
+    return values.T[:, :, None]  # the parameter, the job, and one item for the step
 
 
 def _floored_parts(values: Vector, setups: Setups) -> tuple[Vector, Vector]:

@@ -18,21 +18,20 @@ ALPHA_C, BETA_C, ALPHA_R, BETA_R, ALPHA_N, BETA_N, GAMMA = range(7)  # the order
 class Setups(NamedTuple):
     """The inputs of the step-time formula, as arrays with one item for each step."""
 
-    batch: Vector  # the samples of each worker in the step
+    batch: Vector  # samples of each worker
     near: Vector  # 1 where two or more workers reduce on one host, else 0
-    far: Vector  # 1 where two or more workers reduce on several hosts, else 0
-    more: Vector  # the number of workers beyond two, at least 0
+    far: Vector  # the same on several hosts
+    more: Vector  # workers beyond two
 
 
 def setups_of_steps(workers: Vector, hosts: Vector, batch: Vector) -> Setups:
-    """Return the inputs of the formula for the time of many steps."""
     far = np.where((workers > 1) & (hosts > 1), 1.0, 0.0)
     near = np.where(workers > 1, 1.0 - far, 0.0)
     return Setups(batch, near, far, np.maximum(workers - 2.0, 0.0))
 
 
 def parts_of_steps(values: Vector, setups: Setups) -> tuple[Vector, Vector]:
-    """Return the compute times and the reduction times of many steps, in seconds."""
+    """Return T_compute and T_reduce of many steps, in seconds."""
     compute = values[ALPHA_C] + values[BETA_C] * setups.batch
     near = setups.near * (values[ALPHA_R] + values[BETA_R] * setups.more)
     far = setups.far * (values[ALPHA_N] + values[BETA_N] * setups.more)
@@ -41,12 +40,12 @@ def parts_of_steps(values: Vector, setups: Setups) -> tuple[Vector, Vector]:
 
 def overlapped(compute: Vector, reduce: Vector, gamma: float | Vector) -> tuple[Vector, Vector]:
     """Return two terms of each step's time: t and (T_compute / t)^gamma + (T_reduce / t)^gamma."""
+    # Powers of the times themselves could underflow.
     longest = np.maximum(compute, reduce)
     return longest, (compute / longest) ** gamma + (reduce / longest) ** gamma
 
 
 def steps_s(parameters: Sequence[float], workers: Vector, hosts: Vector, batch: Vector) -> Vector:
-    """Return the predicted times of many steps in seconds, as an array."""
     values = np.array(parameters)
     compute, reduce = parts_of_steps(values, setups_of_steps(workers, hosts, batch))
     longest, powers = overlapped(compute, reduce, values[GAMMA])
@@ -56,7 +55,6 @@ def steps_s(parameters: Sequence[float], workers: Vector, hosts: Vector, batch: 
 def throughputs(
     parameters: Sequence[float], workers: int, hosts: int, batches: Sequence[float]
 ) -> list[float]:
-    """Return the predicted throughput of all workers together, for each batch in order."""
     each = np.array(batches, float)
     all_alike = np.full(len(each), workers), np.full(len(each), hosts)
     rates: list[float] = (workers * each / steps_s(parameters, *all_alike, each)).tolist()

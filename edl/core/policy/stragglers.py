@@ -39,23 +39,20 @@ class StragglerCause(StrEnum):
 
     COMPUTE = "computes"
     DATA = "loads its data"
-    NETWORK = "reduces"
+    NETWORK = "reduces"  # on all workers alike
 
 
 @dataclass(frozen=True)
 class Times(Record):
-    """The mean times of one worker over its last steps, each in seconds for one step."""
+    """The mean times of one worker over its last steps, each for one step."""
 
-    worker: int  # the number of the worker
-    host: str  # the name of the worker's host
-    samples: float  # the samples that the worker trained in a step, on average
-    # the worker's own time for computing: from its batch to its gradients, and the work with the
-    # mean gradients
-    compute_s: float
-    data_s: float = 0.0  # the time that the worker waited for its batch
-    # the time from the worker's gradients to the mean of all, waiting for other workers included
-    reduce_s: float = 0.0
-    steps: int = 1  # the number of steps that the means are over
+    worker: int
+    host: str
+    samples: float
+    compute_s: float  # from its batch to its gradients, and the work with the mean gradients
+    data_s: float = 0.0  # for which it waited for its batch
+    reduce_s: float = 0.0  # from its gradients to the mean of all, with the wait for others
+    steps: int = 1  # that the means are over
 
     @property
     def own_s(self) -> float:
@@ -65,15 +62,12 @@ class Times(Record):
 
 @dataclass(frozen=True)
 class StragglerReport:
-    """A finding about slow workers: which ones, and what they are slow at."""
+    """A finding about slow workers."""
 
-    # the numbers of the slow workers; empty: the network slows all workers alike
-    workers: tuple[int, ...]
-    host: str  # the name of the host, if these workers are all workers of one host; else empty
-    at: StragglerCause  # the activity that they are slow at
-    # the average speed of the slowest of them, relative to the median; for the network, the
-    # fraction of a step that is not spent on reducing
-    speed: float
+    workers: tuple[int, ...]  # empty: the network slows all workers alike
+    host: str  # if these are all workers of one host; else empty
+    at: StragglerCause
+    speed: float  # of the slowest of them; for the network, the part of a step without reducing
 
     def __str__(self) -> str:
         if self.at is StragglerCause.NETWORK:
@@ -83,16 +77,12 @@ class StragglerReport:
 
 
 class Mitigation(NamedTuple):
-    """The answer of `Stragglers`: measures against slow workers, and their reasons."""
+    """The answer of `Stragglers`: the workers apply the shares, the leader replaces."""
 
-    # worker number -> the fraction of its usual batch that the worker gets; workers that are not in
-    # it get all of it
-    shares: Mapping[int, float]
-    # the numbers of the workers that should be replaced, in ascending order; they are in `shares`,
-    # too
-    replace: tuple[int, ...]
-    findings: tuple[StragglerReport, ...]  # which workers are slow, and at what
-    state: State  # the state of the rule, for its next call
+    shares: Mapping[int, float]  # worker -> the fraction of its usual batch, if it is not all of it
+    replace: tuple[int, ...]  # some of these workers, in ascending order
+    findings: tuple[StragglerReport, ...]
+    state: State
 
 
 NO_MITIGATION = Mitigation({}, (), (), {})
@@ -100,27 +90,21 @@ NO_MITIGATION = Mitigation({}, (), (), {})
 
 @dataclass(frozen=True)
 class Stragglers:
-    """The rule for slow workers, with the settings of the table [stragglers] of a policy."""
+    """The rule for slow workers; each worker calls it every 10 steps, with the same result."""
 
-    # the weight, from 0 to 1, of a new step in the average speed of a worker
     forgets: float = setting(0.1, "of what was known of a speed, each step", least=0.0, most=1.0)
     slow_below: float = setting(
         0.8, "of the median speed: then a worker is a straggler", least=0.0, most=1.0
-    )  # the speed below which a worker is a straggler, from 0 to 1
+    )
     least_share: float = setting(
         0.5, "of a batch; who would get less is replaced", least=0.0, most=1.0
-    )  # the smallest fraction of a batch; a straggler that would get less is replaced
-    # the number of steps in a row for which a worker's average must be slow before it gets a
-    # smaller batch or is replaced
+    )
     patience_steps: int = setting(50, "steps for which it has to be slow", least=1)
-    # whether another worker takes the place of a straggler, where a slot is free, on another host
-    # if possible; if False, a straggler only gets a smaller batch, however small
     replaces: bool = setting(True, "another worker takes its place, where a slot is free")
-    # the least time between two replacements of slow workers on one host, in seconds
     again_s: float = setting(600.0, "until a host gets another replacement")
 
     def __call__(self, times: Sequence[Times], state: State) -> Mitigation:
-        # `times`: the step times of each worker since the last call.
+        # The state: worker, as a text -> {"speed": its average, "steps": how many it was slow}.
         times = [one for one in times if one.samples > 0 and one.own_s > 0]
         if len(times) < 3:
             return Mitigation({}, (), (), state)
@@ -174,12 +158,12 @@ def data_part(times: Sequence[Times]) -> float:
 
 
 def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
-    """The times of the workers that need longest for computing and data, the longest first"""
+    """Return the times of those who need longest for computing and data, the longest first."""
     return tuple(sorted(times, key=lambda one: -one.own_s)[:SHOWN])
 
 
 def _network(times: Sequence[Times]) -> list[StragglerReport]:
-    """Return a list with one finding if the network is slow, else an empty list."""
+    # Whoever all others wait for waits for nobody: the shortest reduction is the network's time.
     reduce_s = min(one.reduce_s for one in times)
     own_s = max(one.own_s for one in times)
     if reduce_s <= own_s:
@@ -193,8 +177,8 @@ def _rate(one: Times) -> float:
 
 def _at(one: Times, times: Sequence[Times]) -> StragglerCause:
     """Return what makes a worker slow: waiting for its data, or computing."""
-    # For each of the two, the worker's excess is its time minus the median over all workers for as
-    # many samples, because a smaller batch is loaded and computed sooner.
+    # By the excess over the median for as many samples: a smaller batch is loaded and computed
+    # sooner.
     usual = median(other.data_s / max(1.0, other.samples) for other in times)
     more_data = one.data_s - usual * one.samples
     usual = median(other.compute_s / max(1.0, other.samples) for other in times)

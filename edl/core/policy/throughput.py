@@ -25,11 +25,9 @@ class Throughput(HillClimbing):
 
     threshold: float = setting(
         0.1, "a worker more must bring this part of what one of the present ones does"
-    )  # the fraction of an old worker's throughput that each additional worker must exceed
+    )
 
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return a comparison that says whether `more` workers instead of `fewer` pay, and why."""
-        # `now`: the observed job, in which both numbers of workers were measured.
         share = marginal_share(now, fewer, more)
         what = ordinal(more) if more == fewer + 1 else f"{more - fewer} more than {fewer}"
         pays = share > self.threshold
@@ -43,8 +41,7 @@ class Throughput(HillClimbing):
 
 
 def marginal_share(now: Observation, fewer: int, more: int) -> float:
-    """Return the throughput that each additional worker brings, relative to that of each old one"""
-    # `now`: the observed job, in which both numbers of workers were measured.
+    """Return the throughput of each additional worker, relative to that of each old one."""
     base, gain = now.seen[fewer].samples_per_s, now.seen[more].samples_per_s
     each = base / fewer
     return ((gain - base) / (more - fewer)) / each if each > 0 else 0.0

@@ -22,16 +22,13 @@ SUM, MEAN, MAX = "sum", "mean", "max"
 class Votes:
     """The size rule `votes`, which follows what scripts return to `on_interval`."""
 
-    # how the votes of the workers become one number: `sum`, `mean` (rounded) or `max` (the largest
-    # vote, so workers leave only if all ask for that)
+    # With `max` workers leave only if all ask for that.
     together: str = setting(
         SUM, "how the workers' wishes become one: sum, mean or max", choices=(SUM, MEAN, MAX)
     )
-    # the least time between two changes of the size, in seconds
     every_s: float = setting(60.0, "between two changes")
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        # `now_s`: the time in seconds since training began.
         if now.awaits or not now.size_changes:
             why = "the last change is under way" if now.awaits else "no worker wishes anything"
             return Suggestion(now.np, f"stays at {now.np}: {why}", state)
