@@ -287,8 +287,8 @@ def _reports(
     seen: HostObservation,
     runs: Mapping[tuple[str, str], Sequence[RunProcess]],
 ) -> dict[str, JobReport]:
-    """What this host reports of each job that is assigned to it or lives on it, by job name"""
     """Return what this host reports of each job that is assigned to it or lives on it."""
+    living: dict[str, list[RunProcess]] = {}
     for (job, _), processes in sorted(runs.items()):
         # Processes of former runs count, too: they may use the devices.
         living.setdefault(job, []).extend(processes)

@@ -82,7 +82,7 @@ class Jsa:
         return Allocation(place_slots(sizes, cluster), reasons, cluster.state, batches)
 
     def _scaling(self, job: ClusterJob, slots_a_node: int, slots: int) -> JobScaling:
-        """Return the relative throughput F_j(k) of a job for each number of slots k, and its batch."""
+        """Return the relative throughput F_j(k) of a job for each number of slots k."""
         low, high = self._range(job)
         scaling = JobScaling(job)
         unit = job.batches[1]
