@@ -68,7 +68,7 @@ class FleetOptions:
 class LeaseOwner:
     """The cluster that borrows hosts."""
 
-    cluster: str  # its name
+    cluster: str
     secret: str
     secret_file: Path
     zookeeper: str  # its ZooKeeper servers
