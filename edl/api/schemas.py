@@ -78,9 +78,9 @@ def _plain_tuples(schema: Any) -> None:
 
 def _manifest_schemas() -> dict[str, Any]:
     """Return the schemas of what users write as a manifest, by their names as components."""
-    # Over HTTP the working directory must be given, because a sender has none.
     schema = manifest_schema()
     schema["properties"]["cwd"].update(pattern="^/", minLength=1)
+    # a sender has no working directory
     schema["required"] = [*schema["required"], "cwd"]
     text = json.dumps(schema).replace("#/$defs/", f"{_REFERENCE}{MANIFEST}")
     moved = json.loads(text)

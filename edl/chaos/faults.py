@@ -94,8 +94,6 @@ class Chaos:
 
     def run(self) -> Iterator[Fault]:
         """Cause the plan's faults one after the other; yield each once its outcome is known."""
-        # UsageError: the job does not run (any more) when this begins, or does not allow an action
-        # because it was started without `edl run --chaos`.
         snapshot = self._snapshot()
         if snapshot.job.state is not JobState.RUNNING:
             raise UsageError(f"job {snapshot.job.name} {snapshot.job.state.phrase}")

@@ -383,7 +383,7 @@ class ControllerTerm:
             self._writer.keep_measured(job.name, now)
 
     def _tidy(self, read: LeaderRecords) -> None:
-        """Remove records of ended jobs that are not kept; now and then also old events and hosts."""
+        """Remove records of ended jobs that are not kept; at times also old events and hosts."""
         self._removed_s = time.monotonic()
         doomed = jobs_to_remove(read.snapshot.jobs, self._now_s())
         self._remover.remove(doomed, read.secrets, read.unread)

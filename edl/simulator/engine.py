@@ -109,9 +109,6 @@ def simulate(
     """Run all jobs to their ends under virtual time, and return the times of each job."""
     # `on_time`: is called after each decision, with the seconds since the first submission and the
     # number of jobs that have ended; None: nothing is called.
-    # UsageError: a job requests more slots than there are, two jobs have the same name, the step
-    # time on a placement was not measured, nodes would fail too often to be computed, or the policy
-    # lets jobs wait for ever.
     check_jobs(jobs, nodes)
     begin_s = _begin_s(jobs, rules.interval_s)
     jobs = [replace(job, arrival_s=job.arrival_s - begin_s) for job in jobs]
@@ -232,8 +229,6 @@ class _Simulation:
 
     def move(self) -> None:
         """Advance time and all jobs until the next decision, or until a node fails or comes back"""
-        # UsageError: jobs wait and no later event is possible, or a job's step time was not
-        # measured.
         if self.rules.interference:
             self._let_interfere()
         then_s = self._next_decision_s()
@@ -384,8 +379,6 @@ class _QueueRun(_Simulation):
 
     def move(self) -> None:
         """Advance time until a job arrives or ends, and free the slots of jobs that have ended."""
-        # UsageError: jobs wait, and no job runs or is to come; or the step time of a job was not
-        # measured.
         end_s = self.running[0][0] if self.running else math.inf
         then_s = min(end_s, self.coming[-1].submission.arrival_s if self.coming else math.inf)
         if then_s == math.inf:
@@ -405,7 +398,6 @@ class _QueueRun(_Simulation):
         """Start the waiting jobs that the policy gives slots; with `drop`, reject all others."""
         # The policy is not asked if, since the last decision, no job has arrived or ended that
         # could let a job start.
-        # UsageError: the step time of a job was not measured.
         if self.active or self.running:
             self.decisions += 1
         if self.changed:
@@ -418,7 +410,6 @@ class _QueueRun(_Simulation):
 
     def _start(self) -> None:
         """Start waiting jobs: ask the policy about the first 1, then the next 2, 4, and so on."""
-        # UsageError: the step time of a job was not measured.
         count = 1 if self.in_order else len(self.active)
         while self.active:
             nodes = [node for node in self.free.values() if node.slots]

@@ -114,7 +114,6 @@ class Progress:
 
     def advance(self, now_s: float, seconds: float) -> None:
         """Train the job for a time."""
-        # UsageError: the step time with these slots was not measured.
         if not self._size or self.end_s is not None or seconds <= 0:
             return
         self._seen = None
@@ -157,7 +156,6 @@ class Progress:
 
     def ends_after_s(self) -> float:
         """The seconds until the job ends if nothing changes, the rest of its pause included"""
-        # UsageError: the step time with these slots was not measured.
         if not self._size:
             return float("inf")
         if self._coming:
@@ -225,7 +223,6 @@ class Progress:
         """Return the job's present progress per second, in the unit of its work."""
         # The first call after a change of slots, batch or interference, or in a new epoch, computes
         # the rate and also records a measured step of the job; later calls return the same rate.
-        # UsageError: the step time with these slots was not measured.
         if self._rate is None:
             self._rate = self._rate_in(self.epoch)
             self._measure()
@@ -240,6 +237,5 @@ class Progress:
         self._steps.setdefault((step.hosts, step.workers, step.batch), step)
 
     def _rate_in(self, epoch: int) -> float:
-        # UsageError: the step time with these slots was not measured.
         rate = self.submission.work.rate(self._slots, self.batch, epoch)
         return rate * (1.0 - self.slowdown) * self.speed

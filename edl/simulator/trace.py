@@ -129,8 +129,6 @@ class _TraceLine:
     def _measured(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
         """Return the job of a row with an application that Pollux measured, and the row's batch."""
         # The most slots that a policy may give it are also limited by what was measured.
-        # UsageError: the application is unknown, was not measured with that batch or so many slots,
-        # or a limit is not allowed; or scipy is not installed.
         known, wanted = measured_applications(), self._text("application")
         if wanted not in known:
             raise UsageError(

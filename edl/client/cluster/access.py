@@ -95,7 +95,7 @@ def store_of_job(session: Session, job: str | None, cluster: str | None) -> Clus
 
 
 def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
-    """The records of the cluster that a user means, for a command that needs none; or None"""
+    """Return the records of the cluster that a command may be about; None: none is meant."""
     named = cluster or config.load().cluster
     if named or parsed_word(config.load().secret or ""):
         return open_cluster_store(session, named)

@@ -32,7 +32,7 @@ class LogEnd(Record):
 
 
 class ClusterJobLogs:
-    """A reader of the logs of a job's workers on all hosts, that remembers how far each was read"""
+    """A reader of the logs of a job's workers on all hosts; it remembers how far each was read."""
 
     def __init__(self, store: ClusterStore, job: str, worker: str | None) -> None:
         access = store.nodes.session.access
@@ -87,7 +87,7 @@ class ClusterJobLogs:
         return tuple(self._logs)
 
     def end(self, log: HostedLog, last_bytes: int) -> bytes:
-        """Return the last bytes of `log`; empty if its host, which is then silent, or it is gone"""
+        """Return the last bytes of `log`; empty if it is gone, or its host silent."""
         try:
             return b"".join(self._hosts[log.host].read(self._job, log.name, last_bytes))[
                 -last_bytes:

@@ -95,8 +95,7 @@ def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
 def _runs_and_measured(
     store: ClusterStore, names: Sequence[str]
 ) -> tuple[Mapping[str, RunRecords], Mapping[str, MeasuredThroughput], Mapping[str, str]]:
-    """Return the present or last runs of the jobs called `names`, and what runs have measured."""
-    # Both are by the name of the job, and have no job that was never started.
+    """Return the last runs of jobs, what they have measured, and why some cannot be read."""
     session = store.nodes.session
     mine = session.access
     try:

@@ -238,7 +238,7 @@ class EdlPolicy:
         return found
 
     def _values(self, candidate: _Candidate, at: int, pools: Sequence[NodePool]) -> Values:
-        """Return what each number of a pool's slots is worth to a job, less the cost of a change."""
+        """Return what each number of slots is worth to a job, less the cost of a change."""
         one, own = candidate.curve, candidate.pool
         worth = candidate.price * pools[at].speed * one.speeds
         if candidate.held:

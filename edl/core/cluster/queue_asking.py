@@ -179,6 +179,7 @@ def _ask_queue(request: AllocationRequest, most: int) -> Decision:
 
 
 def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
+    """Return the jobs of a queue, so that a policy of fixed sizes lets small ones train on."""
     training = [one for one in jobs if one.size]
     if sum(max(one.job.manifest.requested_np, one.size) for one in training) <= most:
         return list(jobs)

@@ -131,7 +131,6 @@ class Application:
         """Return the seconds of a step, as the published oracle of Optimus predicts it."""
         # It is the time as measured, except that the oracle assumes that a job on a single slot
         # accumulates gradients even with the initial batch.
-        # UsageError: the placement with that batch is outside of what was measured.
         key = slots, batch
         if key not in self._step_s:
             local, more = self.split(sum(slots), batch, always=True)
@@ -141,7 +140,6 @@ class Application:
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
         """Return the progress of a training per second, in steps of the initial batch."""
-        # UsageError: the placement with that batch is outside of what was measured.
         key = slots, batch, epoch
         if key not in self._rates:
             local, more = self.split(sum(slots), batch)
@@ -153,7 +151,6 @@ class Application:
 
     def gain(self, batch: int, epoch: int) -> float:
         """Return the progress of a step of `batch` samples, in steps of the initial batch."""
-        # UsageError: the batch is smaller or larger than all that were measured.
         sqr, var = self._gradients(batch, epoch)
         return (var + sqr) / (var / (batch / self._batches[0]) + sqr)
 
@@ -161,7 +158,6 @@ class Application:
         self, slots: tuple[int, ...], batch: int, epoch: int
     ) -> tuple[StepTimeSample, float]:
         """Return a step time as the job itself would measure it, and the gradient noise scale."""
-        # UsageError: the placement with that batch is outside of what was measured.
         local, more = self.split(sum(slots), batch)
         step_s, sync_s = self.parts(slots, local)
         sqr, var = self._gradients(sum(slots) * local * (more + 1), epoch)
@@ -171,7 +167,6 @@ class Application:
     def steps_at(self, batch: int, epoch: int) -> float:
         """Return the number of steps of `batch` samples until the end of epoch `epoch`."""
         # Between two measured batches the number is interpolated.
-        # UsageError: the batch is smaller or larger than all that were measured.
         key = batch, epoch
         if key not in self._steps:
             low, high = self._around(batch)
@@ -181,8 +176,6 @@ class Application:
     def parts(self, slots: tuple[int, ...], local_batch: int) -> tuple[float, float]:
         """Return the seconds of a step without accumulation, and those of its synchronisation."""
         # Times that were not measured are interpolated.
-        # UsageError: the placement with that batch is outside of what was measured, or scipy is
-        # needed to interpolate and not installed.
         key = slots, local_batch
         if key not in self._parts:
             turned = min(slots[at:] + slots[:at] for at in range(len(slots)))
@@ -203,7 +196,6 @@ class Application:
         """Return the squared norm of the gradient, and its variance in the initial batch."""
         # Both are interpolated between the measured batches around `batch`, in epoch number `epoch`
         # (from 0).
-        # UsageError: the batch is smaller or larger than all that were measured.
         smaller, larger = self._around(batch)
         sqr = _between(batch, smaller.batch, larger.batch, smaller.grad_sqr, larger.grad_sqr, epoch)
         var = _between(batch, smaller.batch, larger.batch, smaller.grad_var, larger.grad_var, epoch)
@@ -212,7 +204,6 @@ class Application:
     def _around(self, batch: int) -> tuple[Validation, Validation]:
         """Return the measured trainings with the two nearest batches, below and above `batch`."""
         # If the batch itself was measured, both are the training with it.
-        # UsageError: the batch is smaller or larger than all that were measured.
         smallest, largest = self.batches
         if not smallest <= batch <= largest:
             raise UsageError(

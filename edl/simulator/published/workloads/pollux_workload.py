@@ -44,17 +44,14 @@ class Oracle:
         """Return the seconds of a step, as the published oracle of Optimus has them."""
         # They are as measured, but a single slot counts as accumulating gradients even with the
         # initial batch.
-        # UsageError: the placement with that batch is outside of what was measured.
         return self.application.predicted_step_s(slots, batch)
 
     def efficiency(self, batch: int) -> float:
         """Return the measured statistical efficiency of the global batch `batch` in this epoch."""
-        # UsageError: the batch is smaller or larger than all that were measured.
         return self.application.gain(batch, self.epoch) * self.application.batches[0] / batch
 
     def steps_left(self, batch: int) -> float:
         """Return the steps of `batch` samples in all epochs after this one; 1 in the last epoch."""
-        # UsageError: the batch is smaller or larger than all that were measured.
         last = self.application.epochs - 1
         if self.epoch >= last:
             return 1.0
@@ -81,7 +78,6 @@ class ApplicationWork:
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
         """Return the measured progress a second in an epoch, in steps of the initial batch."""
-        # UsageError: the placement with that batch is outside of what was measured.
         return self.application.rate(slots, batch, epoch)
 
     def model(self, epoch: int, progress: float) -> Oracle:
@@ -91,7 +87,6 @@ class ApplicationWork:
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time and the gradient noise scale that the job would measure."""
-        # UsageError: the placement with that batch is outside of what was measured.
         return self.application.observed(slots, batch, epoch)
 
 
@@ -136,7 +131,6 @@ def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
 
 def check_measured(slots: int) -> None:
     """Raise an error if the measurements cannot be used with nodes of `slots` slots."""
-    # UsageError: the nodes have more slots than the measured nodes, or scipy is missing.
     if slots > SLOTS:
         raise UsageError(
             f"the published measurements have nodes of 1 to {SLOTS} slots, not of {slots}"
