@@ -107,8 +107,6 @@ def simulate(
     on_time: OnTime | None = None,
 ) -> Result:
     """Run all jobs to their ends under virtual time, and return the times of each job."""
-    # `on_time`: is called after each decision, with the seconds since the first submission and the
-    # number of jobs that have ended; None: nothing is called.
     check_jobs(jobs, nodes)
     begin_s = _begin_s(jobs, rules.interval_s)
     jobs = [replace(job, arrival_s=job.arrival_s - begin_s) for job in jobs]
@@ -134,7 +132,8 @@ def simulate(
 
 def _begin_s(jobs: Sequence[SubmittedJob], interval_s: float) -> float:
     """Return the time on the clock of the trace, in seconds, at which the simulated clock is 0."""
-    # It may be the clock of a computer, which counts the seconds since 1970.
+    # It may count the seconds since 1970: a float of that size cannot tell apart times that differ
+    # by less than a microsecond.
     first_s = min((job.arrival_s for job in jobs), default=0.0)
     unit_s = interval_s or DAY_S
     return max(0.0, first_s // unit_s - 1) * unit_s
@@ -228,7 +227,7 @@ class _Simulation:
         return len(self.active) + len(self.coming)
 
     def move(self) -> None:
-        """Advance time and all jobs until the next decision, or until a node fails or comes back"""
+        """Advance time and all jobs to the next decision, or until a node fails or comes back."""
         if self.rules.interference:
             self._let_interfere()
         then_s = self._next_decision_s()
@@ -251,7 +250,6 @@ class _Simulation:
 
     def decide(self) -> None:
         """Ask the policy, and give the jobs the slots and the batches of its decision."""
-        # With `Rules.drop`, jobs that were never given slots are rejected.
         if not self.active:
             return
         self.decided_s = self.now_s

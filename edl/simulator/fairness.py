@@ -32,8 +32,6 @@ def with_isolated(
     submissions: Sequence[SubmittedJob], results: Sequence[JobResult], nodes: Sequence[Node]
 ) -> tuple[JobResult, ...]:
     """Return `results` in the same order, with `isolated_s` set unless the job was rejected."""
-    # It is the time that the job would take alone on 1/N of the cluster's slots, if on average N
-    # jobs (itself included) were in the cluster while it was there.
     beside = mean_beside(results)
     slots, largest = total(nodes), max(node.slots for node in nodes)
     return tuple(

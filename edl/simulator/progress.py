@@ -18,6 +18,7 @@ from edl.simulator.work import SubmittedJob
 
 def same_s(at_s: float) -> float:
     """Return the tolerance in seconds within which two times near `at_s` count as equal."""
+    # Times are sums of floats, so equal times may differ a little.
     return max(1e-6, 4 * math.ulp(at_s))
 
 
@@ -31,7 +32,7 @@ class _Newcomers:
 
 
 class Progress:
-    """The course of one submitted job under virtual time: its progress, slots, batch and history"""
+    """The course of one job under virtual time: its progress, slots, batch and history."""
 
     def __init__(
         self, submission: SubmittedJob, whole_seconds: bool, keeps_start: bool = False
@@ -100,7 +101,6 @@ class Progress:
 
     def reject(self, now_s: float) -> None:
         """Mark the job as rejected, and as ended at the virtual time `now_s`, in seconds."""
-        # The caller makes sure that the job has never had slots.
         self.dropped, self.end_s = True, now_s
 
     def slow_down(self, part: float) -> None:
@@ -113,7 +113,7 @@ class Progress:
         self._set(AllocationChange(now_s, SlotChange.FAILURE, ()), cost)
 
     def advance(self, now_s: float, seconds: float) -> None:
-        """Train the job for a time."""
+        """Train the job for a time, or until it ends."""
         if not self._size or self.end_s is not None or seconds <= 0:
             return
         self._seen = None

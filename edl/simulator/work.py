@@ -26,7 +26,7 @@ class JobWork(Protocol):
         """Return the progress at which epoch number `epoch`, counted from 0, ends."""
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Return the job's progress per second, above 0, in the unit of this kind of work."""
+        """Return the progress per second, without interference, on nodes of relative speed 1."""
 
     def model(self, epoch: int, progress: float) -> TrainingModel:
         """Return the model by which policies predict the job's step time and remaining steps."""

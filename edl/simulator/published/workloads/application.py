@@ -74,11 +74,6 @@ class Validation:
 class Application:
     """A measured application: its step times, and the progress of its steps, by interpolation."""
 
-    # `validations`: the trainings that were measured, one for each batch; at least one.
-    # `timed`: the step times that were measured by placement; at least one.
-    # `scaled`: the step times that were measured by numbers of nodes and slots.
-    # `max_local_batch`: the largest local batch that fits into a slot; None: the largest measured.
-
     def __init__(
         self,
         name: str,
@@ -110,18 +105,14 @@ class Application:
 
     def end_of(self, epoch: int) -> float:
         """Return the progress at which epoch `epoch` ends, in steps of the initial batch."""
-        # Of all measured trainings it is the least progress at the end of that epoch.
         return self._ends[epoch]
 
     def split(self, slots: int, batch: int, always: bool = False) -> tuple[int, int]:
-        """Divide a global batch among `slots` slots, and each share into batches that fit a slot"""
-        # Shares are rounded up, so all slots together may train a few samples more than `batch`,
-        # but not more than the largest measured batch. A single slot accumulates at least once if
-        # the batch is larger than the initial one, because the noise is estimated from two
-        # gradients.
+        """Divide a global batch among slots, and each share into batches that fit a slot."""
         smallest, largest = self.batches
         local = math.ceil(batch / slots - EPS)
         more = math.ceil(local / self.max_local_batch - EPS) - 1
+        # The noise is estimated from two gradients.
         if slots == 1 and (always or batch > smallest):
             more = max(1, more)
         local = math.ceil(local / (more + 1) - EPS)

@@ -42,8 +42,6 @@ class Oracle:
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the seconds of a step, as the published oracle of Optimus has them."""
-        # They are as measured, but a single slot counts as accumulating gradients even with the
-        # initial batch.
         return self.application.predicted_step_s(slots, batch)
 
     def efficiency(self, batch: int) -> float:
