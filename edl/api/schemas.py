@@ -46,7 +46,6 @@ def takes(*names: tuple[str, str]) -> dict[str, Any]:
 
 
 def takes_record(record: type[Any]) -> dict[str, Any]:
-    """Return the part of an OpenAPI description of a route whose request has `record` as JSON."""
     _RECORDS.setdefault(record.__name__, record)
     return takes((JSON, record.__name__))
 

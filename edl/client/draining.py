@@ -63,7 +63,7 @@ def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, 
 
 
 def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimits = USUAL) -> str:
-    # few workers would be left.
+    """Let a host leave the job, wait until it has left, and return a sentence that says so."""
     what = f"drain host {name} of job {store.name}"
     _check_host(running(store, what, limits), name)
     late = f"it was asked to, and may still do that (see `edl status {store.name}`)"

@@ -258,9 +258,9 @@ class _Build:
         return work / "source" / f"horovod-{VERSION}"
 
     def _download(self, work: Path, archive: Path, env: Mapping[str, str]) -> None:
+        """Download Horovod's source distribution, check it, and put it into the cache."""
         # pip knows the user's index, proxy and certificates. It asks each source distribution
         # for its metadata; without isolation that takes our setuptools and about a second.
-        """Download Horovod's source distribution, check it, and put it into the cache."""
         requirement = work / "requirements.txt"
         requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
         self._pip(

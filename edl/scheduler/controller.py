@@ -178,7 +178,6 @@ class Controller:
             return LOOK_S
 
     def _lengthen_sessions(self) -> None:
-        """Ask for longer sessions if one was lost."""
         of_runs = [] if self._term is None else self._term.run_sessions.sessions
         for session in (self._session, *of_runs):
             wanted_s = min(MOST_SESSION_S, SESSION_S * 2.0 ** max(0, session.epoch - 1))

@@ -56,7 +56,6 @@ class LivenessServer:
         self._thread.join(ASK_S)
 
     def _answer(self) -> None:
-        """Accept and close connections, until the socket is closed."""
         while True:
             try:
                 self._socket.accept()[0].close()

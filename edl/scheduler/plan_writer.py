@@ -133,7 +133,6 @@ class _Writes(NamedTuple):
 
     @classmethod
     def of(cls, writes: Sequence[Write]) -> _Writes:
-        """Return `writes` with their size."""
         return cls(writes, byte_count(writes))
 
 

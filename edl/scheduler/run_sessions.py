@@ -129,7 +129,6 @@ class RunSessions:
 
     @property
     def sessions(self) -> list[FencedSession]:
-        """The sessions that are open."""
         return [group.session for group in self._groups if group.session is not None]
 
     def session_of(self, job: str) -> FencedSession:

@@ -354,7 +354,8 @@ class _Simulation:
 class _QueueRun(_Simulation):
     """The state of a simulation whose policy only starts jobs: a faster `_Simulation`."""
 
-    # Such a policy (`QueuePolicy`) never takes slots from a job.
+    # The end of a job is known when it starts, for such a policy (`QueuePolicy`) never takes slots
+    # away. It is asked about the waiting jobs and the free slots alone.
 
     def __init__(
         self,
@@ -394,11 +395,9 @@ class _QueueRun(_Simulation):
 
     def decide(self) -> None:
         """Start the waiting jobs that the policy gives slots; with `drop`, reject all others."""
-        # The policy is not asked if, since the last decision, no job has arrived or ended that
-        # could let a job start.
         if self.active or self.running:
             self.decisions += 1
-        if self.changed:
+        if self.changed:  # else nothing has come or gone that could let a job start
             self._start()
         self.changed = False
         if self.rules.drop:

@@ -155,7 +155,7 @@ class Progress:
                 self.end_s = now_s
 
     def ends_after_s(self) -> float:
-        """The seconds until the job ends if nothing changes, the rest of its pause included"""
+        """Return the seconds until the job ends if nothing changes, its pause included."""
         if not self._size:
             return float("inf")
         if self._coming:
@@ -192,7 +192,7 @@ class Progress:
         )
 
     def _set(self, moment: AllocationChange, cost: ResizeCost) -> None:
-        """Change a job's slots, add the change to the history, and begin the pause that it costs"""
+        """Change the job's slots, note it in the history, and begin the pause that it costs."""
         slots = tuple(count for _, count in moment.placement)
         newcomers = self._newcomers(moment, slots, cost)
         if newcomers is not None:
@@ -208,7 +208,7 @@ class Progress:
     def _newcomers(
         self, moment: AllocationChange, slots: tuple[int, ...], cost: ResizeCost
     ) -> _Newcomers | None:
-        """Return the newcomers that a change of slots lets come; None if it takes effect at once"""
+        """Return the newcomers that a change of slots lets come; None: it takes effect at once."""
         change = moment.change
         if change is SlotChange.LEAVE and self._coming and sum(slots) > sum(self._slots):
             last = self._coming[-1]
@@ -221,19 +221,16 @@ class Progress:
 
     def _rate_now(self) -> float:
         """Return the job's present progress per second, in the unit of its work."""
-        # The first call after a change of slots, batch or interference, or in a new epoch, computes
-        # the rate and also records a measured step of the job; later calls return the same rate.
-        if self._rate is None:
+        if self._rate is None:  # after a change, or in a new epoch
             self._rate = self._rate_in(self.epoch)
             self._measure()
         return self._rate
 
     def _measure(self) -> None:
         """Record the step time and gradient noise scale with the job's slots and batch."""
-        # Of each combination of nodes, slots and local batch, only the step time measured there at
-        # first is kept.
         work = self.submission.work
         step, self._noise_scale = work.observed(self._slots, self.batch, self.epoch)
+        # only the first step time of each combination
         self._steps.setdefault((step.hosts, step.workers, step.batch), step)
 
     def _rate_in(self, epoch: int) -> float:

@@ -132,7 +132,6 @@ def _meant(found: list[Access], secret: str | None) -> list[Access]:
 
 
 def _unknown_secret(name: str, secret: str | None) -> str:
-    """Return the message for a cluster that no secret opens that is known here."""
     tried = candidates(config.state_dir(), name, secret or config.load().secret, of=CLUSTERS)
     what = "is another than those known here" if tried else "is not known here"
     return (

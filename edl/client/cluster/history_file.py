@@ -157,7 +157,6 @@ class HistoryFile:
         return tuple(AuditEntry.from_json(json.loads(row[0])) for row in rows)
 
     def _read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Return the rows that `query` finds with the `values`."""
         chosen = self._chosen
         with _opened(chosen or self._path) as db:
             return db.execute(query, values).fetchall() if chosen else []
@@ -228,7 +227,6 @@ def _remove(path: Path) -> None:
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> DataError:
-    """Return the error of a file that SQLite cannot use because of `error`."""
     return DataError(
         f"the history in {path} cannot be used: {error}; if the disk has room, delete "
         "that file: it is made again from the cluster's events"
@@ -352,7 +350,6 @@ def _end_all(db: sqlite3.Connection) -> None:
 
 
 def _write_jobs(db: sqlite3.Connection, jobs: Mapping[int, JobHistoryState]) -> None:
-    """Write the rows of `jobs`, by submission."""
     db.executemany(
         "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
         (

@@ -54,7 +54,6 @@ class ClusterJobLogs:
 
     @property
     def found(self) -> bool:
-        """Whether the last `look` has found a log."""
         return bool(self._logs)
 
     def look(self) -> None:
@@ -83,7 +82,6 @@ class ClusterJobLogs:
 
     @property
     def logs(self) -> tuple[HostedLog, ...]:
-        """The logs that the last `look` has found and that are to be read."""
         return tuple(self._logs)
 
     def end(self, log: HostedLog, last_bytes: int) -> bytes:
@@ -104,7 +102,6 @@ class ClusterJobLogs:
             yield log, self._parts(log)
 
     def _parts(self, log: HostedLog) -> Iterator[bytes]:
-        """Yield the parts of one log that were written since the last call."""
         if log.host in self.silent:
             return
         place = self._places.get(log, BEGINNING)

@@ -65,7 +65,6 @@ def plan_now(
 def plan_with_host(
     store: ClusterStore, slots: int, labels: Mapping[str, str]
 ) -> tuple[JobPlan, ...]:
-    """Return the slots that each job of a cluster would get if there were one more host."""
     view = with_new_host(read_view(store), slots, labels)
     return job_plans(view, plan(with_new_decision(view), policy_of(view.settings), time.time()))
 

@@ -32,7 +32,6 @@ class QueueClient:
         From the first queue on, each job must name one by ``queue`` in its manifest.
 
         Args:
-            name: the name of the queue.
             quota: its guaranteed slots; a new queue has 0.
             weight: its share of the slots that no quota needs; a new queue has 1.
             most: the most slots that its jobs may have together; 0 for no limit.

@@ -23,8 +23,10 @@ class TenantClient:
             return store.tenants.names()
 
     def delete(self, name: str) -> int:
-        """Remove a tenant without jobs and secrets; its own secret opens nothing any more."""
-        # how many nodes of its inbox stay, as the tenant has made others below them; then its name
-        # stays taken, and a repeated call tries again
+        """Remove a tenant without jobs and secrets; its secret opens nothing any more.
+
+        Return how many nodes of its inbox stay, as the tenant has made others below them: then its
+        name stays taken, and a repeated call tries again.
+        """
         with self._open() as store:
             return store.tenants.delete(name)

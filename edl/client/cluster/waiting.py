@@ -36,7 +36,6 @@ class JobCondition(Enum):
 
     @property
     def state(self) -> LifeState:
-        """The state of a job in which the condition is met: RUNNING or ENDED."""
         return LifeState.RUNNING if self is JobCondition.TRAINS else LifeState.ENDED
 
 
@@ -99,7 +98,6 @@ def events(
     unreadable: OnUnreadable = leave_out,
 ) -> list[tuple[int, ClusterEvent]]:
     """Return (number, event) for the events of the cluster, or only those about `job`."""
-    # without those that a newer edl has written and this one cannot read
     found = store.events.read_known(after, unreadable)
     return [one for one in found if job is None or one[1].job == job]
 

@@ -73,7 +73,6 @@ class FleetRunner:
         self._thread = threading.Thread(target=self._run, name="edl-fleet", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask the engine."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -140,7 +140,6 @@ class RayCalls:
                 self._ray.kill(actor)
 
     def log(self, name: str) -> str:
-        """Return the end of the output of the `edl host` of a lease."""
         return self._logs.get(name, "")
 
     def _one(self, name: str) -> tuple[str, str, str]:
@@ -205,7 +204,6 @@ def answer_requests(ray: Any) -> None:
 
 
 def call_ray() -> None:
-    """Import Ray, and answer requests."""
     sys.path.pop(0)  # the directory of this file has modules of edl
     import ray
     import ray.util.scheduling_strategies

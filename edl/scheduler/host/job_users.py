@@ -96,7 +96,6 @@ def job_users(words: Sequence[str]) -> JobUsers:
 
 
 def _user(name: str) -> JobUser:
-    """Return the user called `name`; raise a UsageError if there is none."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:

@@ -265,7 +265,6 @@ class HostKeeper:
                 return
 
     def _register(self) -> None:
-        """Offer the host in the present session."""
         epoch = self._session.epoch
         self._registration.register(self._offer, is_dead)
         self._epoch = epoch

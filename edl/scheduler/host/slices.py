@@ -145,7 +145,6 @@ def _remove(name: str) -> None:
 
 
 def _slices(pattern: str) -> list[str]:
-    """Return the names of the slices that match `pattern`."""
     words = ("list-units", "--all", "--type=slice", "--plain", "--no-legend", pattern)
     found = _run(("systemctl", *words))
     lines = [] if isinstance(found, str) else found.stdout.splitlines()

@@ -120,10 +120,9 @@ class Application:
 
     def predicted_step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the seconds of a step, as the published oracle of Optimus predicts it."""
-        # It is the time as measured, except that the oracle assumes that a job on a single slot
-        # accumulates gradients even with the initial batch.
         key = slots, batch
         if key not in self._step_s:
+            # The oracle assumes that a single slot accumulates even with the initial batch.
             local, more = self.split(sum(slots), batch, always=True)
             step_s, sync_s = self.parts(slots, local)
             self._step_s[key] = step_s + (step_s - sync_s) * more
@@ -157,7 +156,6 @@ class Application:
 
     def steps_at(self, batch: int, epoch: int) -> float:
         """Return the number of steps of `batch` samples until the end of epoch `epoch`."""
-        # Between two measured batches the number is interpolated.
         key = batch, epoch
         if key not in self._steps:
             low, high = self._around(batch)
@@ -166,7 +164,6 @@ class Application:
 
     def parts(self, slots: tuple[int, ...], local_batch: int) -> tuple[float, float]:
         """Return the seconds of a step without accumulation, and those of its synchronisation."""
-        # Times that were not measured are interpolated.
         key = slots, local_batch
         if key not in self._parts:
             turned = min(slots[at:] + slots[:at] for at in range(len(slots)))
@@ -185,8 +182,6 @@ class Application:
 
     def _gradients(self, batch: int, epoch: int) -> tuple[float, float]:
         """Return the squared norm of the gradient, and its variance in the initial batch."""
-        # Both are interpolated between the measured batches around `batch`, in epoch number `epoch`
-        # (from 0).
         smaller, larger = self._around(batch)
         sqr = _between(batch, smaller.batch, larger.batch, smaller.grad_sqr, larger.grad_sqr, epoch)
         var = _between(batch, smaller.batch, larger.batch, smaller.grad_var, larger.grad_var, epoch)
@@ -194,7 +189,6 @@ class Application:
 
     def _around(self, batch: int) -> tuple[Validation, Validation]:
         """Return the measured trainings with the two nearest batches, below and above `batch`."""
-        # If the batch itself was measured, both are the training with it.
         smallest, largest = self.batches
         if not smallest <= batch <= largest:
             raise UsageError(
@@ -207,20 +201,18 @@ class Application:
 
     def _interpolate(self, nodes: int, slots: int, local_batch: int) -> tuple[float, float] | None:
         """Return the seconds of a step and of its synchronisation, by interpolation."""
-        # Outside of what was measured both are NaN; the result is never None.
         if self._interpolator is None:
             coordinates = [point[:3] for point in self._points]
             values = [point[3:] for point in self._points]
             self._interpolator = interpolator()(coordinates, values)
         at = [min(nodes, MOST_NODES), slots, local_batch]
-        step_s, sync_s = self._interpolator(at)[0]
+        step_s, sync_s = self._interpolator(at)[0]  # NaN outside of what was measured
         return float(step_s), float(sync_s)
 
 
 def interpolator() -> Any:
     """Import scipy and return its class LinearNDInterpolator."""
-    # It is imported only when this function is called, because the import takes a while.
-    try:
+    try:  # the import takes a while
         from scipy.interpolate import LinearNDInterpolator
     except ImportError:
         raise UsageError(
@@ -232,8 +224,6 @@ def interpolator() -> Any:
 
 def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[float, ...]]:
     """Return the measurements to interpolate, as (nodes, slots, local batch, step_s, sync_s)."""
-    # `timed`: the step times that were measured by placement.
-    # `scaled`: the step times that were measured by numbers of nodes and slots.
     alike: dict[tuple[int, int, int], list[Timed]] = defaultdict(list)
     for one in timed:
         alike[len(one.slots), sum(one.slots), one.local_batch].append(one)
@@ -245,14 +235,14 @@ def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[floa
         )
         for key in sorted(alike)
     ]
+    # Points on one sphere can be triangulated in several ways. Their order, which is that of the
+    # published simulator, decides which one is used.
     return means + [tuple(map(float, one)) for one in scaled]
 
 
 def _along(measured: Sequence[Timed], local_batch: int) -> tuple[float, float] | None:
     """Interpolate the seconds of a step and of its synchronisation linearly in the local batch."""
-    # The result is the pair of these two times; None if `local_batch` is smaller or larger than all
-    # that were measured.
-    # `measured`: the measurements on one placement, in ascending order of the local batch.
+    # `measured` is in ascending order of the local batch.
     batches = [one.local_batch for one in measured]
     if not batches[0] <= local_batch <= batches[-1]:
         return None
@@ -275,8 +265,6 @@ def _between(
     epoch: int,
 ) -> float:
     """Return a quantity for `batch` in an epoch, interpolated linearly between two batches."""
-    # `smaller`: the smaller measured batch.
-    # `larger`: the larger measured batch; it may be the same.
     if smaller == larger:
         return low[epoch]
     part = (batch - smaller) * high[epoch] + (larger - batch) * low[epoch]

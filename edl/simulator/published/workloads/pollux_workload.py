@@ -61,8 +61,6 @@ class Oracle:
 class ApplicationWork:
     """The work of a job of a measured application; progress is in steps of the initial batch."""
 
-    # The initial batch is the smallest with which the application was measured.
-
     application: Application  # the measured application that the job trains
 
     @property
@@ -80,7 +78,6 @@ class ApplicationWork:
 
     def model(self, epoch: int, progress: float) -> Oracle:
         """Return the model that policies get of the job in epoch `epoch`, counted from 0."""
-        # It has the measured times and efficiencies.
         return Oracle(self.application, epoch)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
@@ -92,7 +89,6 @@ def application_job(
     name: str, arrival_s: float, application: Application, slots: int, batch: int
 ) -> SubmittedJob:
     """Return a job of a measured application, with the limits of that application."""
-    # `application`: the measured application that the job trains, such as cifar10.
     batches = application.batches
     most = min(batches[1] // application.min_local_batch, MOST_SLOTS)
     if application.name == UNTUNED:
