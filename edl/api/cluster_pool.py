@@ -70,7 +70,7 @@ class ClusterPool:
         try:
             found = question(client)
         except CoordinationError:
-            # The session may have the identity of a job: ZooKeeper may not know that it is over.
+            # The session may have the identity of a job: ZooKeeper may not have heard the change.
             self._drop(client)
             raise
         self._own.asked += 1

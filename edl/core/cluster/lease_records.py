@@ -19,7 +19,7 @@ class LeaseState(StrEnum):
     """The state of a lease, as the engine tells it."""
 
     ASKED = "asked"  # it waits in the engine's queue, for the first time or again
-    HELD = "held"  # it waits there until a user acts, as a start has failed; never in a record
+    HELD = "held"  # the engine will not start it, as a start has failed; never in a record
     RUNNING = "running"  # its `edl host` was started
     ENDED = "ended"  # its `edl host` has ended, or never will be started
     UNKNOWN = "unknown"  # the engine has it, but tells none of these; never in a record

@@ -183,7 +183,7 @@ def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
     training = [one for one in jobs if one.size]
     if sum(max(one.job.manifest.requested_np, one.size) for one in training) <= most:
         return list(jobs)
-    # It was shrunk so that another queue has its quota: a policy of fixed sizes would halt it else.
+    # Shrunk so that another queue has its quota: a policy of fixed sizes would halt one else.
     return [
         replace(one, requested=min(one.size, one.job.manifest.requested_np)) if one.size else one
         for one in jobs
