@@ -38,8 +38,6 @@ class ClusterPool:
 
     async def ask(self, by: str, question: Callable[[Cluster], T]) -> T:
         """Call `question` with a connected client in one of the threads; return its result."""
-        # A question goes on if the caller is cancelled, because what it writes is written in any
-        # case.
         try:
             async with asyncio.timeout(self._free_s):
                 await self._free.acquire()
@@ -51,6 +49,7 @@ class ClusterPool:
             ) from None
         asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, by, question)
         asked.add_done_callback(lambda _: self._free.release())
+        # It goes on if the caller is cancelled: what it writes is written in any case.
         return await asyncio.shield(asked)
 
     def close(self) -> None:
@@ -61,8 +60,6 @@ class ClusterPool:
 
     def _ask(self, by: str, question: Callable[[Cluster], T]) -> T:
         """Call `question` with the client of this thread, which the first call connects."""
-        # After a CoordinationError its session may have the identity of a job, because ZooKeeper
-        # did not hear that it is the cluster's again.
         client: Cluster | None = getattr(self._own, "client", None)
         if client is None:
             client = self._connect()
@@ -73,6 +70,7 @@ class ClusterPool:
         try:
             found = question(client)
         except CoordinationError:
+            # The session may have the identity of a job: ZooKeeper may not have heard the change.
             self._drop(client)
             raise
         self._own.asked += 1

@@ -26,7 +26,7 @@ class TlsFiles:
 def server_config(
     app: Any, connections: int, end_s: float, tls: TlsFiles | None = None
 ) -> uvicorn.Config:
-    """Return the configuration of a server that logs nothing and keeps idle connections for 30 s"""
+    """Return the configuration of a server that logs nothing and closes idle connections."""
     return uvicorn.Config(
         app,
         log_config=None,

@@ -208,7 +208,6 @@ async def events(
 
 
 def _look(cluster: Cluster, job: str) -> ClusterJobStatus:
-    """Return the state of `job` now."""
     seen: list[ClusterJobStatus] = []
     try:
         return cluster.wait(job, 0.0, seen.append)

@@ -43,10 +43,10 @@ class ListenAddress:
 
 def listen_address(text: str) -> ListenAddress:
     """Return the address and the port that `text`, `[ADDRESS:]PORT`, names."""
-    # Without an address it is 127.0.0.1, so that only this machine reaches it.
     match = _LISTEN.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
         raise UsageError(f"{text!r} is no [ADDRESS:]PORT; write 8080, or 10.0.0.7:8080")
+    # by default only this machine reaches it
     return ListenAddress((match["address"] or LOOPBACK).strip("[]"), int(match["port"]))
 
 

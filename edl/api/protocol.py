@@ -64,6 +64,8 @@ class LimitProtocol(HttpToolsProtocol):
         answers = self.cycle is not None and not self.cycle.response_complete
         if answers or self._late or self.timeout_keep_alive_task or self.transport.is_closing():
             return
+        # uvicorn stops its own timer at any byte, and begins it again after the next answer only.
+        # But the byte may begin no request: an empty line, or the rest of a body that is answered.
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )

@@ -22,8 +22,6 @@ T = TypeVar("T")
 
 def sent_manifest(request: Request) -> JobManifest:
     """Return the manifest in the body of `request`, in JSON or in YAML."""
-    # Its `cwd` must be an absolute path, for the working directory and the home of the API's own
-    # process mean nothing to the sender.
     body: bytes = request.state.body
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind == YAML:
@@ -32,6 +30,7 @@ def sent_manifest(request: Request) -> JobManifest:
         manifest = manifest_of_values(_json(request, dict[str, Any]))
     if not manifest.cwd.startswith("/"):
         what = f"cwd is {manifest.cwd!r}" if manifest.cwd else "there is no cwd"
+        # The API's own working directory and home mean nothing to the sender.
         raise ManifestError("", 0, f"{what}; over HTTP it must be an absolute path", "cwd")
     return manifest.with_absolute_paths("/", _no_home)
 

@@ -46,7 +46,6 @@ def takes(*names: tuple[str, str]) -> dict[str, Any]:
 
 
 def takes_record(record: type[Any]) -> dict[str, Any]:
-    """Return the part of an OpenAPI description of a route whose request has `record` as JSON."""
     _RECORDS.setdefault(record.__name__, record)
     return takes((JSON, record.__name__))
 
@@ -78,9 +77,9 @@ def _plain_tuples(schema: Any) -> None:
 
 def _manifest_schemas() -> dict[str, Any]:
     """Return the schemas of what users write as a manifest, by their names as components."""
-    # Over HTTP the working directory must be given, because a sender has none.
     schema = manifest_schema()
     schema["properties"]["cwd"].update(pattern="^/", minLength=1)
+    # a sender has no working directory
     schema["required"] = [*schema["required"], "cwd"]
     text = json.dumps(schema).replace("#/$defs/", f"{_REFERENCE}{MANIFEST}")
     moved = json.loads(text)

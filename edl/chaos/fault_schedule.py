@@ -52,8 +52,6 @@ class RandomSource(Protocol):
 class Action(StrEnum):
     """A fault that `edl chaos` causes in a worker; its value is the name of the option."""
 
-    # `TERM`: SIGTERM, so that the worker leaves.
-
     KILL = "kill"  # SIGKILL
     TERM = "term"  # SIGTERM: it leaves
     FREEZE = "freeze"  # SIGSTOP, and later SIGCONT
@@ -120,7 +118,7 @@ class Plan:
         return tuple(order for order in self.orders if order.step is None)
 
     def moments(self, random: RandomSource) -> Iterator[tuple[float, Order]]:
-        """Yield a pair for each fault without a step."""
+        """Yield (seconds since the start, order) for each fault without a step."""
         if self.every_s is None:
             yield from ((0.0, order) for order in self.others)
             return
@@ -166,6 +164,7 @@ def choose_worker(
 
 def _needed(action: Action, worker: ObservedWorker, workers: Collection[ObservedWorker]) -> bool:
     others = [w for w in workers if w.in_ring and w.trained and w.id != worker.id]
+    # It may hold the only sure copy of the job's state.
     return action in FATAL and worker.in_ring and not others
 
 

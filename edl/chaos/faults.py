@@ -94,8 +94,6 @@ class Chaos:
 
     def run(self) -> Iterator[Fault]:
         """Cause the plan's faults one after the other; yield each once its outcome is known."""
-        # UsageError: the job does not run (any more) when this begins, or does not allow an action
-        # because it was started without `edl run --chaos`.
         snapshot = self._snapshot()
         if snapshot.job.state is not JobState.RUNNING:
             raise UsageError(f"job {snapshot.job.name} {snapshot.job.state.phrase}")
@@ -248,6 +246,7 @@ class Chaos:
         deadline = time.monotonic() + PARTS_S
         while True:
             events = [event for _, event in self._store.events.read(seen)]
+            # It is logged two steps after the switch.
             done = any(e.kind is EventKind.SWITCH and e.generation >= generation for e in events)
             if done or time.monotonic() >= deadline:
                 return events
@@ -300,8 +299,7 @@ class Chaos:
 
 def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -> bool:
     """Return whether `snapshot` shows a complete ring after a fault."""
-    # All members of the newest generation must have entered it. After CUT this generation must be
-    # newer than that before the fault; after KILL and TERM the worker must not be a member of it.
+    # After CUT the generation must be newer; after KILL and TERM the worker must be out of it.
     current = snapshot.generation
     if current is None or not current.members:
         return False

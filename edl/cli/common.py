@@ -142,7 +142,7 @@ def _line_output(file: IO[str] | None) -> LineOutput:
 
 
 def settings_of_agent(**arguments: Any) -> config.Config:
-    """Return the settings of a process that starts workers, as `load` does."""
+    """Return the settings of a process that starts workers; warn of misspelled variables."""
     for variable, near in config.misspelled().items():
         OutputStream(sys.stderr).write(f"edl: {variable} is no setting of edl; {near} is\n")
     return config.load(**arguments)

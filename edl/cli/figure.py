@@ -13,7 +13,6 @@ from edl.core.policy.history import History
 
 def draw(curve: Curve, path: Path) -> None:
     """Draw the throughput of a job over its number of workers into the file `path`."""
-    # `curve` has the measured points, at least one; an existing file is replaced.
     from matplotlib.figure import Figure
 
     sizes = [point.np for point in curve.points]

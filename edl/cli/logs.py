@@ -91,7 +91,7 @@ def logs(
 
 
 def _read(words: Sequence[str], job: str | None) -> tuple[str | None, str | None]:
-    """Return the job and the worker that the words of the command line name; None: none is named"""
+    """Return the job and the worker that the words of the command line name, or None."""
     named = list(words)
     worker = named.pop() if named and _WORKER.fullmatch(named[-1]) else None
     named += [] if job is None else [job]
@@ -132,7 +132,6 @@ def _show_of_cluster(
     is_here: bool,
 ) -> bool:
     """Show the logs of a job of a cluster; return False if those on this host are to be shown."""
-    # EdlError: the job was never started, or not all of its logs could be read.
     if not (cluster or (cluster is None and knows_clusters())):
         return False
     with ExitStack() as stack:
@@ -161,8 +160,6 @@ def _show_of_cluster(
 
 def _look(store: ClusterStore, job: str, logs: ClusterJobLogs) -> Callable[[], bool]:
     """Return a function that returns whether a job of a cluster has ended, at each call."""
-    # It also finds out which logs there are: at the first call, when `LOOK_S` have passed since,
-    # and when the job has ended.
     looked_s = -math.inf
 
     def look() -> bool:
@@ -203,7 +200,7 @@ def _show_new(logs: ClusterJobLogs, lines: _Lines, is_last: bool) -> None:
 
 
 def _finish(job: str, worker: str | None, logs: ClusterJobLogs) -> None:
-    """Show the end of a worker's log that no host has."""
+    """Show the end of a worker's log that no host has; raise an error if something is missing."""
     if not logs.found and worker in logs.tails:
         for line in logs.tails[worker].splitlines():
             typer.echo(line)

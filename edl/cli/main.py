@@ -79,7 +79,7 @@ LEAST_COLUMNS = 52  # that typer writes for by itself
 
 
 class Verbs(TyperGroup):
-    """The group of all commands of `edl`, that imports a command's module only when it is called"""
+    """The group of all commands of `edl`, which imports a command's module when it is called."""
 
     def make_context(
         self, info_name: Any, args: list[str], parent: Any = None, **extra: Any

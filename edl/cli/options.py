@@ -48,6 +48,7 @@ def _option(one: Field[Any], hint: Any) -> Any:
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
     help = _LINK.sub(lambda match: match[1] or "", about["help"])
     if kind is bool and one.default:
+        # So such a help is an order, like "fork later workers".
         help = f"do not {help}"
     default = one.default if isinstance(one.default, str) else f"{one.default or 0:g}"
     shown = "" if kind is bool or not one.default else f" Default: {default}."

@@ -85,8 +85,6 @@ def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
 
 def _show(found: Explanation, whole: bool, as_json: bool) -> None:
     """Print the policy of a job and the measurements that it decides from."""
-    # `whole`: whether to print tables of the measured throughput by number of workers, and of the
-    # workers' times, instead of the text of the policy.
     if as_json:
         typer.echo(json.dumps(_figures(found)))
         return

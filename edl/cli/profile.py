@@ -85,8 +85,6 @@ def _kept(job: Job) -> Curve:
 
 def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> Curve:
     """Profile the job, and return the measured points."""
-    # `steps`: the number of steps measured with each number.
-    # `timeout_s`: the time in seconds in which each number of workers has to train and be measured.
     to_end = (signal.SIGTERM, signal.SIGHUP)
     try:
         with handled(to_end, _interrupt), progress() as on_message:

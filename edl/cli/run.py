@@ -169,8 +169,7 @@ def _run(
     policy: Path | None,
     or_join: bool,
 ) -> typer.Exit:
-    """Create the job or join it, run this host's agent to its end, return the end of `edl run`"""
-    # `or_join`: whether this host joins the job if it runs; otherwise that is an error.
+    """Create the job or join it, run this host's agent to its end, return the end of `edl run`."""
     spec = job_spec(command, np, settings, Path.cwd(), slots)
     slots = host_slots(spec, slots)
     if or_join and (job is None or settings.secret is None):
@@ -273,8 +272,6 @@ def _join(
     asked: JobPolicy,
 ) -> Agent | None:
     """Return the agent with which this host joins the running job that it could not create."""
-    # `spec`: the specification of the job that this host would have created.
-    # `asked`: the policy that this host would have given the job; NO_POLICY if none was asked for.
     store, running = same_job(session, own, spec)
     if asked is not NO_POLICY and running.policy.text != asked.text:
         _print(

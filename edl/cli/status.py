@@ -133,7 +133,7 @@ def _training_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _slot_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows about devices, and about slots that are free, borrowed or to be given back"""
+    """Return the rows about devices, and about free, borrowed and reclaimed slots."""
     rows = {}
     if now.devices:
         rows["devices"] = "; ".join(
@@ -215,9 +215,7 @@ def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
 
 def _due(reclaim: Reclaim) -> str:
     """Return a demand for borrowed slots as text, like "2 slots of node7 within 12 s"."""
-    # The text has the number of slots, the name of their host, and the seconds until the job must
-    # have given them back, by this host's clock, but at most the time that the demand left; if that
-    # time is over, it ends with "by now".
+    # by this host's clock, but at most the time that the demand left
     left_s = min(reclaim.within_s, reclaim.by_s - time.time())
     when = f"within {left_s:.0f} s" if left_s > 0 else "by now"
     return f"{counted(reclaim.slots, 'slot')} of {reclaim.host} {when}"

@@ -15,10 +15,9 @@ _UNLIMITED_COLUMNS = 1_000_000
 
 def print_table(table: RenderableType) -> None:
     """Print a table, or a group of tables, to standard output."""
-    # Elsewhere, as in a file or a pipe, it is as wide as its texts, so that each row is one line
-    # and can be searched.
     screen = console()
     if not screen.is_terminal:
+        # as wide as its texts, so that each row is one line and can be searched
         screen.width = _UNLIMITED_COLUMNS
     screen.print(table)
 

@@ -152,8 +152,6 @@ def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:
 
 def _clock(time_s: float, now_s: float) -> str:
     """Return a time as text: the local time, after the month and day if they are not today's."""
-    # `time_s`: the time, in seconds since 1970.
-    # `now_s`: the present time, in seconds since 1970.
     moment = datetime.fromtimestamp(time_s)
     is_today = moment.date() == datetime.fromtimestamp(now_s).date()
     return moment.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M:%S")

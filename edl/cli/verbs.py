@@ -221,4 +221,5 @@ def epilog(name: str) -> str | None:
     if name not in EXAMPLES:
         return None
     lines = [f"  {words}\n      {text}" for words, text in EXAMPLES[name]]
+    # The backspace tells typer to leave the lines as they are.
     return "\b\n" + "\n".join(["Examples:", *lines])

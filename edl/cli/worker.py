@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def work(command: Sequence[str]) -> int:
-    """Run a worker in the slot for which horovodrun started this process; return when it is over"""
+    """Run a worker in the slot of horovodrun for which this process was started."""
     configure_logging()
     slot = config.horovod_slot()
     if slot is None:
@@ -92,7 +92,6 @@ def _serve(
     create: bool,
 ) -> int:
     """Run the slot's worker until the job is over; return the exit code of this process."""
-    # `create`: whether this process creates the job first; otherwise the job exists.
     name, secret, hosts = found["job"], found["secret"], found["zookeeper"]
     with ExitStack() as sessions:
         session = sessions.enter_context(open_session(hosts, settings, Access(name, secret)))

@@ -99,7 +99,7 @@ def status(data: DataOption = None) -> None:
 
 
 def _for_others(server: LocalServer, is_found: bool) -> list[str]:
-    """Return sentences that say what to type where the server is not found, and who can reach it"""
+    """Return what to type where the server is not found, and who can reach it."""
     named = f"{server.address}:{server.port}"
     if ipaddress.ip_address(server.address).is_loopback:
         return [] if is_found else [f"commands reach it by --zookeeper {named}"]

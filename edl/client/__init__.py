@@ -47,6 +47,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    # The import takes 50 ms, which programs that use no cluster save.
     if name == "Cluster":
         from edl.client.cluster.client import Cluster
 

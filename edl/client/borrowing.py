@@ -63,8 +63,6 @@ def reclaim(
     limits: ClientLimits = USUAL,
 ) -> Reclaimed:
     """Take borrowed slots back from a job, and wait until they are free."""
-    # UsageError: `deadline_s` is not above 0, the job does not run, not that many slots are
-    # borrowed, or too few workers would be left.
     if not deadline_s > 0:
         raise UsageError(f"the deadline is {deadline_s:g} s; give more than 0")
     now = resizable(store, f"take slots back from job {store.name}", limits)

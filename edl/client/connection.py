@@ -31,8 +31,6 @@ def open_session(hosts: str, settings: config.Config, access: Access | None = No
 @contextmanager
 def in_session_of_job(store: JobStore) -> Iterator[JobStore]:
     """Yield the records of the same job, in a session with the session time-out of the job."""
-    # If it has that time-out already, `store` itself is yielded; otherwise another session is
-    # opened until the end of the block.
     asked, wanted_s = store.session, store.snapshot().job.spec.settings.session_timeout_s
     if asked.session_timeout_s == wanted_s:
         yield store
@@ -65,6 +63,7 @@ def choose_job(
     given = secret or config.load().secret
     if name is not None and (word := parsed_word(given or "")):
         name = own_name(word[0], name)  # as its tenant may leave the own name out
+    # One that does not exist raises an error at the first read.
     store = None if name is None else JobStore(session, name)
     meant = names if name is None else tuple({name} & set(names))
     if store is not None and not meant:

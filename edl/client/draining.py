@@ -41,7 +41,7 @@ def drain_worker(
 def _answer(
     store: JobStore, number: int, worker: int, timeout_s: float, limits: ClientLimits
 ) -> Request:
-    """Wait for the leader to answer a request to drain a worker, and return the answered request"""
+    """Return the request to drain a worker once the leader has answered it."""
     messages = Messages()
     messages(f"no leader of job {store.name} has answered")
     for _ in looks(store, timeout_s, f"draining w{worker}", messages, limits=limits):
@@ -53,7 +53,7 @@ def _answer(
 
 
 def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, str]:
-    """Take back a request to drain a worker."""
+    """Take a request back; return it if it is answered already, and a sentence for the user."""
     see = f"see `edl status {store.name}`"
     try:
         request = store.requests.cancel(number)
@@ -64,8 +64,6 @@ def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, 
 
 def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimits = USUAL) -> str:
     """Let a host leave the job, wait until it has left, and return a sentence that says so."""
-    # UsageError: the job does not run or has no such host, horovodrun places its workers, or too
-    # few workers would be left.
     what = f"drain host {name} of job {store.name}"
     _check_host(running(store, what, limits), name)
     late = f"it was asked to, and may still do that (see `edl status {store.name}`)"

@@ -82,8 +82,7 @@ def _request(
     limits: ClientLimits = USUAL,
 ) -> None:
     """Write into the job's record that the job is to stop; try again while ZooKeeper is away."""
-    # `end_within_s`: the bound, in seconds, within which the job is to save and end, because it is
-    # preempted; 0: it is only stopped.
+    # `end_within_s` 0: it is only stopped, not preempted.
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -101,6 +100,7 @@ def _wait(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL
     messages, what = Messages(), f"stopping job {store.name}"
     job = next(looks(store, LIMITS.stop_s, what, messages, limits=limits)).job
     limit_s = LIMITS.stop_s + LIMITS.stop_limit_s(job) if timeout_s is None else timeout_s
+    # When it has no processes, nobody else writes that it has stopped.
     alone_since: float | None = None
     for snapshot in looks(store, limit_s, what, messages, "it goes on ending", limits):
         record, now = snapshot.job, time.monotonic()

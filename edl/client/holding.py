@@ -22,7 +22,11 @@ from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, 
 
 
 class HeldSize:
-    """A context manager that holds a job's desired count of workers while one profile changes it"""
+    """The desired number of workers of a job, held while one profile changes it."""
+
+    # The node `profile/hold` keeps other profiles away. If a user scales or migrates the job
+    # meanwhile, that is noted in the node and stays in force: nothing is restored. Hosts or workers
+    # that join or leave keep their changes, and all other hosts get back what they had.
 
     def __init__(self, store: JobStore, now: Snapshot, limits: ClientLimits = USUAL) -> None:
         # a sentence about the number of workers after the profile; empty until it has been restored
@@ -125,7 +129,7 @@ class HeldSize:
     # --- and then
 
     def give_back(self) -> None:
-        """Restore the desired workers from before the profile."""
+        """Restore the desired workers from before, unless a user has asked for others."""
         deadline = time.monotonic() + self._limits.restore_s
         lost = f"job {self._job.name} does not have its size back; {self._way_back()}"
         try:
@@ -138,7 +142,7 @@ class HeldSize:
             self._release()
 
     def _is_given_back(self, deadline: float, lost: str) -> bool:
-        """Try once to restore the desired workers; whether there is nothing left to restore"""
+        """Try once to restore the desired workers; return whether nothing is left to restore."""
         try:
             stands = self._set_desired(self._restored, "edl profile gives the size back")
         except UnknownJob:
@@ -152,11 +156,11 @@ class HeldSize:
 
     def _restored(self, desired: Placement) -> Placement:
         """Return the desired workers by host that restore the size of the job."""
-        # Workers of hosts that joined or left since the profile began keep their change.
         if desired in self._given:  # it was written, and the answer was lost
             return desired
         self._fate = self._held.fate_of(desired, self._store.profile.held())
         slots: Mapping[str, int] = self._slots
+        # Hosts that joined or left keep their change.
         if self._fate is HoldState.MOVED:
             slots = _slots_of(self._store.snapshot())
         new = self._held.given_back(desired, self._fate, slots, self._job)

@@ -135,7 +135,7 @@ class ApiClient:
         self, method: str, target: str, body: bytes, kind: str
     ) -> tuple[http.client.HTTPResponse, bytes]:
         """Send a request once and return its answer, and the body of that."""
-        # A connection that was idle for too long is replaced first, because the API closes it.
+        # The API closes a connection that was idle for too long.
         if time.monotonic() - self._used_s > IDLE_S:
             self.close()
         headers = {"Content-Type": kind} if body else {}
@@ -163,6 +163,7 @@ def _word(text: str, what: str) -> str:
     """Return `text` without the white space at its ends; `what` names it in the error."""
     words = text.split()
     if len(words) != 1 or not words[0].isprintable():
+        # The error does not quote it: it may be a secret.
         raise UsageError(f"{what} is not one word, as edl has made it")
     return words[0]
 

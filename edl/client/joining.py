@@ -27,6 +27,7 @@ LIMITS = SupervisorLimits()
 def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) -> bool:
     """Return whether the job that `own` names, started with its secret, has trained to its end."""
     job = _present(session, own)
+    # It cannot be joined, but started again after its end.
     if job is not None and job.state is JobState.STOPPING:
         on_message(f"job {job.name} stops; waiting for its end to start it anew")
         deadline = time.monotonic() + LIMITS.stop_limit_s(job) + LIMITS.stop_s
@@ -38,7 +39,6 @@ def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) 
 
 def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Snapshot]:
     """Return the records, and a snapshot of them, of a job that the same command started."""
-    # `spec`: the specification that this host would create.
     store = choose_job(session, own.job, secret=own.secret)
     _check_ours(session, own)
     snapshot = store.snapshot()
@@ -61,8 +61,8 @@ def _present(session: Session, own: Access) -> Job | None:
 
 def _check_ours(session: Session, own: Access) -> None:
     """Raise AccessDenied if the session has opened the job with another secret than this host's."""
-    # This host would write nodes of the job in ZooKeeper with its own secret. The job's processes
-    # could not read them, and would think that ZooKeeper had lost the job.
+    # With its own secret this host would write nodes that the job's processes could not read: they
+    # would think that ZooKeeper had lost the job.
     if session.access != own:
         raise AccessDenied(
             own.job,
@@ -72,8 +72,7 @@ def _check_ours(session: Session, own: Access) -> None:
 
 
 def _check_same(running: Job, asked: JobSpec) -> None:
-    """Raise UsageError if a job has another command, directory, sizes or settings than asked for"""
-    # `asked`: the specification that this host would have created.
+    """Raise UsageError if a job has another command, directory, sizes or settings."""
     for what, (theirs, mine) in running.spec.differences(asked).items():
         raise UsageError(
             f"job {running.name} runs with {what} {_shown(theirs)}, not {_shown(mine)}; with "

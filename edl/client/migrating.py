@@ -113,9 +113,10 @@ def _is_short(asked: Move, desired: Placement, stands: MigrationStatus) -> bool:
 def _take_back(
     store: JobStore, asked: Move, stands: MigrationStatus, given: list[Placement]
 ) -> Placement:
-    """Let the workers that have not moved stay on the old host; the desired workers by host"""
+    """Let the workers that have not moved stay; return the desired workers by host."""
 
     def change(desired: Placement) -> Placement:
+        # before it is written: ZooKeeper's answer may be lost
         given.append(return_absent(desired, asked.target, stands.arrived))
         return given[-1]
 
@@ -124,7 +125,7 @@ def _take_back(
 
 
 def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) -> HostLost:
-    """Without raising it, the error that the target host is gone and how many workers stay"""
+    """Return the error that the target host is gone, and how many workers stay."""
     stays = after.get(asked.source, 0) - asked.desired.get(asked.source, 0)
     again = to_add(asked.job, now.assigned.by_slot, asked.target)
     return HostLost(
@@ -148,7 +149,7 @@ def _superseded(asked: Move, desired: Placement, stands: MigrationStatus) -> str
 def _outcome(
     store: JobStore, asked: Move, seen: _MigrationProgress, limits: ClientLimits
 ) -> Migration:
-    """What the migration did: its workers, its switches, and how long training stood still"""
+    """Return what the migration did, and how long training stood still."""
     last = max(seen.generations)
     events: dict[int, Event] = {}
     deadline = time.monotonic() + (limits.log_s if last > asked.since else 0.0)

@@ -34,13 +34,6 @@ def profile(
     limits: ClientLimits = USUAL,
 ) -> Curve:
     """Measure the throughput of a job with each number of workers in `sizes`."""
-    # Each measured point is stored with the job at once, and the result has them all, the fewest
-    # workers first. The messages of all errors but UsageError say which sizes were measured.
-    # `sizes`: the numbers of workers, each at least 1; the largest is measured first.
-    # `steps`: the number of steps measured with each size, after a few that are left out.
-    # `timeout_s`: the time in seconds in which each size has to be reached and measured.
-    # TimedOut: a size was not measured within `timeout_s` seconds.
-    # JobEnded: the job ended before all sizes were measured.
     order = in_order(sizes)
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be measured; at least 1 is needed")
@@ -84,8 +77,6 @@ def _measure(
     limits: ClientLimits,
 ) -> tuple[Point, ProgressSample]:
     """Wait until the throughput with `np` workers is measured."""
-    # The measured point, and the job's progress (generation and step) when it was complete.
-    # TimedOut: the point is not measured within `timeout_s` seconds.
     messages = Messages(on_message)
     what = f"profiling job {store.name} with {workers(np)}"
     readings: list[ProgressSample] = []
@@ -104,7 +95,7 @@ def _measure(
 
 
 def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
-    """Record the size of the job as an event, so that a user can restore it if this process dies"""
+    """Log the size of the job, so that a user can restore it if this process dies."""
     had = sum(before.values())
     reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
     number = now.generation.number if now.generation else 0

@@ -61,7 +61,7 @@ def resize(
     timeout_s: float | None = None,
     limits: ClientLimits = USUAL,
 ) -> Resize:
-    """Set the desired number of workers of a job, return the desired workers before and after"""
+    """Set the desired number of workers of a job; return the desired workers before and after."""
     now = resizable(store, f"scale job {store.name}", limits)
 
     def change(desired: Placement) -> Placement:

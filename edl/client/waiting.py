@@ -50,6 +50,7 @@ class Messages:
 
 def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
     """Return the newest snapshot of the job's records, after a check that the job is running."""
+    # It may just have begun under horovodrun, whose `edl-discover` says how many are desired.
     deadline = time.monotonic() + limits.discovery_s
     while True:
         now = store.snapshot()
@@ -61,9 +62,7 @@ def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapsho
 
 
 def resizable(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
-    """The newest snapshot of the job's records, after a check that its size may be changed"""
-    # UsageError: the job does not run, or no worker is desired, because the host discovery script
-    # of horovodrun decides the number of workers.
+    """Return the newest snapshot, after a check that the size of the job may be changed."""
     now = running(store, what, limits)
     if not now.desired.hosts:
         raise UsageError(
@@ -81,7 +80,7 @@ def looks(
     late: str = "",
     limits: ClientLimits = USUAL,
 ) -> Iterator[Snapshot]:
-    """Yield snapshots of the job's records again and again, until the caller stops or time is up"""
+    """Yield snapshots of the job's records until the caller stops or the time is up."""
     deadline = time.monotonic() + timeout_s
     while True:
         away = ""

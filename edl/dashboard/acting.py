@@ -83,8 +83,6 @@ class ActionRunner:
 
 async def in_daemon_thread(call: Callable[[], str]) -> str:
     """Return what `call` returns, or raise what it raises, in a thread of its own."""
-    # The end of the server does not wait for it, as it would for a thread of an executor: an action
-    # may take a minute, and goes on in the job.
     done: Future[str] = Future()
 
     def run() -> None:
@@ -98,6 +96,8 @@ async def in_daemon_thread(call: Callable[[], str]) -> str:
             logger.exception("an action of the dashboard has failed")
             done.set_exception(EdlError(f"the action has failed, a defect of edl: {error!r}"))
 
+    # The end of the server does not wait for it, as it would for an executor's: an action may take
+    # a minute, and goes on in the job.
     threading.Thread(target=run, name="edl-action", daemon=True).start()
     return await asyncio.wrap_future(done)
 

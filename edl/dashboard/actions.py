@@ -28,7 +28,6 @@ def act_on_job(job: Job, verb: str, values: Values) -> str:
 
 def check_of_cluster(job: str, verb: str) -> None:
     """Raise an error if a cluster would undo `verb` on its job `job`."""
-    # UsageError: the cluster would undo the verb.
     if verb in JOB_VERBS and verb not in LASTING_VERBS:
         raise UsageError(
             f"job {job} is one of a cluster, which decides how many workers it has and where; halt "

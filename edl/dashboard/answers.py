@@ -45,7 +45,7 @@ NewestPage = Callable[[], PublishedPage]
 
 
 def view_token(secret: str, name: str) -> str:
-    """Return the token that lets a browser read the page of a job or cluster; it changes nothing"""
+    """Return the token that lets a browser read a page; it changes nothing."""
     return derived(secret, "dashboard", name)
 
 

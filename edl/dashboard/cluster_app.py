@@ -48,7 +48,6 @@ def cluster_app(
     runner: ActionRunner | None = None,
 ) -> SecureApplication:
     """Return the application that serves the page of a cluster and those of its jobs."""
-    # `forecast`: says which slots a job would get now; called in a thread of its own.
     routes = [
         Route("/", static("cluster.html")),
         Route("/api/page", with_token(_page)),

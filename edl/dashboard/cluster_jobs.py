@@ -33,6 +33,8 @@ class WatchedPage:
 class ClusterJobPages:
     """The pages of the jobs of a cluster, opened when a browser asks, closed when none does."""
 
+    # Its methods run on the event loop of the server; what waits for ZooKeeper runs in threads.
+
     def __init__(self, open_job: OpenJob, clock: Callable[[], float] = time.monotonic) -> None:
         self._open_job = open_job
         self._clock = clock
@@ -41,7 +43,6 @@ class ClusterJobPages:
 
     async def watcher(self, job: str) -> JobWatcher:
         """Return the watcher of the job named `job`; it is opened if need be."""
-        # UsageError: the job has never started, or too many pages are in use.
         async with self._lock:
             now_s = self._clock()
             found = self._pages.get(job)

@@ -26,7 +26,7 @@ class _LastStatus:
 
 
 class ClusterReader:
-    """A reader of a cluster's records, which reads again only what has changed."""
+    """A reader of a cluster's records, which reads again only what changed; one thread calls it."""
 
     def __init__(self, store: ClusterStore) -> None:
         self.store = store
@@ -71,7 +71,6 @@ class ClusterReader:
 
     def facts(self, job: str, now_s: float) -> ClusterJobSummary:
         """Return what a page shows of `job` when somebody opens its row."""
-        # `now_s`: until when its slot-seconds are counted, in seconds since 1970.
         found = self._jobs.get(job)
         if found is None:
             raise UnknownJob(job, tuple(sorted(self._jobs)), "edl submit")

@@ -39,7 +39,7 @@ MOST_CHARTS = 16  # that are kept for so long
 class ClusterWatcher(PageWatcher):
     """The page of one cluster, kept up to date by a thread; use it as a context manager."""
 
-    # `clock`: returns the time in seconds since 1970.
+    # Any thread may read `page`, and call `jobs`, `facts`, `events` and `chart`.
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ClusterWatcher(PageWatcher):
         return self._events.chosen(choice)
 
     def chart(self, period_s: float, job: str = "", host: str = "") -> SlotChart:
-        """Return who had which slots in the last `period_s` seconds, or since the first had some"""
+        """Return who had which slots in the last `period_s` seconds."""
         now_s, about = self._clock(), (period_s, job, host)
         with self._chart_lock:
             known = self._charts.get(about)
@@ -133,7 +133,7 @@ class ClusterWatcher(PageWatcher):
         self._slots = {host.host: host.slots for host in hosts}
 
     def _read_events(self) -> None:
-        """Keep the new events of the cluster; those that cannot be read are left out and counted"""
+        """Keep the new events of the cluster; those that cannot be read are counted."""
         skipped: list[int] = []
         found = self._store.events.read_known(self._last, lambda number, _: skipped.append(number))
         self._last = max([self._last, *skipped, *(number for number, _ in found)])
@@ -155,7 +155,7 @@ class ClusterWatcher(PageWatcher):
         return self._store.events.read_known(after)
 
     def _new_chart(self, now_s: float, period_s: float, job: str, host: str) -> SlotChart:
-        """Return the chart of `chart` until `now_s`, from the history."""
+        """Return the chart until `now_s`, from the history."""
         if self._reader.is_tenant:
             raise DataError("who had which slots is not shown to a tenant")
         begin_s = now_s - period_s

@@ -45,6 +45,7 @@ LEARNED_S = 5.0  # between two looks at what it has measured
 
 def are_events_gone(last: int, first: int) -> bool:
     """Return whether a log has lost events between two that a reader has read of it."""
+    # The log of a job that ZooKeeper had lost goes on at a multiple of `NUMBERS`.
     is_written_again = last >= 0 and first % NUMBERS == 0
     return first > last + 1 and not is_written_again
 
@@ -52,7 +53,7 @@ def are_events_gone(last: int, first: int) -> bool:
 class JobWatcher(PageWatcher):
     """The page of one job, kept up to date by a thread; use it as a context manager."""
 
-    # `clock`: returns the time in seconds since 1970.
+    # Any thread may read `page`, and call `events` and `switch`.
 
     def __init__(
         self,
@@ -133,9 +134,7 @@ class JobWatcher(PageWatcher):
         )
 
     def _show_outage(self, since_s: float, now_s: float) -> None:
-        """Say that ZooKeeper does not answer, with an incident that says how far the workers are"""
-        # `since_s`: since when, in seconds since 1970.
-        # `now_s`: the present time, in seconds since 1970.
+        """Say that ZooKeeper does not answer, with an incident about how far the workers are."""
         hosts, reading = self._store.session.hosts, self._reading
         trouble, text = local_trouble(hosts), away_in_words(hosts, since_s, now_s)
         if reading is None or reading.snapshot.job.state.over:
@@ -184,7 +183,6 @@ class JobWatcher(PageWatcher):
 
     def _read_events(self, now_s: float) -> None:
         """Put the new events of the log into the trace; say there if older ones are gone."""
-        # `now_s` is the present time, in seconds since 1970.
         skipped: list[int] = []
         found = self._store.events.read_known(self._last, lambda number, _: skipped.append(number))
         numbers = sorted([*skipped, *(number for number, _ in found)])

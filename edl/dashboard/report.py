@@ -60,4 +60,5 @@ def _data(text: str, media_type: str) -> str:
 
 
 def _script(value: Any) -> str:
+    # no text may end the element
     return json_text(value).decode().replace("<", "\\u003c")

@@ -7,7 +7,7 @@ from edl.dashboard.answers import HEADERS
 
 
 class SecureProtocol(LimitProtocol):
-    """A connection whose answer to what is no HTTP has `HEADERS`."""
+    """A connection whose answer to what is no HTTP has the `HEADERS` of the page."""
 
     def send_400_response(self, msg: str) -> None:
         """Answer to bytes that are no request, with the sentence `msg`, and close."""

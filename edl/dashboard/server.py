@@ -108,8 +108,7 @@ def run_cluster_dashboard(
 
 
 def access_of_job(cluster: ClusterStore, job: str) -> Access:
-    """The full name and the secret of a job of a cluster, as far as the user may read them"""
-    # UsageError: the job has never started.
+    """Return the full name and the secret of a cluster's job, as far as the user may read them."""
     found = cluster.jobs.get(job)
     secret = cluster.jobs.secret(found.name)
     if secret is None:

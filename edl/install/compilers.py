@@ -17,6 +17,7 @@ OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # what make exports to its recip
 
 def with_make_flags(environ: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables for a build, in which MAKEFLAGS says how many compilers run."""
+    # What make exports to its recipes says nothing about this build, and names a closed pipe.
     by_user = environ.get("MAKEFLAGS", "").strip() if "MAKELEVEL" not in environ else ""
     rest = {name: value for name, value in environ.items() if name not in OF_MAKE}
     return rest | {"MAKEFLAGS": by_user or f"-j{compilers()}"}

@@ -34,9 +34,9 @@ BUILD = "run `edl build-horovod`"
 class CheckResult(enum.Enum):
     """The result of one check of the machine."""
 
-    OK = "ok"
-    LIMITED = "limited"
-    FAILED = "failed"
+    OK = "ok"  # all is as it should be
+    LIMITED = "limited"  # edl works, but not all that it promises holds
+    FAILED = "failed"  # edl does not work
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def _import_name(providers: frozenset[str]) -> Check:
     name = "import edl"
     where = str(edl.__file__)
     ours = Path(__file__).resolve().parents[1] / "__init__.py"
+    # PyPI has other packages with that import name.
     others = sorted(providers - {DISTRIBUTION})
     if others:
         return Check(
@@ -99,7 +100,7 @@ def _providers(module: str) -> frozenset[str]:
 
 
 def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield a row for PyTorch and one for TensorFlow: OK, or both FAILED if neither is installed"""
+    """Yield a row for PyTorch and one for TensorFlow; FAILED if neither is installed."""
     none = not any(versions.values())
     for module, title in FRAMEWORKS.items():
         if version := versions[module]:
@@ -112,7 +113,7 @@ def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield rows on whether Horovod is installed, works with each framework."""
+    """Yield rows on whether Horovod is there, works with each framework, and has the patches."""
     try:
         version = importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
@@ -153,7 +154,6 @@ def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:
 
 def _build_tools(needless: bool) -> Iterator[Check]:
     """Yield a row for each tool that compiles Horovod; FAILED if it is missing and needed."""
-    # CMake is always OK, because the build can fetch one.
     worst = CheckResult.OK if needless else CheckResult.FAILED
     for tool in toolchain.tools():
         if tool.found:
@@ -167,7 +167,6 @@ def _build_tools(needless: bool) -> Iterator[Check]:
 
 def _zookeeper() -> Iterator[Check]:
     """Yield rows about the configured ZooKeeper server and the programs that a local one needs."""
-    # If a server is configured, it must answer, and the programs (Java, ZooKeeper) may be missing.
     try:
         settings = config.load()
     except ConfigError as error:

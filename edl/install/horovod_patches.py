@@ -48,7 +48,7 @@ class Patch:
 
 @cache
 def patches(folder: Path = FOLDER) -> tuple[Patch, ...]:
-    """Return all patches in a folder, in the order in which they are applied, that of file names"""
+    """Return all patches in a folder in the order of their names, in which they are applied."""
     return tuple(_read(path) for path in sorted(folder.glob("*.patch")))
 
 

@@ -109,7 +109,6 @@ class Recipe:
 
 def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
     """Return the recipe of the wheel that fits the running interpreter and its frameworks."""
-    # `gpu`: whether to build the GPU operations, with NCCL unless a variable says otherwise.
     torch, tensorflow = framework_version("torch"), framework_version("tensorflow")
     if torch is None and tensorflow is None:
         raise BuildError(
@@ -259,9 +258,9 @@ class _Build:
         return work / "source" / f"horovod-{VERSION}"
 
     def _download(self, work: Path, archive: Path, env: Mapping[str, str]) -> None:
+        """Download Horovod's source distribution, check it, and put it into the cache."""
         # pip knows the user's index, proxy and certificates. It asks each source distribution
         # for its metadata; without isolation that takes our setuptools and about a second.
-        """Download Horovod's source distribution, check it, and put it into the cache."""
         requirement = work / "requirements.txt"
         requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
         self._pip(
@@ -324,9 +323,8 @@ def _tensorflow_include(wanted: Recipe) -> Path | None:
 
 def _refuse_space(wanted: Recipe) -> None:
     """Raise an error if TensorFlow lies below a folder with a space in its name."""
-    # Horovod's build files separate TensorFlow's flags by spaces, so the compilation would fail
-    # after minutes.
     headers = _tensorflow_include(wanted)
+    # Horovod's build files separate TensorFlow's flags by spaces: it would fail after minutes.
     if headers is not None and len(str(headers).split()) > 1:
         raise BuildError(
             f"Horovod cannot be compiled for the TensorFlow in {headers.parent}, for that path has "
@@ -336,7 +334,7 @@ def _refuse_space(wanted: Recipe) -> None:
 
 def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:
     """Return the build variables by which Horovod uses the NCCL of PyTorch's own wheels."""
-    # `folder`: the folder to make; it must not exist.
+    # The process then has one NCCL, and nobody has to install another.
     names = [name for name, value in wanted.variables if value == "NCCL"]
     named = any(name.startswith("HOROVOD_NCCL_") for name, _ in wanted.variables)
     package = toolchain.packaged_nccl() if names and not named else None
@@ -344,7 +342,9 @@ def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:
         return {}
     (folder / "lib").mkdir(parents=True)
     (folder / "include").symlink_to(package / "include")
+    # the name that Horovod's build looks for, which the package lacks
     (folder / "lib/libnccl.so").symlink_to(package / "lib/libnccl.so.2")
+    # Without LINK it would prefer a static NCCL of the system.
     return {"HOROVOD_NCCL_HOME": str(folder), "HOROVOD_NCCL_LINK": "SHARED"}
 
 

@@ -50,7 +50,6 @@ def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
 
 def is_installed(wanted: Recipe) -> bool:
     """Return whether edl has built the Horovod of the running interpreter with a given recipe."""
-    # False also without Horovod, or if edl's patches have changed since it was built.
     return bool(installed_marker().get("key") == wanted.key)
 
 
@@ -78,7 +77,7 @@ def import_failure(module: str) -> str:
 
 def refuse_unwritable_interpreter() -> None:
     """Raise an error if pip may not install packages into this interpreter (PEP 668)."""
-    # It is called before the build, so that the user does not learn it after minutes of compiling.
+    # before the build, so that nobody learns it after minutes of compiling
     marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
     if sys.prefix == sys.base_prefix and marker.is_file():
         raise BuildError(

@@ -34,10 +34,10 @@ class Tool:
 
 
 def tools() -> tuple[Tool, ...]:
-    """Return the C++ compiler, make, patch and Python's headers, in this order, found or missing"""
-    # CMake is not among them, because the build lets pip install it where it is missing.
+    """Return the C++ compiler, make, patch and Python's headers, found or missing."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    # not CMake: the build lets pip install it where it is missing
     return (
         Tool(
             "g++",

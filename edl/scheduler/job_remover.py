@@ -42,7 +42,6 @@ class JobRemover:
         self, jobs: Sequence[StoredJob], secrets: Mapping[str, str], unread: Collection[str]
     ) -> None:
         """Remove jobs, one after another, for `REMOVALS_S` (1 s); the next call goes on."""
-        # `secrets`: The secrets of the cluster's jobs, by job; a job without one was never started.
         deadline_s = self._clock() + REMOVALS_S
         names = {job.name for job in jobs}
         self._failed_s = {name: at for name, at in self._failed_s.items() if name in names}
@@ -53,6 +52,7 @@ class JobRemover:
             if job.name in unread or self._rests(job.name):
                 continue
             secret = secrets.get(job.name)
+            # without one it was never started
             if secret is None or self._removes_run(job.name, secret):
                 self._remove_record(job)
             else:

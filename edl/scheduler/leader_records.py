@@ -41,5 +41,4 @@ class LeaderRecords:
 
     @cached_property
     def job_named(self) -> Mapping[str, StoredJob]:
-        """The jobs of the cluster by name, as they are stored."""
         return {job.name: job for job in self.snapshot.jobs}

@@ -33,7 +33,7 @@ class LivenessServer:
         self._address = address
         self._socket = socket.socket()
         self._thread = threading.Thread(target=self._answer, name="edl-liveness", daemon=True)
-        self.port = 0  # The port, which the system chooses
+        self.port = 0  # which the system chooses
 
     def __enter__(self) -> Self:
         try:
@@ -56,7 +56,6 @@ class LivenessServer:
         self._thread.join(ASK_S)
 
     def _answer(self) -> None:
-        """Accept and close connections, until the socket is closed."""
         while True:
             try:
                 self._socket.accept()[0].close()
@@ -67,15 +66,10 @@ class LivenessServer:
 class LivenessProbe:
     """A probe that finds dead controllers: those at whose port nobody listens any more."""
 
-    # It remembers which controllers have answered, since a firewall may refuse connections to the
-    # others.
-
     def __init__(self) -> None:
         self._answered: set[str] = set()
 
     def dead(self, controllers: Iterable[ControllerRecord]) -> list[ControllerRecord]:
-        # One that has never answered here does not count for its port: what refuses the connection
-        # may be a firewall.
         found = []
         for one in controllers:
             if is_known_dead(one.machine, one.pid):
@@ -84,13 +78,14 @@ class LivenessProbe:
             refused = _is_refused(one)
             if refused is False:
                 self._answered.add(one.controller)
+            # What refuses the connection of one that has never answered may be a firewall.
             elif refused and one.controller in self._answered:
                 found.append(one)
         return found
 
 
 def _is_refused(controller: ControllerRecord) -> bool | None:
-    """Return whether the port of `controller` refuses a connection: True, False or None."""
+    """Return whether the port of `controller` refuses a connection; None: it is not known."""
     if not controller.port:
         return None
     try:

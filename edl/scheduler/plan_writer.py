@@ -47,9 +47,7 @@ class PlanWriter:
         self._said = ""
 
     def write(self, read: LeaderRecords, found: ClusterPlan) -> tuple[ClusterPlan, Events] | None:
-        """Write the plan `found` and its events to the cluster's records and event log."""
-        # None: a record has changed since `read` was read, so that the caller must read and plan
-        # again; of several transactions the first ones may be written.
+        """Write the plan `found` and its events; return what was written, None: plan again."""
         events = plan_events(read.view, found)
         fitting, left_out = [], []
         for part in plan_parts(read.view, found):
@@ -69,6 +67,7 @@ class PlanWriter:
         every = [*before, *fitting, *map(_Writes.of, self._of_others(found, events))]
         if all(self._writer.commit(one) for one in _transactions(every)):
             return found, events
+        # A record has changed meanwhile; of several transactions the first ones may be written.
         return None
 
     def _asking_less(
@@ -105,6 +104,7 @@ class PlanWriter:
         lives = {name: found.lives[name] for name in part.jobs}
         return [
             *(life_write(paths, jobs[name], life) for name, life in lives.items()),
+            # before the job is assigned to hosts, which need its secret
             *(
                 secret_write(paths, name)
                 for name, life in lives.items()
@@ -133,7 +133,6 @@ class _Writes(NamedTuple):
 
     @classmethod
     def of(cls, writes: Sequence[Write]) -> _Writes:
-        """Return `writes` with their size."""
         return cls(writes, byte_count(writes))
 
 

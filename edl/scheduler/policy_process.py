@@ -47,6 +47,7 @@ class PolicyProcess:
         self._connection: Connection | None = None
 
     def __repr__(self) -> str:
+        # the digest of a decision is made from it
         return f"PolicyProcess({self.name!r}, {self._parameters!r})"
 
     def __call__(self, cluster: ClusterState) -> Allocation:

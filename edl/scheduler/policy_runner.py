@@ -50,7 +50,6 @@ class PolicyRunner:
             return self.failed(str(error))
 
     def worked(self) -> None:
-        """Note that the policy has answered."""
         self._why = ""
 
     def failed(self, why: str) -> HeldSlots:

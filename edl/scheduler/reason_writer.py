@@ -37,8 +37,6 @@ def fitting_write(write: Callable[[Mapping[str, str]], Write], reasons: Mapping[
 class ReasonWriter:
     """A writer of the leader's reasons for each job, during one term; call `tell`."""
 
-    # It remembers what it has written last, so that equal reasons are not written again.
-
     def __init__(self, writer: ClusterWriter) -> None:
         self._writer = writer
         self._told: tuple[Mapping[str, str], Mapping[str, int]] | None = None
@@ -51,8 +49,7 @@ class ReasonWriter:
         now_s: float,
         surplus: Mapping[str, int] = MappingProxyType({}),
     ) -> float:
-        """Write `reasons` if readers do not have them, but not within a second of the last write"""
-        # `now_s`: when the plan was made that they are from, in seconds since 1970.
+        """Write `reasons` unless readers have them; return after how many seconds to call again."""
         living = {job: life for job, life in lives.items() if life.state is not LifeState.ENDED}
         cut = cut_reasons({job: why for job, why in reasons.items() if job in living})
         newest_s = max((life.since_s for life in living.values()), default=0.0)

@@ -44,16 +44,16 @@ class _Group:
 
     def __init__(self, connect: Callable[[], FencedSession], on_change: Callable[[], None]) -> None:
         self._connect, self._on_change = connect, on_change
-        self.jobs: set[str] = set()  # Their names
-        # How many jobs have been in the group, whose secrets the session has proved
+        self.jobs: set[str] = set()
+        # how many jobs have been in the group, whose secrets the session has proved
         self.proved = 0
-        # `is_behind`: Whether the session may not show what was written in others; `is_crowded`:
-        # Whether it has jobs for which another session could not be used
+        # whether the session may not show what was written in others; whether it has jobs for which
+        # another session could not be used
         self.is_behind = self.is_crowded = False
-        self.session: FencedSession | None = None  # The session; None: it has not been used yet
-        # Why the jobs could not be read last; None: they could
+        self.session: FencedSession | None = None  # None: it has not been used yet
+        # why the jobs could not be read last; None: they could
         self.error: CoordinationError | None = None
-        self.failed_s = 0.0  # Since when they cannot be read, by the clock of `RunSessions`
+        self.failed_s = 0.0  # since when they cannot be read
         self._reader: RunReader | None = None
 
     @property
@@ -83,6 +83,7 @@ class _Group:
 
     def read(self, secrets: Mapping[str, str], progress_s: float) -> dict[str, RunRecords]:
         """Return the runs of the jobs of the group, none if ZooKeeper does not answer."""
+        # not waited for: it had no connection at the last read, and has none now
         if self.session is not None and self.error is not None and not self.is_connected:
             return {}
         try:
@@ -102,9 +103,6 @@ class _Group:
 class RunSessions:
     """The sessions in which the leader of a cluster reads and writes runs, during one term."""
 
-    # `on_change`: Called when something has changed that a plan follows from; it runs on a
-    # connection thread, so it must not block.
-
     def __init__(
         self,
         connect: Callable[[], FencedSession],
@@ -112,6 +110,8 @@ class RunSessions:
         say: Say,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        # One thread uses this object. `connect` is called by several at a time, and takes a bounded
+        # time; `on_change` runs on a connection thread, and does not block.
         self._connect = connect
         self._on_change = on_change
         self._say = say
@@ -122,14 +122,13 @@ class RunSessions:
         self._pause_s = RETRY_S  # after the next session that cannot be opened
         self._retry_s = -math.inf  # not before that another session is opened
         self._has_said_crowded = False
-        # Job -> why the records of its run could not be read last, in a sentence
+        # job -> why the records of its run could not be read last, in a sentence
         self.unreadable: dict[str, str] = {}
-        # Job -> why its session could not read anything last, in a sentence
+        # job -> why its session could not read anything last, in a sentence
         self.unread: dict[str, str] = {}
 
     @property
     def sessions(self) -> list[FencedSession]:
-        """The sessions that are open."""
         return [group.session for group in self._groups if group.session is not None]
 
     def session_of(self, job: str) -> FencedSession:
@@ -146,7 +145,7 @@ class RunSessions:
             return self._group_of[job].open()
 
     def read(self, secrets: Mapping[str, str], count: int) -> dict[str, RunRecords]:
-        """Return the present runs of jobs, as `read` does."""
+        """Return the present runs of jobs; those whose session does not answer are in `unread`."""
         for name in self._group_of.keys() - secrets.keys():
             self._group_of.pop(name).jobs.discard(name)
         self._most_jobs = max(MOST_JOBS, math.ceil(len(secrets) / MOST_SESSIONS))
@@ -171,7 +170,7 @@ class RunSessions:
     def _read(
         self, groups: Sequence[_Group], secrets: Mapping[str, str], progress_s: float
     ) -> dict[str, RunRecords]:
-        """Return the runs of the jobs of `groups`; see `read`."""
+        """Return the runs of the jobs of `groups`; see `_Group.read`."""
         slow = sum(not group.is_connected for group in groups)
         # A new leader reads all: while ZooKeeper answers one session, others' answers are parsed.
         with ThreadPoolExecutor(READERS) if slow > 1 else nullcontext() as pool:
@@ -183,7 +182,7 @@ class RunSessions:
         return {name: run for found in answers for name, run in found.items()}
 
     def _is_lost(self, group: _Group) -> bool:
-        """Return whether the jobs of `group` are to be read in another session, for its fails."""
+        """Return whether the jobs of `group`, which fails, are to be read in another session."""
         if group.error is None or group.is_connected:
             return False
         return group.session is None or self._clock() - group.failed_s >= MOVE_S
@@ -267,6 +266,7 @@ class RunSessions:
         """Put a job into the newest group, or a new one if that has proved enough secrets."""
         group = self._groups[-1] if self._groups else None
         if group is None or group.error is not None or group.proved >= self._most_jobs:
+            # While no other session can be opened, it is put where the fewest secrets were proved.
             group = self._roomiest() if self._clock() < self._retry_s else None
             if group is None:
                 group = _Group(self._connect, self._on_change)

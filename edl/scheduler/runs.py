@@ -32,14 +32,14 @@ class RunWriter:
     """The writer of the runs of a cluster's jobs, during one term of the leader."""
 
     def __init__(self, session_of: Callable[[str], Session]) -> None:
-        # How many runs the cluster has; each new one writes its status the less often
+        # how many runs the cluster has; each new one writes its status the less often
         self.count = 0
         self._session_of = session_of
 
     def carry_out(
         self, order: Order, job: StoredJob, secret: str, last: RunRecords | None = None
     ) -> str:
-        """Do what an order says, as `orders` defines it."""
+        """Do what an order says (`orders`); return why it was refused, empty if it was not."""
         session = self._session_of(order.job)
         session.identify(Access(order.job, secret))
         try:
@@ -53,16 +53,15 @@ class RunWriter:
 
     def remove(self, job: str, secret: str) -> bool:
         """Remove the nodes of the last run of a job; return whether they are gone."""
-        # No port is asked for a process, and of very many nodes a part is removed, and the next
-        # call goes on: the job's code may have written any addresses and nodes, which would hold up
-        # the leader.
         session, access, paths = self._session_of(job), Access(job, secret), JobPaths(job)
         session.identify(access)
         try:
+            # The job's code may have written any addresses and nodes, which would hold up the
+            # leader: no port is asked for a process, and of very many nodes a part is removed.
             delete_ended(session, paths, trusted=False)
         except (AccessDenied, NotRemovable) as error:
             if not unlock(session, [access]):
-                return True
+                return True  # a stranger has the name: no nodes of the run are left
             if isinstance(error, NotRemovable):
                 raise
             why = "has an ACL by which the job's secret does not open it"

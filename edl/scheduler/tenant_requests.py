@@ -81,7 +81,6 @@ class TenantRequests:
         now_s: float,
     ) -> float:
         """Carry out requests, and tell each tenant why its jobs have what they have."""
-        # `now_s`: when the plan was made, in seconds since 1970.
         tenants = self._tenants.records(self._wake)
         if not tenants:
             return float("inf")
@@ -203,9 +202,10 @@ class TenantRequests:
         answer: Callable[[str], list[Write]],
     ) -> str:
         """Do what a tenant asks for and may, and answer it; return why it was refused, or ""."""
-        # It is done as a client of the administrator would; the event says for whom.
         try:
             job, change = self._change(tenant, about, request)
+            # As a client of the administrator would; the event says for whom. The change, the
+            # answer and the removal of the request are one transaction, which the term fences.
             nodes = RequestNodes(self._nodes, self._writer, answer(job))
             change(self._store_of(tenant, nodes))
         except UnknownJob:  # the message would name others' jobs

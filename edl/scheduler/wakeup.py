@@ -17,7 +17,7 @@ class Wakeup:
         self._calls.put(None)  # reentrant, other than threading.Event.set
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until `set` was called since the last wait, for at most `timeout_s` seconds."""
+        """Wait until `set` was called since the last wait; return whether it was in time."""
         deadline = time.monotonic() + timeout_s
         try:
             self._calls.get(timeout=max(0.0, deadline - time.monotonic()))

@@ -107,11 +107,6 @@ def simulate(
     on_time: OnTime | None = None,
 ) -> Result:
     """Run all jobs to their ends under virtual time, and return the times of each job."""
-    # `on_time`: is called after each decision, with the seconds since the first submission and the
-    # number of jobs that have ended; None: nothing is called.
-    # UsageError: a job requests more slots than there are, two jobs have the same name, the step
-    # time on a placement was not measured, nodes would fail too often to be computed, or the policy
-    # lets jobs wait for ever.
     check_jobs(jobs, nodes)
     begin_s = _begin_s(jobs, rules.interval_s)
     jobs = [replace(job, arrival_s=job.arrival_s - begin_s) for job in jobs]
@@ -137,7 +132,8 @@ def simulate(
 
 def _begin_s(jobs: Sequence[SubmittedJob], interval_s: float) -> float:
     """Return the time on the clock of the trace, in seconds, at which the simulated clock is 0."""
-    # It may be the clock of a computer, which counts the seconds since 1970.
+    # It may count the seconds since 1970: a float of that size cannot tell apart times that differ
+    # by less than a microsecond.
     first_s = min((job.arrival_s for job in jobs), default=0.0)
     unit_s = interval_s or DAY_S
     return max(0.0, first_s // unit_s - 1) * unit_s
@@ -231,9 +227,7 @@ class _Simulation:
         return len(self.active) + len(self.coming)
 
     def move(self) -> None:
-        """Advance time and all jobs until the next decision, or until a node fails or comes back"""
-        # UsageError: jobs wait and no later event is possible, or a job's step time was not
-        # measured.
+        """Advance time and all jobs to the next decision, or until a node fails or comes back."""
         if self.rules.interference:
             self._let_interfere()
         then_s = self._next_decision_s()
@@ -256,7 +250,6 @@ class _Simulation:
 
     def decide(self) -> None:
         """Ask the policy, and give the jobs the slots and the batches of its decision."""
-        # With `Rules.drop`, jobs that were never given slots are rejected.
         if not self.active:
             return
         self.decided_s = self.now_s
@@ -361,7 +354,8 @@ class _Simulation:
 class _QueueRun(_Simulation):
     """The state of a simulation whose policy only starts jobs: a faster `_Simulation`."""
 
-    # Such a policy (`QueuePolicy`) never takes slots from a job.
+    # The end of a job is known when it starts, for such a policy (`QueuePolicy`) never takes slots
+    # away. It is asked about the waiting jobs and the free slots alone.
 
     def __init__(
         self,
@@ -384,8 +378,6 @@ class _QueueRun(_Simulation):
 
     def move(self) -> None:
         """Advance time until a job arrives or ends, and free the slots of jobs that have ended."""
-        # UsageError: jobs wait, and no job runs or is to come; or the step time of a job was not
-        # measured.
         end_s = self.running[0][0] if self.running else math.inf
         then_s = min(end_s, self.coming[-1].submission.arrival_s if self.coming else math.inf)
         if then_s == math.inf:
@@ -403,12 +395,9 @@ class _QueueRun(_Simulation):
 
     def decide(self) -> None:
         """Start the waiting jobs that the policy gives slots; with `drop`, reject all others."""
-        # The policy is not asked if, since the last decision, no job has arrived or ended that
-        # could let a job start.
-        # UsageError: the step time of a job was not measured.
         if self.active or self.running:
             self.decisions += 1
-        if self.changed:
+        if self.changed:  # else nothing has come or gone that could let a job start
             self._start()
         self.changed = False
         if self.rules.drop:
@@ -418,7 +407,6 @@ class _QueueRun(_Simulation):
 
     def _start(self) -> None:
         """Start waiting jobs: ask the policy about the first 1, then the next 2, 4, and so on."""
-        # UsageError: the step time of a job was not measured.
         count = 1 if self.in_order else len(self.active)
         while self.active:
             nodes = [node for node in self.free.values() if node.slots]

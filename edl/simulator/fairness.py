@@ -32,9 +32,6 @@ def with_isolated(
     submissions: Sequence[SubmittedJob], results: Sequence[JobResult], nodes: Sequence[Node]
 ) -> tuple[JobResult, ...]:
     """Return `results` in the same order, with `isolated_s` set unless the job was rejected."""
-    # It is the time that the job would take alone on 1/N of the cluster's slots, if on average N
-    # jobs (itself included) were in the cluster while it was there.
-    # UsageError: the speed of a job on so many slots was not measured.
     beside = mean_beside(results)
     slots, largest = total(nodes), max(node.slots for node in nodes)
     return tuple(
@@ -61,7 +58,6 @@ def mean_beside(results: Sequence[JobResult]) -> list[float]:
 
 def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
     """Return the seconds that `job` would take alone on its share of the cluster."""
-    # UsageError: the job's speed on so many slots was not measured.
     most = job.max_slots
     if job.local_batches is not None:
         most = min(most, job.batch // job.local_batches[0])

@@ -18,6 +18,7 @@ from edl.simulator.work import SubmittedJob
 
 def same_s(at_s: float) -> float:
     """Return the tolerance in seconds within which two times near `at_s` count as equal."""
+    # Times are sums of floats, so equal times may differ a little.
     return max(1e-6, 4 * math.ulp(at_s))
 
 
@@ -31,7 +32,7 @@ class _Newcomers:
 
 
 class Progress:
-    """The course of one submitted job under virtual time: its progress, slots, batch and history"""
+    """The course of one job under virtual time: its progress, slots, batch and history."""
 
     def __init__(
         self, submission: SubmittedJob, whole_seconds: bool, keeps_start: bool = False
@@ -100,7 +101,6 @@ class Progress:
 
     def reject(self, now_s: float) -> None:
         """Mark the job as rejected, and as ended at the virtual time `now_s`, in seconds."""
-        # The caller makes sure that the job has never had slots.
         self.dropped, self.end_s = True, now_s
 
     def slow_down(self, part: float) -> None:
@@ -113,8 +113,7 @@ class Progress:
         self._set(AllocationChange(now_s, SlotChange.FAILURE, ()), cost)
 
     def advance(self, now_s: float, seconds: float) -> None:
-        """Train the job for a time."""
-        # UsageError: the step time with these slots was not measured.
+        """Train the job for a time, or until it ends."""
         if not self._size or self.end_s is not None or seconds <= 0:
             return
         self._seen = None
@@ -156,8 +155,7 @@ class Progress:
                 self.end_s = now_s
 
     def ends_after_s(self) -> float:
-        """The seconds until the job ends if nothing changes, the rest of its pause included"""
-        # UsageError: the step time with these slots was not measured.
+        """Return the seconds until the job ends if nothing changes, its pause included."""
         if not self._size:
             return float("inf")
         if self._coming:
@@ -194,7 +192,7 @@ class Progress:
         )
 
     def _set(self, moment: AllocationChange, cost: ResizeCost) -> None:
-        """Change a job's slots, add the change to the history, and begin the pause that it costs"""
+        """Change the job's slots, note it in the history, and begin the pause that it costs."""
         slots = tuple(count for _, count in moment.placement)
         newcomers = self._newcomers(moment, slots, cost)
         if newcomers is not None:
@@ -210,7 +208,7 @@ class Progress:
     def _newcomers(
         self, moment: AllocationChange, slots: tuple[int, ...], cost: ResizeCost
     ) -> _Newcomers | None:
-        """Return the newcomers that a change of slots lets come; None if it takes effect at once"""
+        """Return the newcomers that a change of slots lets come; None: it takes effect at once."""
         change = moment.change
         if change is SlotChange.LEAVE and self._coming and sum(slots) > sum(self._slots):
             last = self._coming[-1]
@@ -223,23 +221,18 @@ class Progress:
 
     def _rate_now(self) -> float:
         """Return the job's present progress per second, in the unit of its work."""
-        # The first call after a change of slots, batch or interference, or in a new epoch, computes
-        # the rate and also records a measured step of the job; later calls return the same rate.
-        # UsageError: the step time with these slots was not measured.
-        if self._rate is None:
+        if self._rate is None:  # after a change, or in a new epoch
             self._rate = self._rate_in(self.epoch)
             self._measure()
         return self._rate
 
     def _measure(self) -> None:
         """Record the step time and gradient noise scale with the job's slots and batch."""
-        # Of each combination of nodes, slots and local batch, only the step time measured there at
-        # first is kept.
         work = self.submission.work
         step, self._noise_scale = work.observed(self._slots, self.batch, self.epoch)
+        # only the first step time of each combination
         self._steps.setdefault((step.hosts, step.workers, step.batch), step)
 
     def _rate_in(self, epoch: int) -> float:
-        # UsageError: the step time with these slots was not measured.
         rate = self.submission.work.rate(self._slots, self.batch, epoch)
         return rate * (1.0 - self.slowdown) * self.speed

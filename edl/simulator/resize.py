@@ -18,8 +18,6 @@ from edl.errors import UsageError
 class SlotChange(StrEnum):
     """The kind of a change of a job's slots."""
 
-    # `PREEMPT` and `FAILURE`: it loses all slots, by a decision or because a node failed.
-
     START = "start"  # the job gets its first slots
     RESTART = "restart"  # it gets slots after it had none, and starts from a checkpoint
     JOIN = "join"  # it keeps its slots and gets more
@@ -85,7 +83,7 @@ def parse_resize_cost(text: str) -> ResizeCost:
 
 def change_of(before: Placement, after: Placement, trained: bool) -> SlotChange:
     """Return the kind of change from the placement `before` to the placement `after`."""
-    # It is never `FAILURE`: a job without slots afterwards counts as preempted.
+    # never `FAILURE`: a job without slots counts as preempted
     if not after:
         return SlotChange.PREEMPT
     if not before:

@@ -18,7 +18,7 @@ from edl.simulator.resize import SlotChange
 
 @dataclass(frozen=True)
 class AllocationChange:
-    """A change of slots of one job in a simulation, such as a start or another number of slots"""
+    """A change of the slots of one job in a simulation."""
 
     at_s: float  # the time of the change, in seconds; in a `JobResult` on the clock of the trace
     change: SlotChange  # the kind of change
@@ -152,7 +152,7 @@ class Result:
         return max(job.finish_time_fairness for job in self.ended)
 
     def jct_percentile_s(self, percent: float) -> float:
-        """Return the job completion time that `percent` (0 to 100) percent of jobs do not exceed"""
+        """Return the completion time that this many percent (0 to 100) of jobs do not exceed."""
         return float(np.percentile([job.jct_s for job in self.ended], percent))
 
     def figures(self, history: bool = False) -> dict[str, Any]:

@@ -72,8 +72,6 @@ class RunOutcome(NamedTuple):
 
 def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
     """Compute the simulation that `run` describes, in this process, and return its outcome."""
-    # `on_time`: is called after each decision, with the seconds since the first submission and the
-    # number of jobs that have ended; None: nothing is called.
     began_s = time.perf_counter()
     jobs = run.jobs or pollux_jobs(run.load, run.workload)
     nodes = run.machines or equal_nodes(run.nodes, run.slots)
@@ -124,8 +122,6 @@ def _leave_interrupts_to_the_parent() -> None:
 
 def _teller(run: SimulatedRun, what: str, tell: Callable[[str], None]) -> OnTime:
     """Return a function that passes the progress of a simulation to `tell`, as a message."""
-    # The function takes the seconds since the first submission, and the number of jobs that have
-    # ended.
 
     def on_time(since_s: float, ended: int) -> None:
         tell(f"{what}: {ended} jobs have ended at {since_s / 3600:.1f} h")

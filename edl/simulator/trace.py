@@ -128,9 +128,6 @@ class _TraceLine:
 
     def _measured(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
         """Return the job of a row with an application that Pollux measured, and the row's batch."""
-        # The most slots that a policy may give it are also limited by what was measured.
-        # UsageError: the application is unknown, was not measured with that batch or so many slots,
-        # or a limit is not allowed; or scipy is not installed.
         known, wanted = measured_applications(), self._text("application")
         if wanted not in known:
             raise UsageError(
@@ -152,6 +149,7 @@ class _TraceLine:
             )
         least, most = self._limits(slots)
         job = application_job(name, arrival_s, application, slots, batch)
+        # also limited by what was measured
         widest = min(job.batches[1] // application.min_local_batch, MOST_SLOTS)
         return replace(job, min_slots=least, max_slots=min(most, widest))
 

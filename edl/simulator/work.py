@@ -26,15 +26,13 @@ class JobWork(Protocol):
         """Return the progress at which epoch number `epoch`, counted from 0, ends."""
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Return the job's progress per second, above 0, in the unit of this kind of work."""
-        # UsageError: the speed with these slots and this batch was not measured.
+        """Return the progress per second, without interference, on nodes of relative speed 1."""
 
     def model(self, epoch: int, progress: float) -> TrainingModel:
         """Return the model by which policies predict the job's step time and remaining steps."""
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time and the gradient noise scale that the job itself would measure."""
-        # UsageError: the step time with these slots and this batch was not measured.
 
 
 @dataclass(frozen=True)

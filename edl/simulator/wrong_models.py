@@ -103,6 +103,7 @@ def seen_error(
     """Return the error of step times, estimated from what they were at the last decisions."""
     if not errors.step_times:
         return EXACT
+    # The variance is half the mean square of the differences between two decisions.
     differences = [
         step_time_error(errors, job.name, then_s, slots, job.batch)
         - step_time_error(errors, job.name, first_s, slots, job.batch)

@@ -79,9 +79,8 @@ class Agents:
 
     def want_fewer(self, host: str) -> None:
         """Lower the desired number of workers on `host` by one, after the job refused a worker."""
-        # A refused worker has a state that differs from the others'; another one on that host would
-        # be refused as well.
         memory = self._job.memory
+        # Another one on that host would have a state that differs from the others', too.
         memory.set_desired({**memory.hosts, host: memory.hosts[host] - 1})
 
     def see_end(self) -> None:
@@ -112,8 +111,6 @@ class Agents:
 
     def _may_start(self) -> bool:
         """Return whether a worker is to be started now."""
-        # That is so if a host lacks one, and `restart_s` have passed since the last end of a
-        # worker.
         changes = self._job.memory.changes
         if self._lacks[0] != changes:
             self._lacks = changes, self._lacking() is not None

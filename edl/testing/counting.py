@@ -522,10 +522,10 @@ class Counting:
 
     def _splits(self, source: Source, epoch: int, samples: npt.NDArray[np.int64]) -> bool:
         """Return whether a step's samples belong to several global batches of an aligned source."""
-        # With logical workers the step must have all of them, too.
         order = source.order(epoch).at(0, self.samples)
         places = np.flatnonzero(np.isin(order, samples))
         numbers = {*(places // source.batch_size).tolist()}
+        # With logical workers the step must have all of them.
         if not self.logical:
             return len(numbers) > 1
         whole = min(source.batch_size, self.samples - min(numbers) * source.batch_size)

@@ -305,8 +305,7 @@ class Run:
 
     def _watch_from_there(self) -> None:
         """Keep the newest status of the job in `_newest`, read from `edl status --watch`."""
-        # It replaces `_watch` if the test's process cannot reach ZooKeeper, because that is in
-        # another network.
+        # In place of `_watch`: this process is in another network than ZooKeeper.
         environment = {k: v for k, v in self.environment.items() if k != MARK}
         while self._is_watching():
             with subprocess.Popen(

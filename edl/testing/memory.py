@@ -159,7 +159,7 @@ class MemoryJob:
     # --- sessions
 
     def _ended(self) -> list[tuple[float, int]]:
-        """(time, worker id) for each worker that is gone or frozen, the earliest time first"""
+        """Return (time, worker id) of those gone or frozen, the earliest end of a session first."""
         if not self.gone and not self.frozen:
             return []
         here = {*self.nodes, *self._candidates}
@@ -202,6 +202,7 @@ class MemoryJob:
 
     def _look(self) -> None:
         """Let the leader read the records, decide about the ring, and write its decision."""
+        # Nothing else happens in between, as in one transaction.
         now_s, now = self.schedule.now_s(), self.snapshot()
         self._looked = (self.changes, now_s)
         assert self.leader is not None
@@ -244,7 +245,7 @@ class MemoryJob:
 
 
 class MemoryCoordinator:
-    """The `Coordinator` of one worker, with the job in memory."""
+    """The `Coordinator` of one worker with the job in memory; it acts as the daemon, too."""
 
     is_shared = True
     run = "loopback"
@@ -340,7 +341,7 @@ class MemoryCoordinator:
         self._dirty = True
 
     def release_others(self, generation: Generation | None) -> None:
-        """Record that the worker's script ended, so that no other worker waits for it for ever"""
+        """Record that the worker's script has ended, so that nobody waits for it for ever."""
         self._ended_in = 0 if generation is None else generation.number
 
     def flush(self, timeout_s: float) -> bool:
@@ -417,7 +418,7 @@ class MemoryCoordinator:
             self._written.notify_all()
 
     def _read(self) -> None:
-        """Read the job's records into state that the worker's training thread and daemon share"""
+        """Read the job's records into the state that the training thread and the daemon share."""
         job, worker = self._job, self._member.id
         self._seen = job.news
         self._shared.leads(job.leader)
@@ -433,8 +434,6 @@ class MemoryCoordinator:
         self._shared.job_is(job.job.state, job.job.reason)
 
     def _must_cut(self) -> bool:
-        # That is so if `_wants_cut` returns True and CUT_S (0.05) s have passed since the last
-        # break.
         return self._job.schedule.now_s() >= self._cut_after and self._wants_cut()
 
     def _wants_cut(self) -> bool:

@@ -12,9 +12,6 @@ ENOUGH = 20  # measurements that all say the same
 
 def known_noise(noise: float, signal: float, batch: int, update: int = 0) -> NoiseScale:
     """Return a gradient noise scale after ENOUGH (20) measurements with equal values."""
-    # `noise`: the measured trace of the covariance of a sample's gradient, 0 or more.
-    # `signal`: the measured squared norm of the mean gradient.
-    # `batch`: the global batch of each measured step, in samples.
     known = UNKNOWN
     for _ in range(ENOUGH):
         known = known.after(NoiseSample(noise, signal), batch, update)

@@ -49,8 +49,6 @@ class Random:
 
     def interrupts(self) -> bool:
         """Draw whether a task that could go on has to let other tasks run instead."""
-        # Always False with seed 0; otherwise true for 15 %, half or all of the calls, as the seed
-        # decides.
         return self._random is not None and self._random.random() < self._rate
 
     def below(self, limit: int) -> int:
@@ -78,6 +76,8 @@ class Random:
 @dataclass
 class BackgroundTask:
     """An actor of a schedule: a function that is called when its condition holds."""
+
+    # It is called while no task runs, in the thread of the task that ran last.
 
     name: str  # the name of the actor; `pick` gives each name a weight
     ready: Callable[[], bool]  # returns whether `act` may be called
@@ -227,7 +227,6 @@ class TaskScheduler:
 
     def kill(self, task: Task) -> None:
         """Let `task` end by `Killed`; among all tasks it gets the turn next."""
-        # A task that has not begun never calls its function.
         if not (task.killed or task.done):
             self._unwinding.append(task)
             self._unwinding.sort(key=self.tasks.index)
@@ -380,7 +379,8 @@ class TaskScheduler:
 
 
 def _stay_on_one_processor() -> None:
-    """Let the calling thread run on one processor only, the same for all threads of this process"""
+    """Let the calling thread run on one processor only, as all threads of this process do."""
+    # To wake a thread on another processor takes three times as long.
     if hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(os.getpid()))
         os.sched_setaffinity(0, {allowed[os.getpid() % len(allowed)]})

@@ -63,7 +63,6 @@ def history(
 
 def history_table(jobs: Sequence[JobHistory], now_s: float) -> list[str]:
     """Return lines with a row for each of `jobs`, under a row of titles."""
-    # `now_s` is the time, in seconds since 1970, until which jobs that have not ended have lasted.
     rows = [("JOB", "STATE", "RUNS", "SLOT HOURS", "SUBMITTED", "LASTED", "BY")]
     for one in jobs:
         state = str(one.result or one.state)

@@ -24,7 +24,6 @@ _GAP = "  "  # between two columns
 
 def job_table(jobs: Sequence[ClusterJobStatus], now_s: float, width: int | None) -> list[str]:
     """Return lines with a row for each of `jobs`, under a row of titles."""
-    # `now_s`: the time, in seconds since 1970.
     rows: list[tuple[str, ...]] = [("JOB", "STATE", "SLOTS", "PRIORITY", "QUEUE", "AGE", "REASON")]
     rows += [(*_columns(job), rounded(now_s - job.submitted_s), job.reason) for job in jobs]
     if all(job.queue == "default" for job in jobs):
@@ -54,7 +53,6 @@ def state_line(job: ClusterJobStatus) -> str:
 
 def details_text(details: ClusterJobDetails, now_s: float, width: int | None) -> str:
     """Return all that is known of a job as text: its state, manifest and history."""
-    # `now_s`: the time, in seconds since 1970, from which ages are computed.
     rows = _rows(details, now_s)
     size = max(map(len, rows)) + len(_GAP)
     lines = [f"{title.ljust(size)}{text}" for title, text in rows.items()]
@@ -90,7 +88,6 @@ def _range(least: int, most: int) -> str:
 
 def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
     """Return the lines about the state of a job as texts, by their titles, in the order to show."""
-    # `now_s` is the time, in seconds since 1970, for ages.
     job = details.job
     since = f", for {rounded(now_s - job.since_s)}" if job.since_s else ""
     rows = {
@@ -133,7 +130,6 @@ def _runs(details: ClusterJobDetails) -> str:
 
 def _next_start(details: ClusterJobDetails, now_s: float) -> str:
     """Return as text how long a queued job is not started; "" for any other job."""
-    # `details` has the time before which it is not, `now_s` is the time since 1970 in seconds.
     left_s = details.not_before_s - now_s
     waits = details.job.state is LifeState.QUEUED and left_s > 0
     return f"not in the next {rounded(left_s)}" if waits else ""

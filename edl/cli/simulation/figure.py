@@ -72,7 +72,7 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
 
 
 def _draw_jobs(axes: Axes, outcome: RunOutcome, first_s: float) -> None:
-    """Draw one horizontal line over time for each job of a run, the darker the more slots it has"""
+    """Draw a line over time for each job of a run, the darker the more slots it has."""
     jobs = outcome.result.jobs
     bars: dict[str, list[tuple[float, float, float]]] = {}
     for row, job in enumerate(sorted(jobs, key=lambda job: job.arrival_s)):
@@ -114,7 +114,7 @@ def _draw_levels(
 
 
 def _draw_distribution(axes: Axes, outcome: RunOutcome, colour: str) -> None:
-    """Draw the cumulative distribution of the completion times of the jobs that ended in one run"""
+    """Draw the cumulative distribution of the completion times of one run's ended jobs."""
     hours = sorted(job.jct_s / 3600 for job in outcome.result.ended)
     parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]
     axes.step(hours, parts, where="post", color=colour, linewidth=1.2, label=outcome.run.title)

@@ -137,8 +137,6 @@ def policy_names(text: str) -> tuple[list[str], dict[str, OwnPolicy]]:
 
 def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
     """Return descriptions of the simulations to compute."""
-    # UsageError: an option has an impossible value, a trace cannot be read, or the speed of the
-    # jobs was not measured on nodes with as many slots as `setup` says.
     if jobs.trace_file is not None:
         return _alike(setup, _of_trace(jobs.trace_file, setup))
     if jobs.built_in == JSA:
@@ -175,8 +173,6 @@ def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> li
 
 def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
     """Return the jobs in the trace file `path`, a table in the CSV format."""
-    # UsageError: the file cannot be read, a job requests more slots than the cluster has, or the
-    # speed of a job was not measured on nodes with as many slots as those of the cluster.
     jobs = trace.read_trace(path, setup.nodes * setup.slots)
     if any(job.kind in measured_applications() for job in jobs):
         pollux_workload.check_measured(setup.slots)
@@ -203,9 +199,7 @@ def _drawn(
 
 
 def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
-    """A description of a simulation for each policy, load and workload of the paper Pollux"""
-    # UsageError: there is no such load or workload, or the speed of the jobs was not measured on
-    # nodes with as many slots as `setup` says.
+    """Return a simulation for each policy, load and workload of the paper Pollux."""
     chosen = [_load(text) for text in loads.split(",")]
     numbers = _numbers(workloads, "workload", pollux_workload.WORKLOADS)
     pollux_workload.check_measured(setup.slots)

@@ -245,7 +245,7 @@ def simulate(
 def _show(
     runs: Sequence[SimulatedRun], processes: int, compared: bool, history: bool, as_json: bool
 ) -> list[Done]:
-    """Simulate `runs`; print each as JSON once it has ended, or one table of all runs at the end"""
+    """Simulate `runs`; print each as JSON when it has ended, or one table at the end."""
     done: list[Done] = []
     with progress() as tell:
         for outcome in do_all(runs, processes, tell):

@@ -53,7 +53,6 @@ def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool
 
 def results_table(done: Sequence[Done]) -> Table:
     """Return a table with a row for each run, and a row for all runs of one policy at one load."""
-    # The second kind of row is left out where it would sum up a single run.
     groups: dict[tuple[str, str], list[Done]] = {}
     for outcome, comparison in done:
         groups.setdefault((outcome.run.policy, outcome.run.load), []).append((outcome, comparison))

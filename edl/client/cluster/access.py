@@ -95,7 +95,7 @@ def store_of_job(session: Session, job: str | None, cluster: str | None) -> Clus
 
 
 def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
-    """The records of the cluster that a user means, for a command that needs none; or None"""
+    """Return the records of the cluster that a command may be about; None: none is meant."""
     named = cluster or config.load().cluster
     if named or parsed_word(config.load().secret or ""):
         return open_cluster_store(session, named)
@@ -132,7 +132,6 @@ def _meant(found: list[Access], secret: str | None) -> list[Access]:
 
 
 def _unknown_secret(name: str, secret: str | None) -> str:
-    """Return the message for a cluster that no secret opens that is known here."""
     tried = candidates(config.state_dir(), name, secret or config.load().secret, of=CLUSTERS)
     what = "is another than those known here" if tried else "is not known here"
     return (

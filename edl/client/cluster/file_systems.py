@@ -27,7 +27,6 @@ def is_on_network(directory: Path) -> bool:
 
 
 def file_system(device: str, mounts: str) -> str:
-    """Return the type of the file system on a device, such as `ext4` or `fuse.sshfs`."""
     for line in mounts.splitlines():
         mount, _, about = line.partition(" - ")
         if mount.split(" ")[2:3] == [device]:

@@ -73,8 +73,6 @@ def history_path(cluster: str) -> Path:
 class HistoryFile:
     """The file with the history of a cluster; until `fill` finds it, it is read as empty."""
 
-    # `clock`: Returns the time, in seconds since 1970.
-
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
@@ -112,7 +110,6 @@ class HistoryFile:
         self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MOST_ROWS
     ) -> tuple[JobHistory, ...]:
         """Return the jobs of the history, those that were submitted last first."""
-        # `since_s`: Only jobs that have not ended before that, in seconds since 1970.
         where, values = _where(
             {"job = ?": job, "(ended_s = 0 OR ended_s >= ?)": since_s, "submission >= ?": 0}
         )
@@ -131,7 +128,6 @@ class HistoryFile:
         is_newest: bool = False,
     ) -> tuple[SlotInterval, ...]:
         """Return who had which slots between two times, the earliest first: a Gantt chart."""
-        # `begin_s`: From when, in seconds since 1970.
         where, values = _where({"job = ?": job, "end_s > ?": begin_s, "begin_s < ?": end_s})
         rows = self._read(
             "SELECT submission, job, host, slots, begin_s, end_s FROM intervals "
@@ -161,7 +157,6 @@ class HistoryFile:
         return tuple(AuditEntry.from_json(json.loads(row[0])) for row in rows)
 
     def _read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Return the rows that `query` finds with the `values`."""
         chosen = self._chosen
         with _opened(chosen or self._path) as db:
             return db.execute(query, values).fetchall() if chosen else []
@@ -209,11 +204,11 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 def _choose_journal(db: sqlite3.Connection, is_shared: bool) -> None:
     """Choose how SQLite writes the file."""
-    # On a disk of this machine it uses a write-ahead log, so that the file is read while another
-    # process writes it. The processes share that log's index in memory, which several machines
-    # cannot do: where they may use the file at the same time, as on NFS, it would be damaged.
+    # A write-ahead log lets others read while one writes. Its index is in memory that the processes
+    # of one machine share: written by several, as on NFS, the file would be damaged.
     mode = "DELETE" if is_shared else "WAL"
     deadline = time.monotonic() + LOCKED_S
+    # Who changes it needs the file alone: often SQLite does not wait, but says that it is locked.
     while True:
         try:
             db.execute(f"PRAGMA journal_mode = {mode}")
@@ -232,7 +227,6 @@ def _remove(path: Path) -> None:
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> DataError:
-    """Return the error of a file that SQLite cannot use because of `error`."""
     return DataError(
         f"the history in {path} cannot be used: {error}; if the disk has room, delete "
         "that file: it is made again from the cluster's events"
@@ -252,7 +246,6 @@ def _filled(
     db: sqlite3.Connection, read: ReadEvents, uid: str, clock: Callable[[], float]
 ) -> int | None:
     """Add new events of a cluster to a file, if it is that cluster's; return how many were new."""
-    # `clock`: returns the time, in seconds since 1970.
     for _ in range(FILLS):
         if _owner(db) not in (None, uid):
             return None
@@ -290,6 +283,7 @@ def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult 
     if known is None:
         return _ReadResult(read(-1))
     last, text = known
+    # The last one again: it tells whether the file was made from this log.
     events = list(read(last - 1))
     if not events or (events[0][0] == last and _text(events[0][1]) != text):
         return None
@@ -322,7 +316,6 @@ def _make(db: sqlite3.Connection) -> None:
 
 def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]], now_s: float) -> None:
     """Add what `events` say, and remove what ended long before the last one of them."""
-    # `now_s`: the time, in seconds since 1970.
     if not events:
         return
     rows = db.execute("SELECT record FROM jobs WHERE ended_s = 0").fetchall()
@@ -357,7 +350,6 @@ def _end_all(db: sqlite3.Connection) -> None:
 
 
 def _write_jobs(db: sqlite3.Connection, jobs: Mapping[int, JobHistoryState]) -> None:
-    """Write the rows of `jobs`, by submission."""
     db.executemany(
         "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
         (

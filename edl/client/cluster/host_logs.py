@@ -54,6 +54,7 @@ class HostLogs:
     ) -> Iterator[tuple[bytes, LogPlace]]:
         """Yield what is in a log after a place now, in parts, each with the place after it."""
         size = ends = 0
+        # A worker may write as fast as this reads.
         while ends < _FILES:
             content, place = self.part(job, name, place)
             if not content:
@@ -78,7 +79,7 @@ class HostLogs:
         return MISSED + content if part.missed else content, (part.file, part.next)
 
     def _get(self, path: str, wait_s: float) -> tuple[int, bytes]:
-        """Send a signed GET to `edl host`; return the status (200 or 404) and body of its answer"""
+        """Send a signed GET; return the status (200 or 404) and the body of the answer."""
         where = f"`edl host` of host {self.host} at {self.offer.address}:{self.offer.port}"
         if not self.offer.port:
             raise CoordinationError(f"host {self.host} does not serve the logs of its jobs")

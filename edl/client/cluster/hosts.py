@@ -10,13 +10,17 @@ from edl.errors import TimedOut
 
 
 class HostClient:
-    """A client of the hosts of one cluster: `hosts`."""
+    """A client of the hosts of one cluster: `Cluster.hosts`."""
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
 
     def drain(self, host: str, timeout_s: float | None = None) -> None:
-        """Let a host have no jobs from now on: those there shrink, or move to other hosts."""
+        """Let a host have no jobs from now on: those there shrink, or move to other hosts.
+
+        With ``timeout_s``, in seconds, wait until no job has anything there. Raises UsageError if
+        the cluster has no such host, TimedOut if jobs go on leaving after that time.
+        """
         with self._open() as store:
             drain_host(store, host, timeout_s)
 
@@ -27,7 +31,7 @@ class HostClient:
 
 
 def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
-    """Write that all jobs leave a host, and that it gets no others; wait for it if asked to"""
+    """Let all jobs leave a host, which gets no others; wait for it if asked to."""
     store.hosts.set_drained(host, True)
     if timeout_s is not None:
         _wait_for_empty_host(store, host, timeout_s)

@@ -32,7 +32,7 @@ class LogEnd(Record):
 
 
 class ClusterJobLogs:
-    """A reader of the logs of a job's workers on all hosts, that remembers how far each was read"""
+    """A reader of the logs of a job's workers on all hosts; it remembers how far each was read."""
 
     def __init__(self, store: ClusterStore, job: str, worker: str | None) -> None:
         access = store.nodes.session.access
@@ -54,7 +54,6 @@ class ClusterJobLogs:
 
     @property
     def found(self) -> bool:
-        """Whether the last `look` has found a log."""
         return bool(self._logs)
 
     def look(self) -> None:
@@ -83,11 +82,10 @@ class ClusterJobLogs:
 
     @property
     def logs(self) -> tuple[HostedLog, ...]:
-        """The logs that the last `look` has found and that are to be read."""
         return tuple(self._logs)
 
     def end(self, log: HostedLog, last_bytes: int) -> bytes:
-        """Return the last bytes of `log`; empty if its host, which is then silent, or it is gone"""
+        """Return the last bytes of `log`; empty if it is gone, or its host silent."""
         try:
             return b"".join(self._hosts[log.host].read(self._job, log.name, last_bytes))[
                 -last_bytes:
@@ -104,7 +102,6 @@ class ClusterJobLogs:
             yield log, self._parts(log)
 
     def _parts(self, log: HostedLog) -> Iterator[bytes]:
-        """Yield the parts of one log that were written since the last call."""
         if log.host in self.silent:
             return
         place = self._places.get(log, BEGINNING)

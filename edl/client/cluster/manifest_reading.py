@@ -35,7 +35,6 @@ def job_manifest(given: AnyManifest) -> JobManifest:
 
 
 def read_job_manifest(path: str | Path) -> JobManifest:
-    """Return the manifest in the YAML file at `path`, with absolute paths."""
     source = str(path)
     try:
         with Path(path).open("rb") as file:

@@ -65,7 +65,6 @@ def plan_now(
 def plan_with_host(
     store: ClusterStore, slots: int, labels: Mapping[str, str]
 ) -> tuple[JobPlan, ...]:
-    """Return the slots that each job of a cluster would get if there were one more host."""
     view = with_new_host(read_view(store), slots, labels)
     return job_plans(view, plan(with_new_decision(view), policy_of(view.settings), time.time()))
 
@@ -95,8 +94,7 @@ def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
 def _runs_and_measured(
     store: ClusterStore, names: Sequence[str]
 ) -> tuple[Mapping[str, RunRecords], Mapping[str, MeasuredThroughput], Mapping[str, str]]:
-    """Return the present or last runs of the jobs called `names`, and what runs have measured."""
-    # Both are by the name of the job, and have no job that was never started.
+    """Return the last runs of jobs, what they have measured, and why some cannot be read."""
     session = store.nodes.session
     mine = session.access
     try:

@@ -14,7 +14,7 @@ from edl.core.cluster.records import ClusterRecord
 
 
 class PolicyClient:
-    """A client of the policy of one cluster: `policy`."""
+    """A client of the policy of one cluster: `Cluster.policy`."""
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
@@ -27,7 +27,11 @@ class PolicyClient:
     def set(
         self, policy: str, parameters: Mapping[str, object] = MappingProxyType({})
     ) -> ClusterRecord:
-        """Let another policy give the cluster's slots to jobs; return the new settings"""
+        """Let another policy give the cluster's slots to jobs from now on; return the new settings.
+
+        ``parameters`` that are not given have their defaults. Raises UsageError if there is no such
+        policy or parameter, or a value is not allowed.
+        """
         with self._open() as store:
             load_policy(policy, parameters)
             return store.settings.change(

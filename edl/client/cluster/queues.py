@@ -14,7 +14,7 @@ from edl.errors import UsageError
 
 
 class QueueClient:
-    """A client of the queues of one cluster: `queues`."""
+    """A client of the queues of one cluster: `Cluster.queues`."""
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
@@ -27,8 +27,16 @@ class QueueClient:
         most: int | None = None,
         tenant: str | None = None,
     ) -> QueueRecord:
-        """Create a queue, or change it; return it. What is not given stays as it is."""
-        # From the first queue on, each job must name one by `queue` in its manifest.
+        """Create a queue, or change it; return it. What is not given stays as it is.
+
+        From the first queue on, each job must name one by ``queue`` in its manifest.
+
+        Args:
+            quota: its guaranteed slots; a new queue has 0.
+            weight: its share of the slots that no quota needs; a new queue has 1.
+            most: the most slots that its jobs may have together; 0 for no limit.
+            tenant: the tenant whose jobs may use it; empty for no tenant.
+        """
 
         def change(before: QueueRecord) -> QueueRecord:
             return replace(

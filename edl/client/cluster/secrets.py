@@ -8,7 +8,7 @@ from edl.core.cluster.job_life import LifeState
 
 
 class SecretClient:
-    """A client of the secrets that one cluster keeps: `secrets`."""
+    """A client of the secrets that one cluster keeps: `Cluster.secrets`."""
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store

@@ -6,7 +6,7 @@ from edl.client.cluster.connection import OpenStore
 
 
 class TenantClient:
-    """A client of the tenants of one cluster: `tenants`."""
+    """A client of the tenants of one cluster: `Cluster.tenants`."""
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
@@ -23,8 +23,10 @@ class TenantClient:
             return store.tenants.names()
 
     def delete(self, name: str) -> int:
-        """Remove a tenant without jobs and secrets; its own secret opens nothing any more."""
-        # How many nodes of its inbox could not be removed, because the tenant has made others below
-        # them.
+        """Remove a tenant without jobs and secrets; its secret opens nothing any more.
+
+        Return how many nodes of its inbox stay, as the tenant has made others below them: then its
+        name stays taken, and a repeated call tries again.
+        """
         with self._open() as store:
             return store.tenants.delete(name)

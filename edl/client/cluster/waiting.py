@@ -29,14 +29,13 @@ DELETED = EXIT_CODES[AgentEnd.NO_SUCH_JOB]  # of `edl wait` for a job that a use
 
 
 class JobCondition(Enum):
-    """A condition that a job of a cluster is waited for to meet."""
+    """A condition that a job is waited for to meet; the value says that it does not yet."""
 
     TRAINS = "does not train"
     ENDS = "has not ended"
 
     @property
     def state(self) -> LifeState:
-        """The state of a job in which the condition is met: RUNNING or ENDED."""
         return LifeState.RUNNING if self is JobCondition.TRAINS else LifeState.ENDED
 
 
@@ -77,7 +76,6 @@ def described(job: StoredJob, said: JobReasons) -> ClusterJobStatus:
 
 def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
     """Return the status, manifest, devices and events of the job called `name`."""
-    # `now_s` is the time, in seconds since 1970, until which its slot-seconds are counted.
     job, said, hosts = store.jobs.get(name), store.leader.reasons(), store.hosts.list()
     entries = {host.name: host.assigned.jobs[name] for host in hosts if name in host.assigned.jobs}
     return ClusterJobDetails(
@@ -100,7 +98,6 @@ def events(
     unreadable: OnUnreadable = leave_out,
 ) -> list[tuple[int, ClusterEvent]]:
     """Return (number, event) for the events of the cluster, or only those about `job`."""
-    # Those that this edl cannot read, because a newer one has written them, are left out.
     found = store.events.read_known(after, unreadable)
     return [one for one in found if job is None or one[1].job == job]
 
@@ -170,7 +167,6 @@ def looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) 
 def _late(
     name: str, until: JobCondition, timeout_s: float | None, said: tuple[object, str] | None
 ) -> str:
-    # `said`: the last state of the job and its reason; None: it was never read.
     state = "" if said is None else f": it is {said[0]} ({said[1]})"
     return f"job {name} {until.value} after {timeout_s:g} s{state}; it goes on"
 

@@ -58,13 +58,11 @@ class ActiveJob:
 
     @property
     def group(self) -> tuple[int, int, str]:
-        """The group of jobs that a policy is asked about together; lower groups are served first"""
+        """The jobs that a policy is asked about together; lower groups are served first."""
         return -self.job.wanted.priority, len(self.hosts), self.labels
 
     def cluster_job(self, now_s: float, models: StepTimeModels | None = None) -> ClusterJob:
         """Return the job as the value that a cluster policy reads."""
-        # `now_s`: the time, in seconds since 1970, up to which the slot-seconds that the job has
-        # had count.
         job, sizes = self.job, self.job.manifest.allowed_sizes
         batch, limit = batch_of(job), job.manifest.batch
         chosen = limit is not None and limit.set_by_policy
@@ -96,6 +94,7 @@ def hosts_with_slots(cluster: ClusterView, table: DeviceTable) -> dict[str, int]
     settings, found = cluster.settings, {}
     for host in cluster.hosts:
         lost = host.is_lost(table.now_s, settings.lost_after_s)
+        # Until it is lost, a silent host counts with the slots that jobs keep there.
         silent = host.offer is None and not host.drained and not lost
         if host.takes_slots or silent:
             found[host.name] = table.capacity(host.name, settings.stuck_s)
@@ -133,7 +132,6 @@ def find_active_jobs(
 
 def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     """Return why a queued job would get nothing from slots now; None if nothing is in its way."""
-    # `now_s`: the time, in seconds since 1970.
     if job.life.state is not LifeState.QUEUED:
         return None
     if job.unreadable:
@@ -155,6 +153,7 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
 
 def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
     """Return which job must finish before `job` starts, as a sentence; empty: none."""
+    # The others had finished when it first started; their records may be removed by now.
     if job.life.started_s:
         return ""
     for name in job.manifest.after:
@@ -205,6 +204,7 @@ class _HostChoices:
             found = self._kept[key] = self._choose(replace(job, name=name, life=JobLife()))
         if job.manifest.labels and any(job.name in host.assigned.jobs for host in self._silent):
             return self._choose(job)  # it may use that host, whose labels are not known now
+        # Not that one if other limits hold where it has devices, or has failed to start.
         refuses = self._table.refuses(job.name, job.order)
         names = {*job.life.limits, *self._table.of_job(job.name), *refuses}
         own = {host: self.nodes[host] for host in names if host in self.nodes}
@@ -282,10 +282,9 @@ def _why_fixed(job: JobView, unchanged_s: float) -> str:
 
 def _waits_for_answers(job: JobView, cluster: ClusterView, now_s: float, check: PathCheck) -> bool:
     """Return whether a queued job waits until all hosts have said whether they have its files."""
-    # It does so for a short time, so that it starts with all its slots at once.
-    # `now_s`: the time, in seconds since 1970.
     asked = any(cluster.host_named[host].takes_slots for host in check.unknown)
     waited_s = now_s - job.life.since_s
+    # for a short time, so that it starts with all its slots at once
     return (
         asked and job.life.state is LifeState.QUEUED and 0 <= waited_s < cluster.settings.gather_s
     )
@@ -322,12 +321,11 @@ def _within_hosts(
 
 def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) -> list[ActiveJob]:
     """Return the active jobs, changed so that they have together at most `slots` on `host`."""
-    # If they have more by the last decision, because slots were not given back, each keeps only
-    # those that belong to it already. If these are too many, because the host offers fewer than
-    # before, the jobs that were submitted last have fewer.
     found = []
     for one in active:
         entry = table.entries(one.job.name, one.job.life.run).get(host)
+        # Each keeps only slots that belong to it already: others were not given back. Where the
+        # host offers too few for these, the jobs that were submitted last have fewer.
         own = len(entry.devices) - len(entry.leaving) if entry is not None else 0
         count = min(one.present.get(host, 0), own, slots)
         slots -= count
@@ -349,6 +347,7 @@ def _limits(
     """Return the most slots that `job` may have on each host, above 0, in the order of `nodes`."""
     life = job.life
     own = table.entries(job.name, life.run) if life.state.has_run else {}
+    # those that still have something of a former run
     blocked: set[str] = set()
     if life.state is not LifeState.HALTING:
         blocked = table.blocked(job.name, life.run if life.state.has_run else "")
@@ -370,6 +369,7 @@ def has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
     """Return whether `host` has all labels that `job` asks for."""
     view = cluster.host_named[host]
     wanted = job.manifest.labels
+    # silent: its labels are not known
     if view.offer is None:
         return not wanted or job.name in view.assigned.jobs
     return all(view.offer.labels.get(key) == value for key, value in wanted.items())

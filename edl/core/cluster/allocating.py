@@ -46,8 +46,6 @@ def allocate(
     cluster: ClusterView, policy: ClusterPolicy, table: DeviceTable
 ) -> tuple[AllocationRecord, dict[str, str]]:
     """Return the decision that holds now, and why jobs wait that the policy is not told of."""
-    # The policy is asked if the jobs, hosts, limits or the policy have changed since it was asked
-    # last, or the interval has passed. Otherwise its last decision holds.
     active, obstacles = find_active_jobs(cluster, table)
     nodes, last = hosts_with_slots(cluster, table), cluster.allocation
     inputs = _digest(active, nodes, cluster, policy, table.now_s)
@@ -79,7 +77,6 @@ def _digest(
     now_s: float,
 ) -> str:
     """Return a digest, 16 hexadecimal digits, whose change lets the policy be asked at once."""
-    # `now_s`: the time, in seconds since 1970.
     limits = _OwnLimits(nodes)
     jobs = [
         (
@@ -113,6 +110,7 @@ class _OwnLimits:
 
     def of(self, one: ActiveJob) -> list[tuple[str, int]]:
         """Return (host, limit) for such hosts; hosts without the job's labels are left out."""
+        # most jobs share one object with their limits
         key = id(one.limits), id(one.hosts)
         found = self._kept.get(key)
         if found is None:
@@ -126,7 +124,6 @@ def _recorded(
     answer: Decision, last: AllocationRecord, inputs: str, now_s: float
 ) -> AllocationRecord:
     """Return the record of a policy's answer, for the node `allocation`."""
-    # `now_s`: the time, in seconds since 1970.
     changed_s = {}
     for name, target in answer.targets.items():
         same = last.targets.get(name) == target

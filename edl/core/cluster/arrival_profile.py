@@ -54,8 +54,6 @@ def profile_progress(
     job: JobView, allocation: AllocationRecord, now_s: float
 ) -> ProfileProgress | None:
     """Return how far the profile of a job is; None: the job is not profiled, or not any more."""
-    # `allocation`: the last decision, which says since when the job has its slots.
-    # `now_s`: the time, in seconds since 1970.
     limits, life = job.manifest.profile, job.life
     if limits is None or life.state is not LifeState.RUNNING or now_s >= life.profile_until_s:
         return None
@@ -105,7 +103,6 @@ def profiled_slots(
     now_s: float,
 ) -> ProfileSlots:
     """Return the slots that jobs get for their profiles in place of those that the policy gives."""
-    # `now_s`: the time, in seconds since 1970.
     free = Counter(nodes)
     for slots in targets.values():
         free.subtract(slots)

@@ -53,7 +53,7 @@ class AllocationRequest:
     nodes: Mapping[str, int]  # host -> the slots that they may have
     cluster: ClusterView  # the cluster, with the policy's last decision
     policy: ClusterPolicy
-    now_s: float  # the time, in seconds since 1970
+    now_s: float
     # jobs that are asked about later, in another request, with what this one leaves
     later: Sequence[ActiveJob] = ()
     most: int | None = None  # the most slots that the jobs may have together; None: all of `nodes`
@@ -88,10 +88,10 @@ def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> De
 
 def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> dict[str, str]:
     """Return the jobs that lose all slots and may not, by their manifests, with reasons."""
-    # `now_s`: the time, in seconds since 1970.
     found = {}
     for one in losers(asked, answer):
         name, least_s = one.job.name, one.job.manifest.min_run_s
+        # not fixed although it may not be preempted: it has lost slots, as with a host
         if one.job.manifest.preemptible is False:
             found[name] = "keeps its fewest slots: it may not be preempted"
         elif now_s - one.job.life.since_s < least_s:
@@ -107,6 +107,7 @@ def spare_unsaved(asked: Sequence[ActiveJob], answer: Decision, slots: int) -> M
     for one in sorted(asked, key=lambda one: one.group[0]):
         if one.job.name not in lost or not one.job.saves_nothing:
             continue
+        # its user has said whether it may be preempted
         if one.job.manifest.preemptible is not None:
             continue
         higher = sum(
@@ -150,6 +151,7 @@ def _ask(request: AllocationRequest) -> Decision:
         jobs = sorted(members, key=lambda one: one.job.order)
         own_later = [one for one in request.active if one.group > group]
         later = [*own_later, *request.later]
+        # what later jobs keep is not for these
         fixed = _sum(one.present for one in later if one.is_fixed)
         free = {host: left[host] - fixed[host] for host in left if host in jobs[0].hosts}
         free = {host: slots for host, slots in free.items() if slots > 0}
@@ -195,6 +197,7 @@ def _limited(free: Mapping[str, int], most: int, jobs: Sequence[ActiveJob]) -> d
     found: Counter[str] = Counter()
     fixed = _sum(one.present for one in jobs if one.is_fixed)
     present = _sum(one.present for one in jobs if not one.is_fixed)
+    # first what jobs keep, then what others have, then those of the hosts with the most
     for wanted in (fixed, present, free):
         for host in sorted(free, key=lambda host: found[host] - free[host]):
             count = min(wanted[host], free[host] - found[host], most)
@@ -220,6 +223,7 @@ def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[
         given = slot_count(suggested.get(one.job.name, ()))
         sizes[one.job.name] = one.job.manifest.allowed_sizes.below(given) or 0
         left -= sizes[one.job.name]
+    # slots that smaller sizes leave go to jobs that reach their next size with them
     for one in jobs:
         size = sizes[one.job.name]
         if 0 < size < slot_count(suggested[one.job.name]):

@@ -148,7 +148,6 @@ def with_new_job(
     view: ClusterView, name: str, request: JobRequest, priority: int, now_s: float
 ) -> ClusterView:
     """Return a copy of `view` with one more job, which was submitted last."""
-    # `now_s`: when it was submitted, in seconds since 1970.
     order = 1 + max((job.order for job in view.jobs), default=0)
     added = JobView(name, order, request, now_s, Wanted(priority=priority))
     return replace(view, jobs=(*view.jobs, added))

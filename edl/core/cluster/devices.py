@@ -28,8 +28,6 @@ FAILED_JOBS = 3  # so many different jobs that could not start take a host out
 class DeviceTable:
     """The devices of all hosts, and the run that each belongs to."""
 
-    # `now_s`: the time, in seconds since 1970.
-
     def __init__(self, hosts: Sequence[HostView], now_s: float) -> None:
         self.hosts = {host.name: host for host in hosts}
         self.now_s = now_s
@@ -64,7 +62,7 @@ class DeviceTable:
         }
 
     def all_entries(self) -> Iterator[tuple[str, str, JobAssignment]]:
-        """Yield (host name, job name, a job's devices there) for each job with devices on a host"""
+        """Yield (host, job, the job's devices there); the table may be changed meanwhile."""
         for host, jobs in self._jobs.items():
             for job, entry in list(jobs.items()):
                 yield host, job, entry
@@ -110,13 +108,14 @@ class DeviceTable:
             self._put(host, job, replace(entry, devices=both))
 
     def reclaim(self, host: str, job: str, count: int, run: RunView) -> None:
-        """Mark all but `count` devices of a run on a host as to be given back; unmark the others"""
+        """Keep `count` devices of a run on a host, and mark all others as to be given back."""
         entry = self._jobs[host][job]
         assigned, busy = run.devices.get(host, ()), run.busy(host)
         offer = self.hosts[host].offer
         offered = entry.devices if offer is None else offer.numbers
 
         def rank(device: int) -> tuple[bool, bool, bool, int]:
+            # Kept first are those that were not marked, then those assigned, then busy ones.
             marked = device in entry.leaving
             return marked, device not in assigned, device not in busy, device
 
@@ -126,7 +125,7 @@ class DeviceTable:
             self._put(host, job, replace(entry, leaving=leaving))
 
     def release(self, host: str, job: str, run: RunView) -> None:
-        """Take the devices from a run marked to be given back and that it no longer uses"""
+        """Take from a run the marked devices that it no longer uses."""
         entry = self._jobs[host][job]
         gone = {device for device in entry.leaving if not run.uses(host, device)}
         if gone:
@@ -139,7 +138,6 @@ class DeviceTable:
 
     def end(self, host: str, job: str) -> None:
         """Mark the run of `job` as to be ended by `host`; do nothing if it was marked before."""
-        # The job must have something on the host.
         entry = self._jobs[host][job]
         if not entry.ends:
             # The record is written with a check of its version, so this is the next one.
@@ -182,7 +180,7 @@ class DeviceTable:
         return {job: one for job, one in self._failures[host].items() if one.blamed}
 
     def note_idle(self, host: str, job: str, is_idle: bool) -> float:
-        """Note whether a run has idle devices on a host; since when, in seconds since 1970"""
+        """Note whether a run keeps idle devices on a host; return since when, or 0."""
         entry = self._jobs[host][job]
         if is_idle != bool(entry.idle_s):
             idle_s = self.now_s if is_idle else 0.0
@@ -191,7 +189,6 @@ class DeviceTable:
 
     def changed(self) -> dict[str, HostAssignment]:
         """Return the records `assigned` to write, by host: those that differ from what was read."""
-        # A record also says since when its host has offered nothing.
         found = {}
         for name, host in self.hosts.items():
             silent_s = 0.0

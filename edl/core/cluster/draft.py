@@ -30,16 +30,15 @@ class JobChange:
 class Draft:
     """The draft of a plan: the lives, devices and orders that are decided so far."""
 
-    # `now_s`: the time, in seconds since 1970.
-
     def __init__(self, cluster: ClusterView, now_s: float) -> None:
         self.cluster, self.now_s = cluster, now_s
         self.settings = cluster.settings
         # the devices of each host, and the job and run that has each
         self.table = DeviceTable(cluster.hosts, now_s)
+        # those that have been without an offer for too long
         self.lost = frozenset(
             host.name for host in cluster.hosts if host.is_lost(now_s, self.settings.lost_after_s)
-        )  # the names of the hosts that have been without an offer for too long
+        )
         # the jobs by name, with the lives that they will have
         self.jobs: dict[str, JobView] = {job.name: job for job in cluster.jobs}
         for job in cluster.jobs:

@@ -78,27 +78,15 @@ TINY = 1e-9  # slot-seconds; no job is shorter
 class EdlPolicy:
     """The cluster policy `edl`: least mean job completion time, by goodput and remaining work."""
 
-    # p of jobs that may have several numbers of slots, where k slots are as a rule k^p times as
-    # fast as one
     exponent: float = setting(0.5, "p: as a rule k slots are k^p times as fast as one", least=0)
-    # the time that a change of a job's slots costs, in seconds
     resize_s: float = setting(30.0, "what a change of slots costs")
-    # the time within which a change has to repay its cost, in seconds
     horizon_s: float = setting(600.0, "within which a change has to repay")
-    # a job is due after this many times the time that it takes alone, if it can do with one slot
     patience: float = setting(0.1, "times what it takes alone, a job of one slot waits until due")
-    # the same of a job that needs all slots; in between it grows in proportion
     wide_patience: float = setting(10.0, "the same of a job that needs all slots of the cluster")
-    # the seconds with slots after which the turn of a due job ends, unless it ends itself within as
-    # many
+    # its turn goes on if it ends itself within as many
     quantum_s: float = setting(3600.0, "for which a due job has slots before all others")
-    # a due job's deadline is this many times what is left of it, on its fewest slots, after the
-    # time since when it is due
     rest_weight: float = setting(24.0, "times what is left of a due job, it may be passed")
-    # of what is left of it, at most this many seconds count in the deadline
     rest_most_s: float = setting(900.0, "of what is left of a due job, at most this counts there")
-    # the relative speeds of kinds of nodes, like "h100=4,t4=1"; a kind that is not named has 1.
-    # Another text raises UsageError.
     speeds: str = setting("", "relative speeds of kinds of hosts, like h100=4,t4=1")
 
     def __post_init__(self) -> None:
@@ -165,6 +153,7 @@ class EdlPolicy:
         }
         rigid = {one.job.name for one in curves if not one.job.preemptible}
         reserved, waiting = reserve(urgent, homes, pools, rigid)
+        # While a due job waits, no job starts that may not be preempted.
         late = rigid - {*reserved, waiting} if held or waiting else set()
         prices = self._prices(curves)
         return [
@@ -182,6 +171,7 @@ class EdlPolicy:
         """Return the account of each job at this decision, by job name."""
         now_s, then_s = cluster.now_s, float(cluster.state.get("at_s", cluster.now_s))
         known = read_waits(cluster.state.get("waits", {}))
+        # Those whose slots may not change keep their account.
         waits = {job.name: known[job.name] for job in cluster.jobs if job.name in known}
         for one in curves:
             name = one.job.name
@@ -248,7 +238,7 @@ class EdlPolicy:
         return found
 
     def _values(self, candidate: _Candidate, at: int, pools: Sequence[NodePool]) -> Values:
-        """Return the value of each number of slots to a job in a pool, less the cost of a change"""
+        """Return what each number of slots is worth to a job, less the cost of a change."""
         one, own = candidate.curve, candidate.pool
         worth = candidate.price * pools[at].speed * one.speeds
         if candidate.held:
@@ -270,9 +260,11 @@ class EdlPolicy:
                 worth[0] = -present * (halted + math.sqrt(2) * one.deviation)
                 worth[one.had] = present
             elif own > at:
+                # It keeps what it has there if it gets nothing here.
                 worth[1:] -= candidate.price * pools[own].speed * one.speeds[one.had]
         if candidate.reserved == at:
             worth[0] = -math.inf
+        # Entry k + 1 is of k slots: the program gives each job at least one.
         return np.concatenate(([-math.inf], worth))
 
 
@@ -288,5 +280,4 @@ class _Candidate(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the job."""
         return self.curve.job.name

@@ -45,15 +45,13 @@ class ElasticTiresias:
 
     demotion_slot_hours: float = setting(
         1.0, "attained service at which a job goes to the second queue", least=0
-    )  # the attained service at which a job goes to the second queue
-    # a job of the second queue goes back to the first when it has waited this many times as long as
-    # it last ran
+    )
     promotion: float = setting(
         8.0, "how many times its last run a job of the second queue waits until it is promoted"
     )
     compaction: int = setting(
         10, "jobs without slots above which those of the second queue have their minimum", least=0
-    )  # if more jobs than this have no slots, the jobs of the second queue get their minimum
+    )
 
     def __call__(self, cluster: ClusterState) -> Allocation:
         second, served = self._queues(cluster)
@@ -80,6 +78,7 @@ class ElasticTiresias:
         """Move jobs between the queues, by attained service and by wait, and return the queues."""
         names = {job.name for job in cluster.jobs}
         second = names.intersection(cluster.state.get("second", ()))
+        # what promoted jobs had attained when they were promoted
         served = {
             name: service
             for name, service in cluster.state.get("served", {}).items()
@@ -102,8 +101,6 @@ class ElasticTiresias:
 
 def speedup(job: ClusterJob, slots: int, slots_a_node: int) -> float:
     """Return how many times as fast `job` is on `slots` slots as on one slot."""
-    # Up to the job's minimum the speedup is taken to be linear, since the speed with fewer slots is
-    # not known.
     if slots <= job.min_slots:
         return float(slots)
     least_s = job.model.step_s(compact(job.min_slots, slots_a_node), job.batch)

@@ -48,12 +48,11 @@ def _why_not_saved(draft: Draft, job: JobView) -> str | None:
 
 def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:
     """Return whether a run that has devices on a host may go on to use them."""
-    # The result is False if the run is not the present one of its job, if it is over, or if it was
-    # to stop and was either never created or takes longer than `halt_timeout_s`.
     life, run = job.life, job.present_run
     if life.run != entry.run or not life.state.has_run:
         return False
     if run is None:
+        # one that was never created and is to stop need not be waited for
         return life.state is not LifeState.HALTING
     return not run.state.over and not draft.is_late_to_stop(job)
 

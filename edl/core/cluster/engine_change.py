@@ -17,7 +17,7 @@ def table_for(engine: str, table: LeaseTable, forget: str = "") -> LeaseTable:
     """Return the record of the leases with which a leader that borrows from `engine` goes on."""
     if table.engine == engine or (_lease_count(table) and table.engine != forget):
         return table
-    return replace(LeaseTable(engine), last=table.last)
+    return replace(LeaseTable(engine), last=table.last)  # no number is used twice
 
 
 def without_asking(engine: str, table: LeaseTable) -> LeaseTable:
@@ -29,6 +29,7 @@ def without_asking(engine: str, table: LeaseTable) -> LeaseTable:
         f"place of this one, with --max-hosts 0, and drain those hosts; if {former} is gone for "
         f"good, start one with --fleet {engine} --forget-fleet {former}"
     )
+    # The former engine is asked again without a rest.
     return replace(table, why=why, failures=0, not_before_s=0.0)
 
 

@@ -34,9 +34,6 @@ class ClusterEventKind(StrEnum):
 class ClusterEvent(Record):
     """One entry of a cluster's event log."""
 
-    # It has a time in seconds since 1970, a kind, the reason as a sentence, the job and the host
-    # that it is about, who has written it, and for programs what has changed.
-
     time_s: Annotated[
         float,
         "when it was written, in seconds since 1970; if a leader wrote it, by ZooKeeper's clock",

@@ -57,7 +57,7 @@ def next_wait(
     rest_s: float,
 ) -> JobWait:
     """Return the account of a job at a decision."""
-    # `span_s`: the seconds since then.
+    # A turn counts the time with slots, the wait after one the time without.
     counts = runs if known.due_s is not None else not (runs and known.served)
     left_s = known.left_s - (span_s if counts else 0.0)
     if left_s > LEAST_S:
@@ -70,7 +70,7 @@ def next_wait(
 
 
 def first_in_turn(due: Sequence[JobDeadline], slots: int) -> tuple[set[str], str]:
-    """Choose the due jobs that get their fewest slots, the earliest deadline first."""
+    """Return the due jobs that get their fewest slots, and the first that does not fit, or ""."""
     chosen: set[str] = set()
     for one in sorted(due, key=lambda one: one.deadline_s):
         slots -= one.least

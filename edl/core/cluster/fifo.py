@@ -26,14 +26,10 @@ from edl.core.settings import setting
 class Fifo:
     """The cluster policies `fifo`, `fifo_backfill` and `priority`, which take no slots away."""
 
-    # whether a job that fits may start before an earlier one that does not
     backfill: bool = setting(False, "whether a job that fits may start before an earlier one")
-    # whether heavier waiting jobs come before lighter ones
     by_weight: bool = setting(False, "whether heavier jobs come before lighter ones")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        # Jobs that have too few slots to train, because nodes were lost, come after the running
-        # jobs and before the waiting ones.
         running, incomplete, waiting = [], [], []
         for job in cluster.jobs:
             if job.name not in cluster.present:
@@ -45,6 +41,7 @@ class Fifo:
         if self.by_weight:
             waiting.sort(key=lambda job: -job.weight)
         queue = [Ranked(job, self._why(job, cluster.now_s)) for job in waiting]
+        # Jobs with too few slots to train come after the running and before the waiting ones.
         return admit(running + incomplete + queue, cluster, overtaking=self.backfill)
 
     @property

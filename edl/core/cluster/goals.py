@@ -11,8 +11,7 @@ from edl.errors import UsageError
 
 def deleted(before: Wanted, life: JobLife, once: bool = False) -> Wanted:
     """Return what is wanted of a job that a user deletes: that it is gone."""
-    # `once`: whether nothing changes for a job that a user has deleted before: the request may be a
-    # repeated one, and the job may have ended because of the first.
+    # a repeated request: the job may have ended because of the first
     if once and before.goal is Goal.GONE:
         return before
     removed = before.removed or life.state is LifeState.ENDED

@@ -25,6 +25,7 @@ class HeldSlots:
             size = slot_count(present)
             what = "keeps its slots" if size else "waits"
             if size >= job.min_slots:
+                # The hosts that are left may allow fewer.
                 kept[job.name] = tuple(trimmed(dict(present), job.max_slots).items())
             elif size:
                 what = f"has {size} of at least {job.min_slots} slots, and gets no others"

@@ -144,6 +144,7 @@ class EventOutcome(NamedTuple):
 
 def replayed(before: JobHistoryState | None, number: int, event: ClusterEvent) -> EventOutcome:
     """Return what an event adds to the history."""
+    # `before`: the job of the event's name that has not ended
     audit = None
     if event.kind in BY_USERS:
         audit = AuditEntry(
@@ -169,7 +170,6 @@ def replayed(before: JobHistoryState | None, number: int, event: ClusterEvent) -
 
 def ended(job: JobHistoryState, now_s: float, reason: str) -> EventOutcome:
     """Return what is added when a job is over of which no event says how it ended."""
-    # `now_s`: until when it had its slots, in seconds since 1970.
     now, intervals = _with_slots(job, {}, now_s)
     over = replace(now.history, ended_s=now.last_s or now_s, reason=reason)
     return EventOutcome((replace(now, history=over),), intervals)
@@ -208,7 +208,6 @@ def _with_slots(
     job: JobHistoryState, slots: Mapping[str, int], now_s: float
 ) -> tuple[JobHistoryState, tuple[SlotInterval, ...]]:
     """Return `job` with other slots from `now_s` on, and the intervals that end then."""
-    # `now_s`: the time, in seconds since 1970.
     now_s = max(now_s, job.last_s)
     hosts = {host: HostSlots(count, now_s) for host, count in slots.items() if count > 0}
     closed = []

@@ -80,9 +80,8 @@ class LastAgent:
     reason: str = ""  # why it ended, as a sentence; empty: it is not known
     is_final: bool = False  # whether no other agent of the run is started
     refused: bool = False  # final, though its run is not over
-    # whether it ended because its run has no devices here any more. The leader is about to take the
-    # run out of the assignment; only if it has missed what the agent said, it needs another one
-    # that says so.
+    # whether it ended because its run has no devices here any more; another agent is needed only if
+    # the leader has missed that
     has_left: bool = False
     # how many agents of the run have ended soon after their start, one after another
     failures: int = 0
@@ -156,6 +155,7 @@ def decide_host(
     assigned: HostAssignment, seen: HostObservation, now_s: float, limits: HostLimits = LIMITS
 ) -> HostDecision:
     """Return which agents `edl host` starts, which processes it ends, and what it reports."""
+    # `now_s` is of any clock that only goes forward, as are the times in `seen`.
     runs: dict[tuple[str, str], list[RunProcess]] = {}
     for process in sorted(seen.processes, key=lambda one: (one.started, one.pid)):
         runs.setdefault(process.of_run, []).append(process)
@@ -217,9 +217,8 @@ def _signals(
     passed_s: float,
     terminated: Collection[tuple[int, int]],
 ) -> list[ProcessSignal]:
-    # An agent is killed before its workers, so that it starts no others.
-    # `passed_s`: the seconds since it was found that the run is to end.
     if passed_s >= terms.kill_after_s:
+        # An agent is killed before its workers, so that it starts no others.
         order = sorted(processes, key=lambda one: not one.is_agent)
         return [ProcessSignal(one, True, terms.reason) for one in order]
     if passed_s < terms.terminate_after_s:
@@ -249,6 +248,7 @@ def _starts(
 ) -> tuple[tuple[str, ...], list[float]]:
     """Return the pair (jobs that get an agent now, sorted; times at which others may get one)."""
     strangers = [of_run for of_run in runs if not _is_assigned(assigned, of_run)]
+    # A stranger may use any device.
     if seen.kills or strangers:
         return (), []
     starts, times = [], []
@@ -287,9 +287,10 @@ def _reports(
     seen: HostObservation,
     runs: Mapping[tuple[str, str], Sequence[RunProcess]],
 ) -> dict[str, JobReport]:
-    """What this host reports of each job that is assigned to it or lives on it, by job name"""
+    """Return what this host reports of each job that is assigned to it or lives on it."""
     living: dict[str, list[RunProcess]] = {}
     for (job, _), processes in sorted(runs.items()):
+        # Processes of former runs count, too: they may use the devices.
         living.setdefault(job, []).extend(processes)
     found = {}
     for job in sorted(assigned.jobs.keys() | living.keys()):

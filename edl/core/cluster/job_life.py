@@ -31,12 +31,12 @@ STABLE_S = MOST_BACK_OFF_S  # after so long in training a failure counts as the 
 class LifeState(StrEnum):
     """The state of a job of a cluster."""
 
-    QUEUED = "queued"
-    STARTING = "starting"
-    RUNNING = "running"
-    HALTING = "halting"
-    HALTED = "halted"
-    ENDED = "ended"
+    QUEUED = "queued"  # it waits for slots
+    STARTING = "starting"  # it has slots and a run, whose first ring does not train yet
+    RUNNING = "running"  # it trains
+    HALTING = "halting"  # its run was told to stop
+    HALTED = "halted"  # it has no run until a user resumes it
+    ENDED = "ended"  # it has finished, failed, or was deleted
 
     @property
     def has_run(self) -> bool:
@@ -200,7 +200,6 @@ class JobLife(Record):
 
     def after(self, event: LifeEvent, reason: str, now_s: float, **changes: Any) -> JobLife:
         """Return the record after `event`, with the state that `TRANSITIONS` says."""
-        # `now_s`: the time, in seconds since 1970.
         transition = TRANSITIONS[self.state].get(event)
         if transition is None:
             allowed = ", ".join(TRANSITIONS[self.state]) or "nothing"
@@ -222,7 +221,6 @@ class JobLife(Record):
 
     def failed(self, now_s: float, counts: bool) -> dict[str, Any]:
         """Return the changed fields of a job whose start or run came to nothing, by name."""
-        # `now_s`: the time, in seconds since 1970.
         trained_s = now_s - self.since_s if self.state is LifeState.RUNNING else 0.0
         tries = 1 if trained_s >= STABLE_S else self.tries + 1
         return {
@@ -240,7 +238,6 @@ class JobLife(Record):
 
     def attained_s(self, now_s: float) -> float:
         """Return the seconds for which the job had slots, times their number, until `now_s`."""
-        # `now_s` is a time in seconds since 1970.
         return self.attained_slot_s + self.slots * max(0.0, now_s - self.counted_s)
 
 
@@ -251,6 +248,7 @@ def back_off_s(tries: int) -> float:
 
 def run_token(order: int, number: int) -> str:
     """Return the token of a job's run, 24 hexadecimal digits."""
+    # The same from two leaders that start the same run, another after a new submission.
     return f"{order:016x}{number:08x}"
 
 

@@ -21,9 +21,6 @@ from edl.core.record import Record
 class ClusterJobStatus(Record):
     """The state of a job of a cluster, as `edl list --json` prints it."""
 
-    # It has the job's state and the reason, what users want of it, how it ended, its number of
-    # slots, its limits, and times in seconds since 1970.
-
     name: Annotated[str, "name of the job"]
     state: Annotated[LifeState, "`queued`, `starting`, `running`, `halting`, `halted` or `ended`"]
     reason: Annotated[

@@ -48,12 +48,9 @@ BEST, LARGEST, SMALLEST, RANDOM = "best", "largest", "smallest", "random"
 class Jsa:
     """The cluster policy `jsa`, which maximises the total throughput, and its baselines."""
 
-    # which batch of its range each job gets: `BEST` (the one with the highest throughput), or for
-    # the baselines `LARGEST`, `SMALLEST` or `RANDOM`
     batch: str = setting(BEST, "of each job", choices=(BEST, LARGEST, SMALLEST, RANDOM))
-    # whether a job may have more slots than its batch needs
     elastic: bool = setting(True, "whether a job may have more slots than its batch needs")
-    seed: int = setting(0, "of random batches")  # the seed of random batches
+    seed: int = setting(0, "of random batches")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
         fixed = cluster.fixed
@@ -85,7 +82,7 @@ class Jsa:
         return Allocation(place_slots(sizes, cluster), reasons, cluster.state, batches)
 
     def _scaling(self, job: ClusterJob, slots_a_node: int, slots: int) -> JobScaling:
-        """The relative throughput F_j(k) of a job for each number of slots k, and its batch"""
+        """Return the relative throughput F_j(k) of a job for each number of slots k."""
         low, high = self._range(job)
         scaling = JobScaling(job)
         unit = job.batches[1]
@@ -142,7 +139,7 @@ class JobScaling:
         return np.array(self.rates)
 
     def reason(self, count: int) -> str:
-        """The sentence that says how many slots and which batch the job has, and its speed"""
+        """Return why the job has `count` slots, with its batch and its speed."""
         slots = counted(count, "slot")
         rate = f"{self.rates[count]:.2f} times as fast as one full slot"
         return f"has {slots} and a batch of {self.batches[count]}: {rate}"
@@ -158,9 +155,9 @@ class BatchThroughput(NamedTuple):
 def fastest_batch(
     job: ClusterJob, slots: int, slots_a_node: int, low: int, high: int
 ) -> BatchThroughput | None:
-    """The global batch with the highest throughput on a number of slots; None if none fits"""
-    # Each slot must be able to hold its share of the batch.
+    """Return the global batch with the highest throughput on `slots` slots; None if none fits."""
     if job.local_batches is not None:
+        # Each slot must be able to hold its share.
         fewest, most = job.local_batches
         low, high = max(low, slots * fewest), min(high, slots * most)
     if low > high:
@@ -169,6 +166,7 @@ def fastest_batch(
     best = BatchThroughput(0, -math.inf)
     for batch in _grid(low, high, slots):
         rate = batch / job.model.step_s(placement, batch)
+        # of equal ones the smallest
         if rate > best.rate:
             best = BatchThroughput(batch, rate)
     return best
@@ -176,11 +174,10 @@ def fastest_batch(
 
 def _grid(low: int, high: int, slots: int) -> list[int]:
     """Return the global batches to try, ascending, at most `GRID`."""
-    # They are both ends of the range, and in geometric steps multiples of `slots` between them, so
-    # that all slots have equal shares.
     steps = min(GRID - 1, high - low)
     grid = {low, high}
     for step in range(1, steps):
+        # multiples of `slots`, so that all slots have equal shares
         batch = round(low * (high / low) ** (step / steps) / slots) * slots
         if low < batch < high:
             grid.add(batch)

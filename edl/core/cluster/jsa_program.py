@@ -60,6 +60,7 @@ def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
 
 
 def _worth(values: Values) -> npt.NDArray[np.int64]:
+    # The value of 0 slots is ignored: each job gets some.
     above = values[1:] > np.maximum.accumulate(np.concatenate(([-np.inf], values[1:-1])))
     return np.flatnonzero(above) + 1
 
@@ -87,6 +88,7 @@ def _trace_back(
 ) -> list[int]:
     """Return the number of slots of each job that led to the largest sum of the last row."""
     last = rows[-1]
+    # the fewest slots of the same sum
     used = last.low + int(np.argmax(last.values))
     chosen: list[int] = []
     for before, of, sizes in zip(rows[-2::-1], values[::-1], worth[::-1], strict=True):

@@ -18,15 +18,11 @@ from edl.errors import some
 class LeaseState(StrEnum):
     """The state of a lease, as the engine tells it."""
 
-    # `HELD`: it waits there, and the engine will not start it by itself, because a start has
-    # failed. `ENDED`: its `edl host` has ended, or never will be started. A record is never `HELD`
-    # or `UNKNOWN`.
-
-    ASKED = "asked"
-    HELD = "held"
-    RUNNING = "running"
-    ENDED = "ended"
-    UNKNOWN = "unknown"
+    ASKED = "asked"  # it waits in the engine's queue, for the first time or again
+    HELD = "held"  # the engine will not start it, as a start has failed; never in a record
+    RUNNING = "running"  # its `edl host` was started
+    ENDED = "ended"  # its `edl host` has ended, or never will be started
+    UNKNOWN = "unknown"  # the engine has it, but tells none of these; never in a record
 
 
 @dataclass(frozen=True)
@@ -96,6 +92,7 @@ class LeaseRecord(Record):
     @property
     def lease_holds(self) -> bool:
         """Whether jobs may get slots of its host: the lease goes on, as far as is known."""
+        # In the queue again: the engine has taken the host back, whatever still lives there.
         taken_back = self.offered_s > 0 and self.state is not LeaseState.RUNNING
         return not (self.back_s or self.is_over or taken_back)
 

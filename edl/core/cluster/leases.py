@@ -85,7 +85,6 @@ def decide_leases(
     now_s: float,
 ) -> LeaseDecision:
     """Return the leases that the cluster has, asks for and gives back now."""
-    # `now_s`: the time, in seconds since 1970.
     if answer is None:
         return LeaseDecision(table)
     table = leases_by(now_s, table, MOST_REST_S)
@@ -114,7 +113,6 @@ def own_offers(
     cluster: ClusterView, before: Mapping[str, LastOffer], now_s: float
 ) -> dict[str, LastOffer]:
     """Return the last offers of the hosts that are not lent and not lost, by host."""
-    # `now_s`: the time, in seconds since 1970.
     found = {}
     for host in cluster.hosts:
         known = before.get(host.name)
@@ -129,6 +127,7 @@ def own_offers(
 
 def with_offers(cluster: ClusterView, offers: Mapping[str, LastOffer]) -> ClusterView:
     """Return `cluster` in which hosts that offer nothing offer what `offers` has of them."""
+    # For `decide_leases` alone, so that a host that is silent for a moment is not replaced.
     hosts = (
         replace(host, offer=offers[host.name].offer)
         if host.offer is None and host.name in offers
@@ -263,6 +262,7 @@ class _Draft:
         if lease.why and lease.why != record.why:
             self._note(f"{name} stays as it was", lease.why, record.host)
         heard = self._heard(record, replace(lease, state=record.state), host)
+        # That its host is silent is not held against it.
         kept = replace(heard, silent_s=record.silent_s if host is None else 0.0)
         if kept.back_s:
             self._leave(name, kept, host)
@@ -385,6 +385,7 @@ class _Draft:
             if record.back_s or record.is_over or not record.idle_s or not why:
                 continue
             former = self._table.leases.get(name)
+            # It was so when it came: the engine would lend it again and again.
             if former is None or not former.offered_s:
                 self._fail(name, why, record.host)
             else:

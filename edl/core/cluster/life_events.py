@@ -57,20 +57,18 @@ def due_event(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
     """Return the event that must happen now in the life of `job`; None: it stays as it is."""
-    # `now_s`: the time, in seconds since 1970.
     return _DUE[job.life.state](job, facts, settings, now_s)
 
 
 def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
-    # The event's reason may repeat what the job's own processes have written, and is shortened as
-    # in the event log: the record must fit into a node of ZooKeeper.
-    # `now_s`: the time, in seconds since 1970.
     changes = job.life.failed(now_s, due.counts) if due.failed else {}
     if due.event is LifeEvent.RESUME:
         changes = {"tries": 0, "failures": 0, "not_before_s": 0.0}
     run = job.present_run
     if run is not None and run.state.over:
         changes["exit_code"] = run.exit_code
+    # The reason may repeat what the job's processes have written, and the record must fit into a
+    # node of ZooKeeper.
     return job.life.after(due.event, excerpt(due.reason), now_s, **changes)
 
 
@@ -81,7 +79,6 @@ def _queued(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
     """Return the event that is due for a job that waits for slots; None: it waits on."""
-    # DELETE or HALT is due if users want that, GIVE_UP if a job that must finish first has failed.
     if job.wanted.goal is Goal.GONE:
         return PendingEvent(LifeEvent.DELETE, "it was deleted while it waited")
     if job.wanted.goal is Goal.HALT:
@@ -95,16 +92,6 @@ def _starting(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
     """Return the event that is due for a job that starts; None: it goes on starting."""
-    # The first of these conditions that holds decides:
-    #
-    # 1. Its run is over: FINISH if it trained to its end; after a failure RETRY, or GIVE_UP without
-    #    retries left, or if its command can start nowhere; RETRY if somebody stopped it.
-    # 2. Users want it halted or deleted: STOP. A host refuses its agent: as a failure of its run.
-    # 3. A ring of its run has trained: TRAIN.
-    # 4. It has fewer than its fewest slots on hosts that are not lost, or no ring trained within
-    #    the time for a start: TAKE_BACK, after which it waits for slots again. While its run is not
-    #    read, the latter is not known.
-    # `now_s`: the time, in seconds since 1970.
     run = job.present_run
     if run is not None and run.state is JobState.FAILED and not run.trains:
         return _not_started(job, run.reason, facts, run.exit_code in HOPELESS)
@@ -121,6 +108,7 @@ def _starting(
         why = f"{_hosts_lost(facts)} while it started, and {counted(facts.slots, 'slot')}"
         return PendingEvent(LifeEvent.TAKE_BACK, f"{why} of at least {job.min_slots} are left")
     waited_s, limit_s = now_s - job.life.since_s, job.start_limit_s(settings)
+    # While its run is not read, nobody knows whether a ring trains.
     if waited_s >= limit_s and not job.is_unread:
         busy = 0 if run is None else sum(len(agent.busy) for agent in run.agents.values())
         why = f"no ring trained within {limit_s:g} s of its start: workers lived"
@@ -134,7 +122,6 @@ def _running(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
     """Return the event that is due for a job that trains; None: it goes on."""
-    # Otherwise, if users want the job halted or deleted, it is STOP.
     run = job.present_run
     if run is None:
         return _failed(job, "its records were removed from ZooKeeper while it trained")
@@ -147,8 +134,8 @@ def _halting(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
     """Return the event that is due for a job whose run is to stop; None: it has not stopped yet."""
-    # Otherwise (the job was preempted, or is to run again): REQUEUE.
     run = job.present_run
+    # It has not stopped while a process of it may live.
     if (run is not None and not run.state.over) or facts.has_processes:
         return None
     if run is not None and run.state is JobState.FINISHED:

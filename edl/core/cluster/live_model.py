@@ -70,6 +70,8 @@ class LiveModel:
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the time in which `batch` samples are trained, in seconds."""
         workers, hosts = sum(slots), len(slots)
+        # The script may set another global batch: then it trains these samples in more or fewer
+        # steps.
         step = self.batching.of_all(workers) if self.batching is not None else batch
         step_s = self.step_time.step_s(workers, hosts, step / workers) * batch / step
         if not self.samples:
@@ -92,7 +94,6 @@ class LiveModel:
 
 def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None) -> LiveModel:
     """Return the model of a live job's speed and remaining work, from what is known of both."""
-    # `now_s`: the time, in seconds since 1970.
     models = models or StepTimeModels()
     measured, hints = job.measured, job.manifest.hints
     batch, batching = batch_of(job), batching_of(job)
@@ -124,19 +125,16 @@ def is_measured(job: JobView) -> bool:
 
 def batch_of(job: JobView) -> int:
     """Return the global batch of `job` now, in samples; at least 1."""
-    # It is the measured one, or else the smallest one of the manifest, or else one sample for each
-    # requested slot.
     limit = job.manifest.batch
     return job.measured.global_batch or (limit.min if limit else job.manifest.requested_np)
 
 
 def batching_of(job: JobView) -> Batching:
     """Return the batch sizes of `job`, which tell the global batch for each number of workers."""
-    # If the script reads its own data, each worker is taken to train as many samples in a step as
-    # was measured last; 1 if nothing was.
     if job.manifest.batch is not None:
         return Batching(global_batch=batch_of(job))
     steps = job.measured.steps
+    # A script that reads its own data: as many samples of a worker as were measured last.
     return job.measured.batching or Batching(max(1, round(steps[-1].batch)) if steps else 1)
 
 
@@ -144,20 +142,16 @@ def speed_samples(
     measured: JobMeasurements, hints: JobHints, batching: Batching
 ) -> tuple[StepTimeSample, ...]:
     """Return all known step times of a job: measured ones, then those of curves."""
-    # A size that was measured is not taken from a curve.
-    # `measured`: the measured step times, and the throughput by number of workers of former runs.
     return tuple(one for one, _ in sourced_samples(measured, hints, batching))
 
 
 class ThroughputSource(StrEnum):
     """The source of a job's known throughput with one number of workers."""
 
-    # `MEASURED`: the job itself has measured it, in this run or a former one.
-
-    MEASURED = "measured"
-    FORMER_JOB = "former job"
-    SUPPLIED = "supplied"
-    ASSUMED = "assumed"
+    MEASURED = "measured"  # by the job itself, in this run or a former one
+    FORMER_JOB = "former job"  # by a job that had the name before
+    SUPPLIED = "supplied"  # by its manifest
+    ASSUMED = "assumed"  # by the model of a step's time
 
 
 def sourced_samples(
@@ -180,9 +174,6 @@ def sourced_samples(
 class StepTimeModels:
     """A cache that fits the models of the step times of several jobs together."""
 
-    # A caller adds the measured step times of all jobs by `add`, and then asks for the model of
-    # each by `model`; the first question fits all that are not known yet.
-
     def __init__(self) -> None:
         self._added: dict[tuple[StepTimeSample, ...], None] = {}
 
@@ -192,6 +183,7 @@ class StepTimeModels:
 
     def model(self, samples: tuple[StepTimeSample, ...]) -> StepTime:
         """Return the model of a step's time that fits `samples` best, at least one step time."""
+        # Each mean of a job differs a little from its last one: rounded, most models are known.
         key = _rounded(samples)
         found = _FITTED.get(key)
         if found is None:

@@ -15,7 +15,6 @@ from edl.core.excerpt import excerpt
 
 def advance_lives(draft: Draft) -> None:
     """Bring the lives of all jobs in `draft` up to date with users' wishes, runs and hosts."""
-    # Each job goes through all events that must happen now, one after the other.
     for name in list(draft.jobs):
         if not draft.jobs[name].life.submitted_s:
             _begin(draft, draft.jobs[name])
@@ -85,6 +84,7 @@ def _limits_of_start(draft: Draft, job: JobView) -> dict[str, HostLimit]:
         host: HostLimit(count, until_s)
         for host, count in busy.items()
         if count < len(entries[host].devices)
+        # If no host had a worker, only those that report why are to blame.
         and (lived or draft.cluster.host_named[host].reports_no_start(job.name, run.token))
     }
 

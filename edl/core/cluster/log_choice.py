@@ -23,6 +23,7 @@ def chosen_logs(
         HostedLog(name, host)
         for host, names in there.items()
         for name in names
+        # A worker of an earlier run may have had the same name on another host.
         if not name.startswith(OF_AGENTS) and of_workers.get(name, host) == host
     ]
     return sorted(found, key=lambda log: (len(log.name), log))

@@ -54,7 +54,7 @@ _Size = Annotated[
 
 @dataclass(frozen=True)
 class BatchRange(Record):
-    """The global batches that a job may train with, and whether the policy may choose among them"""
+    """The global batches that a job may train with, and whether the policy may choose one."""
 
     min: Annotated[_Samples, Meta(description="the smallest global batch, in samples")]
     max: Annotated[_Samples, Meta(description="the largest global batch, in samples")]
@@ -312,7 +312,7 @@ class JobManifest(Record):
     @cached_property
     def required_paths(self) -> Mapping[str, str]:
         """Path -> what it is, for all that a host must have before the job gets a slot there."""
-        # A path that ends with a slash must be a directory. The manifest's paths must be absolute.
+        # A path that ends with a slash must be a directory.
         found = {f"{self.cwd.rstrip('/')}/": f"the job's cwd {self.cwd}"} if self.cwd else {}
         if self.venv:
             found[f"{self.venv}/bin/"] = f"the job's venv {self.venv}"

@@ -91,8 +91,8 @@ def _check_size(size: int, source: str) -> None:
 
 def checked_manifest(manifest: JobManifest) -> JobManifest:
     """Return `manifest`, which a program has made, as it is read from its record."""
-    # Lists become tuples, so that the same manifest, submitted again, is equal to the one before.
     try:
+        # Lists become tuples, so that the same manifest, submitted again, is equal.
         manifest = msgspec.convert(msgspec.to_builtins(manifest), JobManifest)
     except (msgspec.ValidationError, TypeError) as error:
         raise ManifestError("", 0, f"this is not a manifest: {error}") from None

@@ -42,6 +42,7 @@ class MeasuredThroughput(Record):
         """Return the record for the job that was submitted as number `order`."""
         if order == self.order:
             return self
+        # The steps of another job of the name only say how fast the new one may be.
         curve = {**dict(self.curve), **_curve(self.steps)}
         return MeasuredThroughput(order, (), tuple(sorted(curve.items())))
 
@@ -60,8 +61,7 @@ class MeasuredThroughput(Record):
 def measurements(
     kept: MeasuredThroughput, run: RunRecords | None, order: int
 ) -> tuple[MeasuredThroughput, JobMeasurements]:
-    """Return what former runs and the present run have measured about the training of a job."""
-    # `kept`: the record of what the job's former runs have measured.
+    """Return the record to write before another run replaces `run`, and what policies read."""
     found = kept.of_job(order).with_run(run)
     known = JobMeasurements(steps=found.steps, curve=dict(found.curve))
     if run is None or run_order(run.token) != order:

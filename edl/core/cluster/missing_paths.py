@@ -18,7 +18,6 @@ def missing_paths(
     before: Mapping[str, MissingPath], cluster: ClusterView, now_s: float
 ) -> dict[str, MissingPath]:
     """Return the paths that a lent host lacks, or has lacked within `MISSING_S`."""
-    # `now_s`: the time, in seconds since 1970.
     borrowed = {
         host.name: host.report.paths
         for host in cluster.hosts

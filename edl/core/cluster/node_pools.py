@@ -84,7 +84,7 @@ def reserve(
     pools: Sequence[NodePool],
     rigid: Collection[str],
 ) -> tuple[dict[str, int], str]:
-    """Choose the pool in which each of some jobs has its fewest slots for certain."""
+    """Return in which pool each of some jobs has its fewest slots for certain, and who waits."""
     free, found, waiting = [pool.free for pool in pools], {}, ""
     for name, count in least.items():
         if waiting and name in rigid:

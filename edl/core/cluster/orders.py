@@ -27,7 +27,7 @@ class CreateRun:
 
 @dataclass(frozen=True)
 class PlaceRun:
-    """Let a run use other devices: one compare-and-set of the run's desired and assigned workers"""
+    """Let a run use other devices, by one compare-and-set of its desired and assigned workers."""
 
     job: str  # the name of the job
     run: str  # the token of the run

@@ -58,6 +58,10 @@ MOST_IDLE = 500
 class ClusterPlan:
     """One plan of the leader: records to write, orders to carry out, and a reason for each job."""
 
+    # `lives`, `assigned` and `allocation` are written in one transaction, under the fence, with
+    # checks of the versions that were read. If it is refused, nothing else is done. Then the
+    # `orders` are carried out.
+
     # job -> the new record of its life; only those that change
     lives: Mapping[str, JobLife] = field(default_factory=dict)
     # host -> its new assignment; only those that change
@@ -77,18 +81,16 @@ class ClusterPlan:
 
     @property
     def writes(self) -> bool:
-        """Whether the plan changes a record: a job's life, a host's devices or the last decision"""
+        """Whether the plan changes a record; orders to runs do not count."""
         return bool(self.lives or self.assigned or self.allocation is not None)
 
     @property
     def acts(self) -> bool:
-        """Whether there is anything to write or to order."""
         return self.writes or bool(self.orders)
 
 
 def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPlan:
     """Return what the leader of `cluster` writes and orders next, and why."""
-    # `now_s`: the time, in seconds since 1970.
     draft = Draft(cluster, now_s)
     advance_lives(draft)
     end_runs(draft)
@@ -153,7 +155,7 @@ def _tidied(draft: Draft, job: JobView) -> JobLife:
 
 
 def _reasons(draft: Draft) -> dict[str, str]:
-    """By the name of each job, a sentence that says why it has its slots, or why it waits"""
+    """Return why each job has its slots, or why it waits, and where in the queue."""
     queue = sorted(
         (job for job in draft.jobs.values() if job.life.state is LifeState.QUEUED),
         key=lambda job: (-job.wanted.priority, job.order),
@@ -178,7 +180,7 @@ def _holders(draft: Draft, job: JobView) -> str:
     """Return a clause that says which jobs have the slots of the hosts that `job` may use."""
     allocation = draft.allocation
     if draft.waits.get(job.name) or draft.target(job) or allocation.held or allocation.problem:
-        return ""
+        return ""  # it does not wait for slots
     if job.manifest.preemptible is False and draft.cluster.queues:
         return ""  # its quota is in its way
     held: Counter[str] = Counter()
@@ -210,7 +212,7 @@ def _next_s(draft: Draft, found: ClusterPlan) -> float:
 
 
 def _times_of_host(record: HostAssignment, settings: ClusterRecord) -> Sequence[float]:
-    """When time limits of a host end, in seconds since 1970: to be lost, to give back slots"""
+    """Return when time limits of a host end: to be lost, to give back slots."""
     found = [record.silent_s + settings.lost_after_s] if record.silent_s else []
     found += [one.at_s + FAILED_S for one in record.failures.values()]
     waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]

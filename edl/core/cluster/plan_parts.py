@@ -67,6 +67,7 @@ def without_parts(
         found,
         lives={job: life for job, life in found.lives.items() if job not in jobs},
         assigned={host: one for host, one in found.assigned.items() if host not in hosts},
+        # A run is told what to do only after the records say so.
         orders=tuple(order for order in found.orders if order.job not in jobs),
         changes=tuple(change for change in found.changes if change.job not in jobs),
     )

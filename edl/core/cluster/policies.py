@@ -59,6 +59,7 @@ def with_run(
 ) -> ClusterPolicy:
     """Return `policy` with the seed, the cost of a resize and the speeds of one simulation."""
     rule: Any = policy  # a frozen dataclass with the policy's parameters
+    # 0, None and an empty text change nothing.
     given = {"seed": seed or None, "resize_s": resize_s, "speeds": speeds or None}
     own = {one.name for one in fields(rule)} if is_dataclass(rule) else set()
     changes = {key: value for key, value in given.items() if key in own and value is not None}
@@ -78,7 +79,7 @@ def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
 
 
 def check_parameters(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise unless each parameter of a policy is known, and its value like the known one"""
+    """Raise UsageError unless each parameter is known, and its value is like the known one."""
     for key, value in given.items():
         if key not in known:
             have = f"its parameters are {', '.join(known)}" if known else "it has no parameters"

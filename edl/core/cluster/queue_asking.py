@@ -151,6 +151,7 @@ def _is_kept(one: ActiveJob) -> bool:
 def _ask_queue(request: AllocationRequest, most: int) -> Decision:
     """Ask the policy about the jobs of one queue, which may have `most` slots together."""
     held = sum(one.size for one in request.active)
+    # `cool_down_s` and the like do not keep what another queue's quota needs.
     if sum(one.size for one in request.active if one.is_fixed) > most:
         request = replace(
             request,
@@ -179,12 +180,10 @@ def _ask_queue(request: AllocationRequest, most: int) -> Decision:
 
 def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
     """Return the jobs of a queue, so that a policy of fixed sizes lets small ones train on."""
-    # If `most`, the share of the queue, is too small for what its jobs that train request, each of
-    # them requests what it has: it was shrunk so that another queue has its quota, and would be
-    # halted else by such a policy for one of the same queue.
     training = [one for one in jobs if one.size]
     if sum(max(one.job.manifest.requested_np, one.size) for one in training) <= most:
         return list(jobs)
+    # Shrunk so that another queue has its quota: a policy of fixed sizes would halt one else.
     return [
         replace(one, requested=min(one.size, one.job.manifest.requested_np)) if one.size else one
         for one in jobs
@@ -192,7 +191,7 @@ def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
 
 
 def _survivors(jobs: Sequence[ActiveJob], most: int) -> frozenset[str]:
-    """Return the names of the jobs that can keep their fewest slots if they have `most` together"""
+    """Return the jobs that can keep their fewest slots if they have `most` together."""
     left = most - sum(one.size for one in jobs if one.is_fixed)
     found = []
     for one in sorted(
@@ -213,10 +212,6 @@ def _spare(
     now_s: float,
 ) -> Mapping[str, str]:
     """Return the jobs that lose all slots by `answer` and may not, each with the reason."""
-    # They are jobs that another queue's quota would halt though smaller ones are enough, jobs that
-    # would be halted for nobody, those that may not be preempted, and those within their
-    # `min_run_s`.
-    # `now_s`: the time, in seconds since 1970.
     kept = {**spare_unsaved(asked, answer, most), **spare_young(asked, answer, now_s)}
     found = {name: why for name, why in kept.items() if name in survivors}
     idle = most - answer.used
@@ -224,6 +219,7 @@ def _spare(
         name, least = one.job.name, one.job.min_slots
         if name not in survivors or name in found:
             continue
+        # Smaller jobs are enough for the other queue's quota, or it would be halted for nobody.
         if reclaims or least <= idle:
             found[name] = SPARED
             idle -= least

@@ -26,13 +26,13 @@ class Ranked:
 
 def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = True) -> Allocation:
     """Return the allocation that gives jobs their requested slots in the order of `ranking`."""
-    # Where the jobs that have slots request more than there is, as after the loss of a node, they
-    # shrink, so that none is halted for another of them.
     fixed, left = cluster.fixed, cluster.slots
+    # Jobs with slots that request more than there is shrink, so that none is halted for another.
     shrinking = _Shrinking(ranking, cluster)
     sizes: dict[str, int] = {}
     reasons: dict[str, str] = {}
     first_waiting = ""
+    # Those that may not be preempted come first, and keep what they have.
     for one in sorted(ranking, key=lambda one: one.job.name not in fixed):
         job = one.job
         wanted, room = fixed.get(job.name) or shrinking.wanted(job, left), left
@@ -70,10 +70,12 @@ class _Shrinking:
         """Return the slots that a job is to have: what it requests, or fewer if it shrinks."""
         if job.name not in self._jobs:
             return job.requested_slots
+        # Called once for each job, in the order in which they are served.
         self._fewest.pop(job.name, None)
         self.reserved = sum(self._fewest.values())
         room = max(left - self.reserved, min(job.min_slots, left))
         goal = self._sizes.get(job.name, job.requested_slots)
+        # Above `left` the job has to wait.
         return job.allowed_slots(min(goal, room)) or job.requested_slots
 
     def _fitting(self, jobs: Sequence[ClusterJob], left: int) -> dict[str, int]:
@@ -84,6 +86,7 @@ class _Shrinking:
                 found[job.name] = job.min_slots
                 left -= job.min_slots
         going_on = [job for job in jobs if job.name in found]
+        # then what each has now, and then what it requested
         for grows_back in (False, True):
             for job in going_on:
                 has = job.requested_slots if grows_back else slot_count(self._present[job.name])

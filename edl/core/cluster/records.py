@@ -24,7 +24,7 @@ class ClusterRecord(Record):
 
     format: int = FORMAT
     version: str = ""  # the version of edl that has created the cluster; empty: it is not known
-    policy: str = "edl"  # the name of the cluster policy (`policies`)
+    policy: str = "edl"  # of `edl.core.cluster.policies`
     # the policy's parameters by name, where they differ from the registered ones
     parameters: Mapping[str, Any] = field(default_factory=dict)
     # the policy is asked when a job or a host comes or goes, and else once in this time
@@ -146,6 +146,9 @@ class HostOffer(Record):
 class JobAssignment(Record):
     """The assignment of one host to one job."""
 
+    # While `ends` is 0, `edl host` keeps an agent of the run. No process of another job may live on
+    # one of the devices.
+
     run: str  # the token of the run
     # the numbers of the devices on which processes of the run may live, sorted. They belong to the
     # job until the leader takes them out of this record.
@@ -173,6 +176,8 @@ class HostFailure(Record):
 @dataclass(frozen=True)
 class HostAssignment(Record):
     """The record of what runs on a host, at the node `assigned` of the host."""
+
+    # It is the only record that `edl host` obeys: it ends what is not in `jobs`.
 
     # job -> its run and its devices. No device is in two of them.
     jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
@@ -208,6 +213,11 @@ class JobReport(Record):
 @dataclass(frozen=True)
 class HostReport(Record):
     """The record of what lives on a host, at the node `report` of the host."""
+
+    # The order matters: `edl host` reads `assigned`, then looks at the processes, then writes this
+    # record, with the version that it has read. Only after that it starts agents, and only for runs
+    # that do not end by what it has read last. So if a report about a version in which a run ends
+    # (`JobAssignment.ends`) has no process of the run, none will ever live there again.
 
     # the version of the node `assigned` that `edl host` had read before it looked at the processes
     version: int = -1
@@ -248,7 +258,7 @@ class AllocationRecord(Record):
 
 @dataclass(frozen=True)
 class JobReasons(Record):
-    """The record of what the leader says of each job, at the node `reasons` of the cluster."""
+    """What the leader says of each job, at the node `reasons`; no decision is made from it."""
 
     at_s: float = 0.0  # when the plan was made
     # job -> why it has what it has, or its place in the queue and why it waits: the `reasons` of
@@ -259,6 +269,7 @@ class JobReasons(Record):
 
     def reason(self, job: str, since_s: float) -> str:
         """Return the reason of `job`; empty if there is none, or if it is outdated."""
+        # A reason from before `since_s` is about another state.
         return self.reasons.get(job, "") if self.at_s >= since_s else ""
 
 

@@ -48,8 +48,8 @@ def request_forecast(
     view: ClusterView, request: JobManifest, policy: ClusterPolicy, now_s: float
 ) -> RequestForecast:
     """Return the slots that a job would get if it were submitted now."""
-    # `now_s`: the time, in seconds since 1970.
     name, number = request.name, 1
+    # another job than the one of its name
     while name in view.by_name:
         number += 1
         name = f"{request.name}-{number}"

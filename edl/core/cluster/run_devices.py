@@ -42,13 +42,14 @@ def next_devices(
     lost: Collection[str],
     may_wait: bool,
 ) -> DeviceChange:
-    """The devices (a host's slots, by number) that a run is to use next, and what it lacks"""
+    """Return the devices that a run is to use next, and how many it lacks."""
     present, final = [], []
     for host, entry in table.entries(job.name, run.token).items():
         if host not in lost:
             used = run.devices.get(host, ())
             present += [(host, device) for device in entry.devices if device in used]
             final += [(host, device) for device in entry.devices if device not in entry.leaving]
+    # Where it has no agent, `edl host` starts one when a device is assigned to the run.
     ready = [one for one in final if one[0] in run.agents or one in present]
     unready = tuple(sorted({host for host, _ in final} - {host for host, _ in ready}))
     wanted, survivors = sum(target.values()), len(present)
@@ -58,6 +59,7 @@ def next_devices(
     if len(ready) >= wanted:
         return DeviceChange(_by_host(ready), 0, (), survivors, owned)
     size = job.manifest.allowed_sizes.below(min(wanted, len(ready) + len(surplus)))
+    # It waits rather than grow by a part of what it lacks.
     if size is None or (may_wait and survivors < size < wanted):
         return DeviceChange(None, lacking, unready, survivors, owned)
     ordered = sorted(ready, key=lambda one: one not in present) + surplus

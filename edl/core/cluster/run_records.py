@@ -43,6 +43,7 @@ class RunRecords:
         return RunView(
             token=self.token,
             state=self.job.state,
+            # The job's code can write it, and it goes to logs and terminals of administrators.
             reason=printable(self.job.reason),
             exit_code=self.job.exit_code,
             trains=self.trains,
@@ -68,6 +69,7 @@ class RunRecords:
 
 
 def _has_trained(status: TrainingStatus) -> bool:
+    # A run that was resumed counts the steps of former runs, too: their number says nothing.
     sample = status.progress_sample
     return status.median_step_s > 0 or (sample is not None and sample.samples > 0)
 
@@ -83,5 +85,6 @@ def resume_setting(manifest: JobManifest, order: int, last: RunRecords | None) -
         return RESUME
     if last is None or not is_token_of(last.token, order):
         return ""
+    # A script that calls no `edl.checkpoint` is refused with "auto".
     continued = last.job.spec.settings.resume == RESUME
     return RESUME if last.job.checkpoint or continued else ""

@@ -83,8 +83,6 @@ class SchedulerHints(Record):
 
 def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
     """Return what is known of `job` for a scheduler outside of edl."""
-    # `job`: the job, with what its runs have measured.
-    # `now_s`: the time, in seconds since 1970.
     sizes, model, measured = job.manifest.allowed_sizes, live_model(job, now_s), job.measured
     noise = measured.noise_scale
     return SchedulerHints(
@@ -124,6 +122,8 @@ def grad_params(noise_scale: float | None, batch: int) -> GradParams | None:
     """Return the noise of the gradients so that AdaptDL's efficiency is edl's."""
     if noise_scale is None or not math.isfinite(noise_scale):
         return None
+    # For a batch of s times the smallest one b, AdaptDL's (var + norm) / (var / s + norm) / s is
+    # edl's (noise scale + b) / (noise scale + s b) if var / norm is the noise scale over b.
     return GradParams(1.0, noise_scale / batch)
 
 

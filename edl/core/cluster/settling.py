@@ -48,7 +48,6 @@ def take_devices(draft: Draft) -> None:
 
 def _place(draft: Draft, job: JobView, run: RunView, target: Mapping[str, int]) -> None:
     """Assign free devices to a run, and order it to use what it may use next."""
-    # A run that has lost hosts, and would have too few slots without them, is stopped.
     entries = draft.table.entries(job.name, run.token)
     for host, count in target.items():
         entry = entries.get(host)

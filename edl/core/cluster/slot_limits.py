@@ -16,7 +16,7 @@ LEAST_TASKS = 64
 
 @dataclass(frozen=True)
 class SlotLimits:
-    """The most that the processes of a job may use on a host, for each slot of the job there."""
+    """The most that a job's processes, its agent included, may use on a host, for each slot."""
 
     memory_bytes: int | None = None  # memory, in bytes. No swap is used beside it.
     cpus: float | None = None  # processors, as a number that need not be whole

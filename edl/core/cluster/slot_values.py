@@ -53,14 +53,14 @@ class SlotValues:
 
     @property
     def size_slot_s(self) -> float:
-        """The work left: the seconds until the end on the fewest slots, times these slots"""
+        """The work left: the seconds until the end on the fewest slots, times these slots."""
         start_s = 0.0 if self.had else self.job.start_s
         return (float(self.left_s[self.least]) + start_s) * self.least
 
     @property
     def requested_s(self) -> float:
         """The seconds until the job's end on the slots that it requested."""
-        # It must not be read for a job that can have no slots.
+        # Not of a job that can have no slots; of a number that was not tried, the next smaller one.
         known = self.left_s[self.least : max(self.job.requested_slots, self.least) + 1]
         return float(known[np.isfinite(known)][-1])
 

@@ -44,6 +44,7 @@ def smoothed(
     fitted = terms @ np.linalg.lstsq(terms, logs, rcond=None)[0]
     rest = logs - fitted
     variance = float(rest @ rest) / (count - rank)
+    # James-Stein: towards the function by the part of the noise in the variance around it.
     kept = 1 - min(deviation**2, variance) / variance if variance else 0.0
     return np.exp(fitted + kept * rest), deviation * math.sqrt(kept + (1 - kept) * rank / count)
 
@@ -51,6 +52,7 @@ def smoothed(
 def _terms(slots: Vector, nodes: Vector, batches: Vector) -> Vector:
     """Return the terms of the function of `smoothed`, one column each."""
     k, b = np.log(slots), np.log(batches)
+    # A single slot, and several nodes, synchronise in other ways.
     one, far = (slots == 1).astype(float), (nodes > 1).astype(float)
     columns = (np.ones(len(k)), k, k * k, b, b * b, k * b, one, far, one * b, far * b)
     return np.stack(columns, axis=1)

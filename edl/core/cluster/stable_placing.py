@@ -44,6 +44,7 @@ class _Nodes:
 
     def room(self, job: JobSize, placed: Slots, node: str, spare: bool = True) -> int:
         """Return how many slots of `node` a job can get beside those in `placed`."""
+        # `spare` leaves slots alone of jobs that are served later.
         free = self.free[node] - (self.avoided.get(node, 0) if spare else 0)
         return max(0, min(free, job.limits.get(node, 0) - placed.get(node, 0)))
 
@@ -121,13 +122,14 @@ def _follow(job: JobSize, placed: dict[str, int], nodes: _Nodes) -> None:
 
 
 def _grow(job: JobSize, placed: dict[str, int], nodes: _Nodes, spare: bool) -> None:
-    """Take the slots that `job` lacks: on its own nodes first, then on as few others as possible"""
+    """Take the slots that `job` lacks: on its own nodes, then on as few others as possible."""
     while (lacking := job.size - sum(placed.values())) > 0:
         room = nodes.rooms(job, placed, spare)
         if not room:
             return
 
         def rank(node: str, room: Slots = room, lacking: int = lacking) -> tuple[bool, int]:
+            # the fewest that are enough, else the most
             enough = room[node] >= lacking
             return not enough, room[node] if enough else -room[node]
 

@@ -119,6 +119,8 @@ class TenantResponses(Record):
 
     def with_response(self, request: str, refused: str = "", job: str = "") -> TenantResponses:
         """Return these with one more, as the newest; without the oldest if they are too many."""
+        # A request is signed before it is answered, so what its author knew then is older: once its
+        # response is forgotten, `refusal` refuses it.
         found = (*self.responses, TenantResponse(self.newest + 1, request, refused, job))
         old, kept = found[:-RESPONSES_KEPT], found[-RESPONSES_KEPT:]
         return TenantResponses(kept, old[-1].number if old else self.forgotten)
@@ -164,6 +166,8 @@ class RequestRate:
 
 
 def request_number(node: str) -> int | None:
+    # Requests are taken in this order. Nothing else may follow from it: the author of the node may
+    # have chosen it.
     found = _NUMBERED.fullmatch(node)
     return None if found is None else int(found[1])
 
@@ -175,7 +179,7 @@ def shown(text: str) -> str:
 
 
 def misshapen(request: TenantRequest) -> str:
-    """Return why a request cannot even be answered: what an answer repeats is too long; or empty"""
+    """Return why a request cannot even be answered: what an answer repeats is wrong; or empty."""
     if not 0 < len(request.id) <= _MOST_ID or request.id != shown(request.id):
         return f"its id is not a text of 1 to {_MOST_ID} printable ASCII characters"
     if len(request.job) > _MOST_JOB or request.job != shown(request.job):
@@ -203,6 +207,7 @@ def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key
 
 
 def _is_text(value: str) -> bool:
+    # JSON may have lone surrogates, which have no encoding.
     return not any("\ud800" <= one <= "\udfff" for one in value)
 
 
@@ -212,6 +217,7 @@ def own_manifest(
     """Return the manifest that is submitted for a tenant: names with its own, and its queue."""
     own = sorted(name for name, queue in queues.items() if queue.tenant == tenant)
     queue = manifest.queue
+    # it names none
     if queue not in own and queue == JobManifest("", (), 0, 0).queue and len(own) == 1:
         queue = own[0]
     if queue not in own:
@@ -239,7 +245,6 @@ def views(
     now_s: float,
 ) -> dict[str, TenantView]:
     """Return what each tenant is told of its jobs, without the hosts."""
-    # `now_s`: the time of the plan, in seconds since 1970.
     own: dict[str, list[str]] = {tenant: [] for tenant in tenants}
     for job in jobs:
         if tenant := tenant_of(job, tenants):

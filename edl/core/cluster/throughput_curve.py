@@ -34,10 +34,6 @@ class ThroughputPoint(Record):
 
 def throughput_curve(job: JobView, slots: int, now_s: float) -> tuple[ThroughputPoint, ...]:
     """Return the throughput of `job` with all numbers of workers for which it is known."""
-    # If nothing is known of the job's speed, the assumed ones have no number, because only their
-    # ratio counts.
-    # `job`: the job, with what is measured.
-    # `now_s`: the time, in seconds since 1970.
     batch, found = batch_of(job), {}
     for one, source in sourced_samples(job.measured, job.manifest.hints, batching_of(job)):
         measured = one.workers * one.batch / one.step_s
@@ -45,6 +41,7 @@ def throughput_curve(job: JobView, slots: int, now_s: float) -> tuple[Throughput
     model, sizes = live_model(job, now_s), job.manifest.allowed_sizes
     shown = {job.min_slots, job.manifest.requested_np, sizes.max_np or job.min_slots, slots}
     for np in shown - {0, *found}:
+        # Where nothing is known, only the ratio of the assumed ones counts.
         rate = batch / model.step_s((np,), batch) if model.samples else None
         found[np] = ThroughputPoint(np, 1, rate, ThroughputSource.ASSUMED)
     return tuple(found[np] for np in sorted(found))

@@ -19,7 +19,6 @@ from edl.core.cluster.records import AllocationRecord, HostAssignment, JobAssign
 
 def life_by(now_s: float, life: JobLife, limit_s: float) -> JobLife:
     """Return the record of a job's life without times that lie ahead; `life` if it has none."""
-    # `now_s`: the time, in seconds since 1970.
     try_s, until_s = now_s + MOST_BACK_OFF_S, now_s + limit_s  # the latest times
     is_right = (
         max(life.since_s, life.counted_s) <= now_s
@@ -62,7 +61,6 @@ def allocation_by(now_s: float, allocation: AllocationRecord) -> AllocationRecor
 
 def leases_by(now_s: float, table: LeaseTable, rest_s: float) -> LeaseTable:
     """Return the record of the leases without times that lie ahead."""
-    # `now_s`: the time, in seconds since 1970.
 
     def right(lease: LeaseRecord) -> LeaseRecord:
         return replace(

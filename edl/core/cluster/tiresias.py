@@ -26,7 +26,7 @@ class Tiresias:
 
     demotion_slot_hours: float = setting(
         16.0, "attained service at which a job goes to the second queue", least=0
-    )  # the attained service (slots times hours) at which a job goes to the second queue
+    )
 
     def __call__(self, cluster: ClusterState) -> Allocation:
         by_name = {job.name: job for job in cluster.jobs}

@@ -12,15 +12,7 @@ from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, Node, s
 
 
 def violation(decision: Allocation, cluster: ClusterState) -> str | None:
-    """Return the first rule that `decision` breaks, as a sentence, or None if it keeps all rules"""
-    # The rules:
-    #
-    # - No slot is given twice, and no slot of a node that is not up is given.
-    # - A job with slots has at least its minimum, at most its maximum, and no more slots than can
-    #   share its batch.
-    # - A batch is within the job's range.
-    # - A job that may not be preempted keeps the slots that it has.
-    # - Each job has a reason.
+    """Return the first rule that `decision` breaks, as a sentence; None: it breaks none."""
     known = {job.name: job for job in cluster.jobs}
     wrong = _slots(decision, known, cluster.nodes) or _batches(decision, known)
     if wrong is not None:

@@ -137,6 +137,7 @@ class JobRequest(Protocol):
     @property
     def preemptible(self) -> bool | None:
         """Whether the policy may change the job's slots, or take all of them, while it runs."""
+        # None: it may, but not take all for a job of the same priority while it saves nothing.
 
     @property
     def min_run_s(self) -> float:
@@ -204,11 +205,10 @@ class RunView:
     @property
     def lacks_workers(self) -> bool:
         """Whether the run is to have fewer workers on a host than it may use devices there."""
-        # Its own leader, or an agent, has lowered the number, because workers or the agent had
-        # left.
         if self.workers is None:
             return False
         here = [(h, one.disabled) for h, one in self.agents.items() if not one.leaving]
+        # The run's own leader, or an agent, lowers the number when workers or the agent leave.
         return any(
             self.workers.get(host, 0) < len(self.devices.get(host, ())) - disabled
             for host, disabled in here
@@ -222,6 +222,7 @@ class RunView:
     def uses(self, host: str, device: int) -> bool:
         """Return whether the run may still use `device` of `host`, as far as is known."""
         agent = self.agents.get(host)
+        # Silence frees nothing: without its agent's record the run may still use the device.
         if agent is None or device in self.devices.get(host, ()):
             return True
         return device in agent.devices or device in agent.busy
@@ -282,7 +283,7 @@ class JobView:
 
     @property
     def run_is_foreign(self) -> bool:
-        """Whether the job's node has a run that the cluster has not started, and not over"""
+        """Whether somebody has started an ordinary job of the same name, which is not over."""
         run = self.run
         return run is not None and not run.state.over and not is_token_of(run.token, self.order)
 
@@ -300,8 +301,8 @@ class JobView:
 
     def start_limit_s(self, settings: ClusterRecord) -> float:
         """Return in how many seconds a start must lead to a ring that trains."""
-        # The job's own limit for its first workers comes before, so that it can begin with fewer of
-        # them, and not long after it its agents end a run that has too few.
+        # The job's own limit comes first: with it the job can begin with fewer workers, and not
+        # long after it its agents end a run that has too few.
         return max(settings.start_timeout_s, FIRST_STEP * self.manifest.start_timeout_s)
 
     @property
@@ -338,16 +339,15 @@ class HostView:
 
     def is_lost(self, now_s: float, after_s: float) -> bool:
         """Return whether the host has been without an offer for longer than `after_s`."""
-        # `now_s` is the time in seconds since 1970.
         silent_s = self.assigned.silent_s
         return self.offer is None and silent_s > 0 and now_s - silent_s >= after_s
 
     def reports_none(self, job: str) -> bool:
-        """Whether the host offers slots, and reports that no process of `job` lives there"""
-        # The report must be about the present assignment, so that `edl host` knew of the job's run
-        # when it looked.
+        """Return whether the host offers slots, and reports no living process of `job`."""
+        # A report about an older assignment may be from before `edl host` knew of the run.
         if self.offer is None or self.report is None or self.report.version < self.version:
             return False
+        # A process may still be started, unless the run is to end.
         found = self.report.jobs.get(job)
         return found is None or not found.lives
 
@@ -366,9 +366,8 @@ class HostView:
 
     def reports_end(self, job: str) -> bool:
         """Return whether the host reports that no process lives of a run that ended there."""
-        # The report must be about the version of the assignment with which the run ended, or a
-        # later one.
         entry, report = self.assigned.jobs.get(job), self.report
+        # A report about an older assignment does not know that the run ends.
         if entry is None or not entry.ends or report is None or report.version < entry.ends:
             return False
         found = report.jobs.get(job)
@@ -393,7 +392,7 @@ class ClusterView:
     # path -> the host that an engine had lent, and that did not have it, as the subject of a
     # sentence. For now no host is borrowed for jobs that need the path.
     missing_paths: Mapping[str, str] = field(default_factory=dict)
-    tenants: frozenset[str] = frozenset()  # the names of the tenants
+    tenants: frozenset[str] = frozenset()
 
     @cached_property
     def by_name(self) -> Mapping[str, JobView]:

@@ -86,6 +86,7 @@ def _rigid_limits(
     rigid = [job for job in jobs if job.manifest.preemptible is False]
     for job in sorted(rigid, key=lambda job: (-job.wanted.priority, job.order)):
         size, least = held.get(job.name, 0), job.min_slots
+        # one that has slots does not grow
         most = max(size, least) if size else max(job.manifest.requested_np, least)
         one = QuotaRequest(job.name, size, least, most, job.manifest.allowed_sizes)
         queues.setdefault(job.manifest.queue, []).append(one)
@@ -107,6 +108,7 @@ def _slots_without(
         if host.offer is not None:
             entries = host.assigned.jobs.items()
             held = sum(len(entry.devices) for name, entry in entries if name in others)
+            # no job that counts asks for other labels
             labels = frozenset(host.offer.labels.items() & limits.shape.labels.items())
             found[labels] += max(0, len(host.offer.numbers) - held)
     return found
@@ -114,8 +116,7 @@ def _slots_without(
 
 def _lacking(wanted: Mapping[_Labels, int], free: Mapping[_Labels, int]) -> int:
     """Return how many of the slots that jobs ask for the hosts do not have."""
-    # If the sets of labels overlap without that one has the other, the result may be larger than it
-    # must.
+    # Sets of labels that overlap without inclusion may make the result larger than it must be.
     left, lacking = dict(free), 0
     for labels in sorted(wanted, key=_order, reverse=True):
         count = wanted[labels]
@@ -129,6 +130,7 @@ def _lacking(wanted: Mapping[_Labels, int], free: Mapping[_Labels, int]) -> int:
 
 
 def _order(labels: _Labels) -> tuple[int, list[tuple[str, str]]]:
+    # the same in each process
     return len(labels), sorted(labels)
 
 

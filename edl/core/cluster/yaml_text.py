@@ -169,7 +169,7 @@ class _Builder:
             raise self._error(line, f"{key} is given twice, first in line {first}; keep one")
 
     def _check(self, event: Any, line: int) -> None:
-        """Raise a ManifestError if `event` has an anchor, an alias, a tag or a control character"""
+        """Raise ManifestError if `event` has an anchor, an alias, a tag or a control character."""
         if event.anchor is not None:
             sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
             what = f"{sign}{event.anchor} is an anchor or alias of YAML, which is not used here"

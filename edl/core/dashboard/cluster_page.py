@@ -74,7 +74,7 @@ class TenantUsage(Record):
 
 @dataclass(frozen=True)
 class ClusterJobSummary(Record):
-    """The details of a job that its opened row shows beside the job's status."""
+    """The details of a job in its opened row, without its environment: it may hold secrets."""
 
     job: Annotated[str, "its name"]
     command: Annotated[tuple[str, ...], "the command of each worker"]
@@ -188,8 +188,6 @@ def tenant_uses(reading: ClusterObservation) -> tuple[TenantUsage, ...]:
 
 def away_cluster_in_words(reason: str, since_s: float, now_s: float) -> str:
     """Return a sentence that the records of a cluster cannot be read, and what that means."""
-    # `since_s`: since when, in seconds since 1970.
-    # `now_s`: the present time, in seconds since 1970.
     age = counted(max(0, round(now_s - since_s)), "second")
     return (
         f"The cluster could not be read for {age}: {reason}. The page shows what was known before; "

@@ -83,7 +83,6 @@ class Incident(Record):
 
     def then(self, event_s: float, *sentences: str, is_over: bool | None = None) -> Self:
         """Return the incident with more of what followed."""
-        # `event_s`: when that was written, in seconds since 1970.
         new = tuple(one for one in sentences if one not in self.followed)
         over, over_s = self.is_over if is_over is None else is_over, self.over_s
         return replace(
@@ -96,7 +95,6 @@ class Incident(Record):
 
     def of_disk(self, disk: FullDisk, event_s: float, is_over: bool) -> Self:
         """Return the incident of a full disk with what is known of the disk now."""
-        # `event_s`: when that was written, in seconds since 1970.
         told = replace(
             self,
             clauses={"": disk.what},

@@ -93,6 +93,7 @@ class IncidentLog(Record):
 
     def is_past(self, event: Event) -> bool:
         """Return whether the job went on since what `event` tells of, by the events before it."""
+        # Workers end a step one after the other: the next one may be complete on some.
         return event.generation < self.trained or event.step + 1 < self.step
 
     def _folded(self, event: Event) -> IncidentLog:
@@ -118,7 +119,6 @@ class IncidentLog(Record):
         self, event_s: float, matches: Callable[[Incident], bool], within_s: float = SAME_S
     ) -> Incident | None:
         """Return the newest incident that `matches` and was told of lately; None: there is none."""
-        # `event_s`: the time of an event, in seconds since 1970.
         for one in reversed(self.incidents):
             if matches(one) and event_s - one.last_s < within_s:
                 return one
@@ -374,6 +374,7 @@ def _replaced(log: IncidentLog, event: Event, details: GenerationDetails) -> Inc
 def _without(log: IncidentLog, event: Event, details: GenerationDetails) -> IncidentLog:
     """Fold a ring that goes on without workers."""
     left = details.left
+    # Where a ring broke it is a loss; else they may leave.
     if details.repair and log.loss_of(event.time, left) is None:
         for worker in left:
             what = f"{log.placed(worker)} was lost"

@@ -59,7 +59,6 @@ def job_header(
     status: JobStatus, timeline: GenerationTimeline, report: ReportAge, now_s: float
 ) -> JobHeader:
     """Return the header of a job's page."""
-    # `now_s`: the present time, in seconds since 1970.
     standing_s = standstill_s(status, report)
     words, tone = state_in_words(status, standing_s, report)
     paused_s = max(0.0, now_s - timeline.paused_since_s) if timeline.paused_since_s else 0.0
@@ -100,6 +99,7 @@ def job_header(
 
 def standstill_s(status: JobStatus, report: ReportAge) -> float:
     """Return for how long a running job has completed no step that it should have, in seconds."""
+    # While the leader does not report, workers train on without ZooKeeper.
     if status.state.over or not status.step or not report.is_fresh:
         return 0.0
     quiet_s = status.quiet_s
@@ -149,8 +149,6 @@ def eta_s(status: JobStatus, standing_s: float) -> float | None:
 
 def away_in_words(hosts: str, since_s: float, now_s: float) -> str:
     """Return sentences that ZooKeeper does not answer, and what that means for the page."""
-    # `since_s`: since when, in seconds since 1970.
-    # `now_s`: the present time, in seconds since 1970.
     return (
         f"ZooKeeper at {hosts} has not answered for {duration_in_words(now_s - since_s)}. The page "
         "asks it again each second, and shows what was known before."
@@ -159,8 +157,6 @@ def away_in_words(hosts: str, since_s: float, now_s: float) -> str:
 
 def unreadable_in_words(reason: str, since_s: float, now_s: float) -> str:
     """Return a sentence that the records of a job cannot be read although ZooKeeper answers."""
-    # `since_s`: since when, in seconds since 1970.
-    # `now_s`: the present time, in seconds since 1970.
     age = duration_in_words(now_s - since_s)
     return (
         f"The job cannot be read: {reason}. The page shows what was known {age} ago; the workers "

@@ -52,7 +52,6 @@ class JobTrace:
 
     def with_events(self, events: Iterable[Event], read_s: float) -> JobTrace:
         """Return the trace with `events`, which follow those before in the log."""
-        # `read_s`: when they were read, by the clock of this host, in seconds since 1970.
         timeline, speed, work = self.timeline, self.speed, self.work
         incidents = self.incidents
         for event in events:
@@ -72,17 +71,13 @@ class JobTrace:
 
     def with_outage(self, why: str, since_s: float, now_s: float) -> JobTrace:
         """Return the trace of a job whose ZooKeeper does not answer."""
-        # The cause that was seen first counts, because a server that is started again looks
-        # overloaded.
-        # `since_s`: since when, in seconds since 1970.
-        # `now_s`: the present time, in seconds since 1970.
         known = self.incidents
+        # A server that is started again looks overloaded: the first cause counts.
         first = known.outage_why if known.outage_s >= since_s else why
         return replace(self, incidents=replace(known, outage_why=first, outage_s=now_s))
 
     def cut(self, at_s: float) -> JobTrace:
         """Return the trace of a job whose log has lost the events before `at_s`."""
-        # `at_s` is in seconds since 1970.
         return replace(self, timeline=GenerationTimeline.cut(at_s), work=SavedWork())
 
     def with_reading(self, reading: JobObservation) -> JobTrace:

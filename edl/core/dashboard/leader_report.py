@@ -28,7 +28,6 @@ class LeaderReport(Record):
 
     def at(self, written_s: float, now_s: float, steady_s: float) -> LeaderReport:
         """Return what a reader has seen after one more look."""
-        # `now_s`: the present time, in seconds since 1970 by the reader's clock.
         if written_s == self.written_s:
             return self
         if not self.written_s:

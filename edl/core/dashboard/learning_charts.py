@@ -12,8 +12,6 @@ MOST_CHANGES = 60
 
 def learning_charts(curve: LearningCurve, timeline: GenerationTimeline) -> dict[str, Any]:
     """Return the columns of the charts, and where the ring changed."""
-    # `changes` has the newest changes of the ring within the charts, each with its `step`, the `np`
-    # workers since then and the `generation`.
     first = curve.points[0].step if curve.points else 0
     changes = [
         {"step": one.step, "np": one.size, "generation": one.generation}

@@ -40,11 +40,10 @@ class WorkerReports(Record):
     @classmethod
     def of(cls, run: str, reports: Mapping[int, Mapping[str, Any]]) -> Self:
         """Return the answers of workers of one job."""
-        # `run`: the token of the start of the job; reports of another one are no answers, because
-        # the port of a worker that is gone may belong to another process.
         steps = {
             worker: int(one["step"])
             for worker, one in reports.items()
+            # The port of a worker that is gone may belong to another process.
             if one.get("run") == run and isinstance(one.get("step"), int)
         }
         silent = tuple(worker for worker in reports if worker not in steps)
@@ -66,7 +65,6 @@ def outage_incident(
     step: int,
     asked: WorkerReports,
 ) -> ShownIncident:
-    # `now_s`: the present time, in seconds since 1970.
     lasted = duration_in_words(lasted_s)
     what = (
         f"ZooKeeper has not answered this page for {lasted}: no worker can join or leave. If one "

@@ -76,8 +76,6 @@ def scaling_curve(
     present_per_s: float | None = None,
 ) -> ScalingCurve:
     """Return the throughput of a job by its size."""
-    # `learned`: what it has measured of its sizes.
-    # `profile`: what `edl profile` has measured; None: nothing.
     np = len(snapshot.generation.members) if snapshot.generation is not None else 0
     filled = [host.slots for host in snapshot.available]
     slots = sum(filled) or None
@@ -154,7 +152,6 @@ def _forecasts(
     now: Observation, rates: dict[int, float], present_per_s: float, is_void: bool
 ) -> tuple[ResizeForecast, ...]:
     """Return what other sizes would bring: the next ones, the limits, and the measured ones."""
-    # `now`: what was measured, and the limits.
     present = rates.get(now.np)
     if not present:
         return ()

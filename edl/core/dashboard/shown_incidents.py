@@ -108,9 +108,9 @@ def _empty_place(status: JobStatus, wanted: int) -> str:
 
 def _no_longer_waited_for(worker: str, rows: Sequence[WorkerRow]) -> str:
     """Return that the others do not wait for `worker` any more; empty: by `rows` they do."""
-    # The table of workers is measured less often than the workers report whom they wait for.
     own = {row.worker: row for row in rows if row.own_s is not None}
     row, others = own.pop(worker, None), list(own.values())
+    # The table is measured less often than workers report whom they wait for: both must say so.
     if row is None or not others or row.speed is None or not row.is_slow:
         return "Then no worker waited for it any more."
     own_s, others_s = row.own_s or 0.0, median(one.own_s or 0.0 for one in others)

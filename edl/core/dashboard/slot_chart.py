@@ -74,7 +74,6 @@ def slot_chart(
     cut_s: float = 0.0,
 ) -> SlotChart:
     """Return the chart of `intervals` between `from_s` and `to_s`."""
-    # `from_s`: from when, in seconds since 1970.
     shown = sorted(
         (one for one in intervals if one.begin_s < to_s and (one.end_s or to_s) > from_s),
         key=lambda one: (one.begin_s, one.submission, one.host),
@@ -117,6 +116,7 @@ def _lanes_of(host: str, intervals: Sequence[SlotInterval], offered: int, from_s
     last: dict[int, list[int]] = {}  # submission -> the lanes that it had before
     boxes: list[ChartInterval] = []
     for one in intervals:
+        # The event that its new job has a slot may come before the event that the old one has not.
         free = [lane for lane, end_s in enumerate(ends) if end_s <= one.begin_s + SAME_S]
         own = [lane for lane in last.get(one.submission, ()) if lane in free]
         chosen = (own + [lane for lane in free if lane not in own])[: one.slots]
@@ -150,7 +150,6 @@ def _use(
     to_s: float,
 ) -> tuple[HostUsage, ...]:
     """Return a row for each host, or for several together, with the part of slots in use."""
-    # `from_s`: where the first column begins, in seconds since 1970.
     together = max(1, ceil(len(hosts) / MOST_ROWS))
     found = []
     for first in range(0, len(hosts), together):
@@ -168,7 +167,6 @@ def _use(
 
 def _add(used: list[float], one: SlotInterval, from_s: float, to_s: float) -> None:
     """Add the slots of an interval to the mean number of used slots of each column."""
-    # `from_s`: where the first column begins, in seconds since 1970.
     wide_s = (to_s - from_s) / len(used)
     begin = max(0.0, (one.begin_s - from_s) / wide_s)
     end = min(float(len(used)), ((to_s if one.end_s is None else one.end_s) - from_s) / wide_s)

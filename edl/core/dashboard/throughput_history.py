@@ -107,6 +107,7 @@ def _added(
 ) -> tuple[SpeedSample, ...]:
     """Return `samples` with one more, combined with the last one if it is of no later period."""
     last = samples[-1] if samples else None
+    # Clocks differ: an earlier sample counts in the last period.
     if last is not None and last.at_s // period_s >= sample.at_s // period_s:
         return (*samples[:-1], last.and_then(sample))
     return (*samples, sample)

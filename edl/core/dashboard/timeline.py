@@ -163,7 +163,6 @@ class GenerationTimeline(Record):
     @classmethod
     def cut(cls, at_s: float) -> GenerationTimeline:
         """Return the time line of a log whose oldest kept event was written at `at_s`."""
-        # `at_s` is in seconds since 1970.
         return cls(began_s=at_s, is_cut=True)
 
     def with_event(self, event: Event) -> GenerationTimeline:
@@ -190,15 +189,12 @@ class GenerationTimeline(Record):
 
     def with_outage(self, since_s: float) -> GenerationTimeline:
         """Return the time line with a mark for an outage of ZooKeeper that lasts."""
-        # `since_s` is when it began, in seconds since 1970.
         generation = self.bands[-1].last if self.bands else 0
         reason = "ZooKeeper does not answer"
         return self._with_mark(TimelineMark(since_s, AWAY, "bad", generation, reason))
 
     def goodput(self, now_s: float, standing_s: float = 0.0) -> float | None:
         """Return the fraction of the time since the first generation that was not lost, 0 to 1."""
-        # Of a log that was cut, it is that of the time since `began_s`.
-        # `now_s`: the present time, in seconds since 1970.
         if not self.began_s:
             return None
         end_s = now_s if self.ended_s is None else self.ended_s

@@ -24,6 +24,8 @@ class LeaseRefused(EdlError):
 class Fleet(Protocol):
     """The four calls by which a controller borrows hosts from an engine, such as Slurm or Ray."""
 
+    # Each call takes a bounded time. One thread at a time makes them.
+
     @property
     def name(self) -> str:
         """The name of the engine, for messages."""
@@ -33,11 +35,12 @@ class Fleet(Protocol):
 
     def ask(self, lease: str, shape: Shape) -> None:
         """Ask the engine for a host, if it has no lease of that name that has not ended."""
+        # A lease that waits is told which machines to avoid now, if the engine can be told that.
 
     def give_back(self, lease: str, within_s: float) -> None:
         """Let the `edl host` of a lease leave; do nothing if there is no such lease."""
-        # Otherwise its `edl host` gets SIGTERM, if it runs; a lease that waits in the engine's
-        # queue ends.
+        # `within_s` 0: the engine ends the lease now. Otherwise its `edl host` gets SIGTERM, if it
+        # runs; a lease that waits in the engine's queue ends.
 
     def log(self, lease: str) -> str:
-        """The end of what the `edl host` of a lease has printed; empty if there is nothing"""
+        """Return the end of what the `edl host` of a lease has printed; may be empty."""

@@ -68,7 +68,7 @@ class FleetOptions:
 class LeaseOwner:
     """The cluster that borrows hosts."""
 
-    cluster: str  # its name
+    cluster: str
     secret: str
     secret_file: Path
     zookeeper: str  # its ZooKeeper servers
@@ -82,13 +82,11 @@ class LeaseOwner:
 
     @property
     def command(self) -> HostCommand:
-        """The command of each `edl host`."""
         kept = kept_environment(config.environment())
         return HostCommand(self.cluster, self.zookeeper, self.secret_file, kept)
 
 
 def fleet_of(options: FleetOptions, owner: LeaseOwner) -> Fleet:
-    """Return the engine that `options` name."""
     return FLEETS[options.name](options, owner)
 
 

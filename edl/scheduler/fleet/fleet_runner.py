@@ -33,9 +33,10 @@ class FleetStatus:
 
 def _with_asked(answer: FleetStatus, ask: Sequence[str]) -> FleetStatus:
     """Return `answer` in which the states of leases that are asked for after it are unknown."""
-    # An answer that does not have the lease would say then that it has ended.
     if answer.leases is None:
         return answer
+    # Their hosts may offer slots before the engine is asked again, and an answer that does not have
+    # the lease would say that it has ended.
     asked = {name: HostLease(LeaseState.UNKNOWN) for name in ask if name not in answer.leases}
     return replace(answer, leases={**answer.leases, **asked})
 
@@ -72,7 +73,6 @@ class FleetRunner:
         self._thread = threading.Thread(target=self._run, name="edl-fleet", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask the engine."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -104,6 +104,7 @@ class FleetRunner:
 
     def _run(self) -> None:
         """Ask and carry out in turns until `stop`; runs in the thread."""
+        # Its last call may go on: this one makes none before that is over.
         if self._after is not None:
             self._after.join()
             self._after = None

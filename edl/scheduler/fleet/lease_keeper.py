@@ -49,7 +49,6 @@ class LeaseKeeper:
 
     def turn(self, view: ClusterView, now_s: float) -> None:
         """Decide about the leases, write the decision, and leave the orders that follow."""
-        # `now_s`: the time, in seconds since 1970.
         answer, engine = self._runner.answer, self._runner.name
         table, version = self._table()
         is_former = table.engine != engine

@@ -105,7 +105,6 @@ class RayFleet:
         self._send(self._first)
 
     def _send(self, request: Mapping[str, Any]) -> None:
-        """Write a request to the program."""
         assert self._program is not None
         assert self._program.stdin is not None
         self._program.stdin.write(json.dumps(request).encode() + b"\n")

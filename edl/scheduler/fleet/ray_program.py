@@ -120,6 +120,7 @@ class RayCalls:
     def _other_node(self, avoid: Collection[str]) -> str | None:
         """Return the id of a node that lends itself, is free, and is not to be avoided, if any."""
         try:
+            # no public call tells what is free on which node
             free = self._ray._private.state.available_resources_per_node()
         except AttributeError:
             return None
@@ -139,11 +140,10 @@ class RayCalls:
                 self._ray.kill(actor)
 
     def log(self, name: str) -> str:
-        """Return the end of the output of the `edl host` of a lease."""
         return self._logs.get(name, "")
 
     def _one(self, name: str) -> tuple[str, str, str]:
-        """(state, host, why) of a lease whose actor was asked, by its answer if it has one"""
+        """Return (state, host, why) of a lease, by its actor's answer if it has one."""
         asked = self._asked[name]
         done, _ = self._ray.wait([asked], timeout=0)
         if done:
@@ -161,8 +161,11 @@ class RayCalls:
                         self._ray.kill(self._ray.get_actor(name))
                     return self._end(name, host, f"failed with {code}" if code else "completed")
                 self._ended.pop(name, None)
+        # One that has ended lives again only by an answer.
         if name in self._ended:
             return self._ended[name]
+        # One that has answered once runs: its node may be busy. Others may have answered a former
+        # process, so Ray is asked.
         word = LIVES if name in self._hosts else self._word(self._actors[name])
         if word in WAITS:
             return "asked", "", f"waits for a node with {RESOURCE}"
@@ -173,6 +176,7 @@ class RayCalls:
     def _word(self, actor: Any) -> str:
         """Return Ray's word for the state of an actor; empty if this release of Ray has none."""
         try:
+            # no public call tells it without Ray's dashboard
             found = self._ray._private.state.actors(actor._actor_id.hex())
             return str(found["State"])
         except (AttributeError, KeyError, TypeError):
@@ -200,7 +204,6 @@ def answer_requests(ray: Any) -> None:
 
 
 def call_ray() -> None:
-    """Import Ray, and answer requests."""
     sys.path.pop(0)  # the directory of this file has modules of edl
     import ray
     import ray.util.scheduling_strategies

@@ -81,8 +81,6 @@ class _Batch:
 class SlurmFleet:
     """The part of a Slurm cluster that lends hosts to one cluster of edl."""
 
-    # The nodes of `--exclude` are never taken, whatever else a lease avoids.
-
     name = "slurm"
 
     def __init__(
@@ -96,6 +94,7 @@ class SlurmFleet:
         self._command = command
         self._prefix = prefix
         self._logs = logs
+        # never taken, whatever else a lease avoids
         self._excluded, rest = excluded_nodes(options)
         self._options = [*([f"--partition={partition}"] if partition else []), *rest]
         self._rests_until_s = -math.inf  # by the monotonic clock, before the next update
@@ -160,6 +159,7 @@ class SlurmFleet:
         """Let the batch job `number` avoid nodes, if Slurm can do without them."""
         nodes = self._to_exclude(avoid)
         words = ("scontrol", "update", f"JobId={number}", f"Comment={_AVOIDS}{','.join(avoid)}")
+        # If Slurm cannot do without them, only the comment is set, so that it is not told again.
         for more in ((f"ExcNodeList={nodes}",), ()):
             with contextlib.suppress(_Failed):  # also if it has begun meanwhile
                 self._call(*words, *more)
@@ -245,7 +245,7 @@ class _Failed(Exception):
 
 
 def parsed(text: str, prefix: str) -> dict[str, list[_Batch]]:
-    """The batch jobs that squeue has listed, by lease; of each the one that counts is last"""
+    """Return squeue's batch jobs by lease; of each the one that counts is last."""
     found: dict[str, list[_Batch]] = {}
     for line in text.splitlines():
         number, name, state, node, why, comment = (*line.split("|", 5), *[""] * 5)[:6]

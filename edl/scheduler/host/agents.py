@@ -111,7 +111,7 @@ class HostAgents:
         users: JobUsers = NO_USERS,
         slices: Slices | None = None,
     ) -> None:
-        self.users = users  # the users as whom the jobs run
+        self.users = users
         self._slices = slices
         self._options = options
         self._secret_files = secret_files
@@ -123,9 +123,6 @@ class HostAgents:
         self._ended: dict[str, LastAgent] = {}
 
     def start(self, start: StartOfRun) -> None:
-        # It has its own session, so that it lives on when this process ends. It gets the secret of
-        # the job by a pipe, so that it stands in no environment and in no file, and those for which
-        # the manifest asks as files.
         job, run = start.manifest.name, start.run
         user = self.users.require(job)
         owner = None if user is None else (user.uid, user.gid)
@@ -135,6 +132,7 @@ class HostAgents:
         log = self._open_log(job, run)
         reader, writer = os.pipe()
         try:
+            # By a pipe, so that it stands in no environment and in no file.
             os.write(writer, f"{start.secret}\n".encode())
             os.close(writer)
             writer = -1
@@ -180,7 +178,7 @@ class HostAgents:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                start_new_session=True,  # it lives on when this process ends
                 pass_fds=inherited,
                 user=None if own_user is None else own_user.uid,
                 group=None if own_user is None else own_user.gid,
@@ -227,7 +225,6 @@ class HostAgents:
         self, assigned: HostAssignment, found: Iterable[RunProcess], now_s: float
     ) -> Mapping[str, LastAgent]:
         """Return how the last agent of each assigned job has ended, by name of the job."""
-        # Agents that have ended since the last call are noted, with the reason in their logs.
         agents = [one for one in found if one.is_agent]
         living = {one.job: one.run for one in agents}
         for one in agents:
@@ -259,7 +256,7 @@ class HostAgents:
             logger.warning("old logs cannot be removed: %s", error)
 
     def tidy(self, assigned: HostAssignment, found: Iterable[RunProcess]) -> None:
-        """Remove the files with the secrets of runs with ended on this host, and their limits"""
+        """Remove the files with secrets and the limits of runs that have ended on this host."""
         runs = {one.of_run for one in found} | self._going_on(assigned)
         self._secret_files.keep_only(runs)
         if self._slices is not None:
@@ -288,6 +285,7 @@ class HostAgents:
         if (user := self.users.find(start.manifest.name)) is not None:
             own = user.environment(own)
         found = start.manifest.environment({k: v for k, v in own.items() if k not in _OWN})
+        # The manifest does not say which devices the job may see.
         found.pop(CUDA, None)
         found.pop(SECRETS_VARIABLE, None)
         if CUDA in own:
@@ -303,6 +301,7 @@ class HostAgents:
             "EDL_ADDRESS": options.address,
             "EDL_ZOOKEEPER": options.zookeeper,
             "EDL_SECRET_FILE": f"/dev/fd/{secret}",
+            # Whatever HOME the manifest sets: `edl host` reads the logs there.
             STATE_VARIABLE: str(self._places.state(start.manifest.name)),
             **({SECRETS_VARIABLE: str(secrets)} if secrets is not None else {}),
         }

@@ -31,9 +31,6 @@ NOT_LOOKED = "it is not known yet whether this host has {}; its file system does
 class AssignedRuns:
     """A reader of the manifests, secrets and runs of jobs that are assigned to a host."""
 
-    # It has a session of its own for the nodes of jobs, because what a session creates is closed
-    # with the secret that it has proved last.
-
     def __init__(
         self,
         store: ClusterStore,
@@ -47,6 +44,7 @@ class AssignedRuns:
         # called when a run has been created for which `start_of` had to wait; it must not block
         self.on_created: Callable[[], None] = ignore_changes
         self._connect = connect
+        # Its own, because what a session creates is closed with the secret that it has proved last.
         self._session: Session | None = None
         self._clock = clock
         self._users = users
@@ -86,17 +84,20 @@ class AssignedRuns:
 
     def keep_only(self, assigned: Collection[tuple[str, str]]) -> None:
         """Stop waiting for the creation of all runs but `assigned`."""
+        # ZooKeeper keeps watches for as long as the session lives.
         if not self._awaited.keys() <= set(assigned):
             self.close()
 
     def _waits_for(self, job: str, run: str) -> bool:
-        """Whether a run that was not there when it was asked for has not been created yet"""
+        """Return whether a run that was not there when it was asked for is still not created."""
         if (job, run) not in self._awaited:
             return False
         session = self._session
         if session is None or not session.connected:
             self._awaited.clear()  # they are asked for in another session
             return False
+        # Only this is asked: while a controller creates a thousand runs, hosts wait for most of
+        # them.
         node = exists(f"{JobPaths(job).run}/{run}", self._created)
         if session.read_all("wait for a run", [node])[0] is None:
             return True
@@ -104,10 +105,12 @@ class AssignedRuns:
         return False
 
     def _created(self) -> None:
+        # on kazoo's connection thread
         self.on_created()
 
     def _closed(self, job: str) -> str:
         """Return why no job of a tenant runs here, as a sentence; empty: it may."""
+        # The controller gives it no slots here, but one of an older edl does.
         if self._users.of_tenants or SEPARATOR not in job:
             return ""
         tenant = tenant_of(job, self._store.tenants.names())
@@ -143,7 +146,7 @@ class AssignedRuns:
         return found
 
     def _current_run(self, job: str, secret: str) -> str | None:
-        """Return the token of the present run of a job, read from ZooKeeper; None if it has none"""
+        """Return the token of the present run of a job; None if it has none."""
         session = self._session
         if session and not (session.connected and len(session.identities) < MOST_IDENTITIES):
             self.close()

@@ -32,9 +32,9 @@ class JobUser:
     """A user of this machine, as whom agents and workers run."""
 
     name: str
-    uid: int  # its number, and that of its first group
-    gid: int
-    groups: tuple[int, ...]  # the numbers of all its groups
+    uid: int
+    gid: int  # of its first group
+    groups: tuple[int, ...]  # of all its groups
     directory: Path  # its home directory
 
     @property
@@ -96,7 +96,6 @@ def job_users(words: Sequence[str]) -> JobUsers:
 
 
 def _user(name: str) -> JobUser:
-    """Return the user called `name`; raise a UsageError if there is none."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:

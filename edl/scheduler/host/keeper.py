@@ -57,7 +57,7 @@ FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host
 
 
 class HostKeeper:
-    """The work of the process `edl host`, that keeps the agents of jobs on one host of a cluster"""
+    """The work of the process `edl host`, which keeps the agents of jobs on one host."""
 
     def __init__(
         self,
@@ -121,8 +121,6 @@ class HostKeeper:
 
     def _loop(self) -> None:
         """Read, decide and act again and again, with waits in between, until the host has left."""
-        # No other error of a turn ends the host either, because its jobs would end with it: the
-        # error is logged, once for as long as it comes again.
         failed = ""
         while True:
             wait_s = POLL_S
@@ -139,6 +137,7 @@ class HostKeeper:
                 if self._leaves_alone(time.monotonic()):
                     return
             except Exception as error:
+                # It does not end the host, because its jobs would end with it; it is logged once.
                 if repr(error) != failed:
                     logger.exception("the host could not do all of its work; it tries again")
                 failed = repr(error)
@@ -153,6 +152,7 @@ class HostKeeper:
             raise CoordinationError("ZooKeeper is away")
         check_format(self._nodes, self.wake)
         self._leave_or_register(now_s)
+        # The order matters, see `HostReport`: read, look, decide, report, act.
         assigned, version = self._registration.assigned(self.wake)
         found = self._find(assigned)
         seen = HostObservation(
@@ -187,9 +187,8 @@ class HostKeeper:
         self, assigned: HostAssignment, seen: HostObservation, now_s: float
     ) -> HostDecision:
         """Return which agents to start, which processes to end, and what to report of this host."""
-        # If the host must leave the cluster within some time, the leader has at most half of that
-        # to move its jobs away.
         move_s, within_s = LIMITS.move_s, self._leave_within_s
+        # the leader has at most half of the time to move the host's jobs away
         if within_s is not None:
             move_s = min(move_s, within_s / 2)
         return decide_host(assigned, seen, now_s, replace(LIMITS, move_s=move_s))
@@ -204,7 +203,7 @@ class HostKeeper:
     def _prepare(
         self, assigned: HostAssignment, decision: HostDecision, now_s: float
     ) -> tuple[dict[str, StartOfRun], dict[str, str]]:
-        """Read what the agents to start are started with; find why some cannot start now"""
+        """Read what the agents to start are started with; say why some cannot start now."""
         entries = assigned.jobs.items()
         self._runs.keep_only({(job, entry.run) for job, entry in entries if not entry.ends})
         starts: dict[str, StartOfRun] = {}
@@ -251,8 +250,7 @@ class HostKeeper:
 
     def _register_first(self) -> None:
         """Offer the host to the cluster, at the start of this process."""
-        # While another process offers it, try again until the ZooKeeper session of a dead one must
-        # have ended.
+        # By then the session of a dead process must have ended.
         deadline_s = time.monotonic() + self._session.granted_s + FORMER_S
         while True:
             try:
@@ -267,7 +265,6 @@ class HostKeeper:
                 return
 
     def _register(self) -> None:
-        """Offer the host in the present session."""
         epoch = self._session.epoch
         self._registration.register(self._offer, is_dead)
         self._epoch = epoch
@@ -290,7 +287,7 @@ class HostKeeper:
                 raise
 
     def _begins_to_leave(self, now_s: float) -> bool:
-        """Whether a signal has come, so that the host leaves; note when the first one came"""
+        """Return whether the host leaves; note when the first signal came."""
         if self._signals and not self._left_s:
             self._left_s = now_s
             self._say(f"host {self._host} leaves; a second signal kills what lives here")
@@ -301,13 +298,14 @@ class HostKeeper:
         self._epoch = 0  # the host may not be registered any more
         if not self._begins_to_leave(now_s):
             return False
+        # While ZooKeeper is away nothing is ended before.
         if self._is_late(now_s):
             self._end_all()
             return True
         return self._has_left(None, self._find(HostAssignment()), now_s)
 
     def _is_late(self, now_s: float) -> bool:
-        """Whether to kill all processes of the host: a second signal came, or time is over"""
+        """Return whether to kill all that lives here: a second signal came, or time is over."""
         if not self._left_s:
             return False
         limit_s = math.inf if self._leave_within_s is None else self._leave_within_s

@@ -48,8 +48,7 @@ def open_log(log: Path, owner: LogOwner | None, stack: ExitStack) -> dict[int, B
 
 
 def bytes_in(log: Path, owner: LogOwner | None = None) -> int | None:
-    """Return the number of bytes in a log, those in its older file included."""
-    # The number; None if the log is not there, or `open_log` would refuse it.
+    """Return the bytes in a log and its older file; None if `open_log` would refuse it."""
     sizes = []
     try:
         with _directory(log, owner) as directory:

@@ -61,10 +61,11 @@ class LogPlaces:
         return os.geteuid() if user is None else user.uid
 
     def of_log(self, job: str, log: Path) -> LogOwner:
-        """Return whose files are read as a log of a job, and below which directory they must lie"""
+        """Return whose files are read as a log of a job, and below which directory."""
         if log.parent != self.agents:
             return LogOwner(self.of_workers(job).parent.parent, self.owner(job))
         about = self.agents.stat()
+        # It has opened them itself, if no other user can write there.
         is_ours = about.st_uid == os.geteuid() and not about.st_mode & OTHERS_WRITE
         return LogOwner(self.agents, os.geteuid() if is_ours else self.owner(job))
 
@@ -75,7 +76,6 @@ class LogPlaces:
 
     def prune(self, assigned: Iterable[tuple[str, str]], now_s: float | None = None) -> None:
         """Remove logs of runs that ended long ago."""
-        # `now_s`: the time, in seconds since 1970; None: now.
         stay = {self.of_agent(job, run) for job, run in assigned}
         aged = sorted((_written_s(path), path, job) for path, job, _ in self._agent_logs())
         now_s = time.time() if now_s is None else now_s

@@ -11,10 +11,9 @@ from edl.launch.machine import is_known_dead
 class HostLock:
     """A lock that at most one process on this machine holds for a host name, until it ends."""
 
-    # A frozen `edl host` keeps it: otherwise it would end, when it wakes, what its successor has
-    # started.
-
     def __init__(self, mark: str) -> None:
+        # An abstract socket, which the kernel closes with the process. A frozen `edl host` keeps
+        # it: otherwise it would end, when it wakes, what its successor has started.
         self._name = f"\0edl-host-{mark}"
         self._socket: socket.socket | None = None
 

@@ -54,7 +54,7 @@ class PathProbe:
         self._threads = _Threads()
 
     def answers(self, paths: Iterable[str], wait_s: float = WAIT_S) -> dict[str, bool]:
-        """Whether each of `paths` is there; a path of which that is not known is left out"""
+        """Return whether each of `paths` is there; one of which that is not known is left out."""
         wanted = list(paths)
         now_s = time.monotonic()
         with self._changed:

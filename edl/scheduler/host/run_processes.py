@@ -50,8 +50,6 @@ def agent_words(job: str, run: str) -> tuple[str, ...]:
 
 def find_processes(mark: str, users: JobUsers = NO_USERS) -> tuple[RunProcess, ...]:
     """Return the living processes with `mark`, ordered by pid."""
-    # If the job of a process has a user in `users`, the process must be of that user: others could
-    # give theirs the same environment.
     found = []
     wanted = f"{RUN_VARIABLE}={mark}/".encode()
     for name in os.listdir(_PROC):
@@ -59,6 +57,7 @@ def find_processes(mark: str, users: JobUsers = NO_USERS) -> tuple[RunProcess, .
             with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
                 environment = (_PROC / name / "environ").read_bytes()
                 if wanted in environment and (one := _process(int(name), environment, mark)):
+                    # others could give their processes the same environment
                     user = users.find(one.job)
                     if user is None or (_PROC / name).stat().st_uid == user.uid:
                         found.append(one)
@@ -72,6 +71,8 @@ def find_surely(
     found = find()
     living = {one.of_run for one in found}
     if any(e.ends and (job, e.run) not in living for job, e in assigned.jobs.items()):
+        # One that a dying process has just started may be missed once, and one that only the first
+        # look has found may have started another one.
         both = {one.identity: one for one in (*found, *find())}
         found = sorted(both.values(), key=lambda one: one.identity)
     return tuple(found)
@@ -98,6 +99,7 @@ def signal_process(order: ProcessSignal) -> None:
         "%s for %s %d of job %s: %s", number.name, what, process.pid, process.job, order.reason
     )
     with contextlib.suppress(ProcessLookupError):
+        # a whole group, but SIGTERM for an agent is for it alone
         alone = process.is_agent and not order.kill
         if not alone and os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, number)

@@ -95,7 +95,7 @@ class SecretFiles:
             try:
                 found = os.fstat(descriptor)
                 if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o066:
-                    yield path, descriptor
+                    yield path, descriptor  # closed when the next one is asked for
             finally:
                 os.close(descriptor)
 

@@ -102,7 +102,7 @@ class Slices:
             os.close(descriptor)
 
     def keep_only(self, runs: Collection[Run]) -> None:
-        """Remove the slices of this host's runs that are not among `runs`."""
+        """Remove this host's slices of other runs than `runs`, and kill what lives in them."""
         if not self._has_looked:  # an earlier `edl host` may have left some
             self._has_looked = True
             known = {self._name(run) for run in (*runs, *self._slots)}
@@ -145,7 +145,6 @@ def _remove(name: str) -> None:
 
 
 def _slices(pattern: str) -> list[str]:
-    """Return the names of the slices that match `pattern`."""
     words = ("list-units", "--all", "--type=slice", "--plain", "--no-legend", pattern)
     found = _run(("systemctl", *words))
     lines = [] if isinstance(found, str) else found.stdout.splitlines()

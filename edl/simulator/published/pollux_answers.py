@@ -48,7 +48,7 @@ def _all() -> Mapping[tuple[str, int], Mapping[str, float]]:
 
 
 def answers(policy: str, load: str, workload: int) -> Mapping[str, float]:
-    """The job completion time in seconds of each job in Pollux' artifact, by the job's name"""
+    """Return the completion time of each job in seconds in Pollux' artifact, by its name."""
     found = _all().get((f"{policy}-{load}", workload))
     if found is None:
         runs = sorted({run for run, _ in _all()})

@@ -73,8 +73,6 @@ class JobShare:
 
     def fits(self, left: int) -> bool:
         """Return whether the job may be given its next `more` slots."""
-        # It may if they are at most `left`, the number of free slots, if the job may have so many,
-        # and if it would be faster with them.
         within = self.slots + self.more <= self.most
         return within and self.more <= left and self.next_s < self.step_s
 
@@ -122,7 +120,6 @@ class JobShare:
 
 def give(shares: Sequence[JobShare], left: int) -> None:
     """Give the `left` free slots to jobs, one job after the other, as `preferred` chooses."""
-    # Slots stay free if no job that may have more would be faster with more.
     while left:
         candidates = [one for one in shares if one.fits(left)]
         if not candidates:
@@ -136,9 +133,9 @@ def give(shares: Sequence[JobShare], left: int) -> None:
 
 def preferred(one: JobShare, other: JobShare) -> JobShare:
     """Return which of two jobs gets the next slot, by the AFS-L rule."""
-    # Otherwise it is the one that would end first with its slots, unless the other one's gain as a
-    # fraction of its new speed exceeds the gain of this one as a fraction of its present speed.
     if not one.slots and not other.slots:
         return other if other.first_length_s < one.first_length_s else one
+    # the one that would end first, unless the other's gain, over its new speed, is above its own
+    # over its present speed
     a, b = (other, one) if other.length_s < one.length_s else (one, other)
     return b if b.gain_of_next > a.gain_of_now else a

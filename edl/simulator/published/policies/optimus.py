@@ -50,7 +50,7 @@ class Optimus:
 
 
 def gain_s(job: ClusterJob, slots: int, slots_a_node: int) -> float:
-    """Return the seconds that one more slot saves a job until its end; negative if it costs time"""
+    """Return the seconds that one more slot saves a job until its end; may be negative."""
     if slots >= job.most_slots(job.batch):
         return 0.0
     now_s = job.model.step_s(compact(slots, slots_a_node), job.batch)
@@ -62,8 +62,6 @@ def _give(
     order: Sequence[ClusterJob], sizes: dict[str, int], left: int, largest: int
 ) -> dict[str, float]:
     """Give `left` slots one by one, each to the job that saves most time by it."""
-    # The seconds that one more slot would save now, after the slots were given, for each job that
-    # has slots, by its name.
     gains = {job.name: gain_s(job, sizes[job.name], largest) for job in order if sizes[job.name]}
     most = [(-gains[job.name], at) for at, job in enumerate(order) if job.name in gains]
     heapq.heapify(most)
@@ -81,7 +79,6 @@ def _reasons(
     jobs: Sequence[ClusterJob], sizes: Mapping[str, int], gains: Mapping[str, float]
 ) -> dict[str, str]:
     """Return the clause that says why each job has its slots or waits, by the job's name."""
-    # `gains`: the seconds that one more slot would save each job that has slots, by name.
     reasons = {}
     for job in jobs:
         if job.name not in sizes:

@@ -26,6 +26,5 @@ PUBLISHED = FitOptions(
 
 def fit_parts(measured: Sequence[StepTimeSample]) -> StepTime:
     """Return the step-time model whose parameters explain the measurements of one job best."""
-    # `measured`: at least one measured step, each with its time for computing (`compute_s`); their
-    # order does not matter.
+    # each with its time for computing (`compute_s`)
     return fit(measured, PUBLISHED)

@@ -83,12 +83,11 @@ def choices(
     fair_slots: int,
 ) -> Choices:
     """Return the speedup and the best batch of a job for each combination of nodes and slots."""
-    # `model`: the fitted step time; None: the job has never trained, and its speed is taken to be
-    # proportional to its slots, with the smallest batch that so many slots can share.
     nodes, slots = shapes.pairs()
     size = len(shapes.room) + 1, max((*shapes.room, 0)) + 1
     found = Choices(np.zeros(size), np.zeros(size, int))
     smallest, largest = limits.batches
+    # It has never trained: its speed is taken to be proportional to its slots.
     if model is None:
         least = limits.local_batches[0] if limits.local_batches else 0
         speedups, batches = slots / fair_slots, np.maximum(smallest, least * slots)

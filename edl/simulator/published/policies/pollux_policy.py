@@ -63,16 +63,11 @@ BEYOND = 2  # a job may have so many times the most slots that it has tried
 class Pollux:
     """The cluster policy `pollux`: slots and batches by goodput, found by a genetic search."""
 
-    # the number of states (allocations of slots to all jobs) that survive each generation of the
-    # search
     population: int = setting(100, "states of the genetic search", least=2)
-    # the largest number of generations of a search
     generations: int = setting(100, "of the search, at most", least=1)
-    # the number of generations without a fitter state after which the search ends
     patience: int = setting(20, "generations without a fitter state that end it", least=1)
-    # the seconds that a change of a job's slots is assumed to cost
     move_s: float = setting(30.0, "what a change of slots is taken to cost")
-    seed: int = setting(0, "of the search")  # the seed of the random numbers of the search
+    seed: int = setting(0, "of the search")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
         if not cluster.jobs or not cluster.nodes:
@@ -127,10 +122,10 @@ class Pollux:
         self, job: ClusterJob, present: Placements, now_s: float, moves: Mapping[str, int]
     ) -> float:
         """Return the factor, 0 to 1, by which a job's speedup is multiplied if its slots change."""
-        # A job without slots has at least `START`, so that to start it is worth something.
         age_s = max(0.0, now_s - job.arrival_s)
         lost_s = moves.get(job.name, 0) * self.move_s
         penalty = max(age_s - lost_s, 0.0) / (age_s + self.move_s)
+        # so that to start it is worth something
         return penalty if job.name in present else max(penalty, START)
 
 
@@ -144,9 +139,6 @@ Models = dict[str, tuple[int, StepTime]]
 
 def _models(jobs: Sequence[ClusterJob], before: Mapping[str, Sequence[float]]) -> Models:
     """Return for each job that was measured the number of measurements and its step-time model."""
-    # A model is fitted anew if the job has new measurements; otherwise the old one is taken. Jobs
-    # that were never measured are not in the result, which has the others by name.
-    # `jobs`: all jobs of the cluster, with their measured steps.
     models: Models = {}
     for job in jobs:
         known = before.get(job.name, (0,))
@@ -161,7 +153,6 @@ def _choices(
     jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements, models: Models
 ) -> list[Choices]:
     """Return each job's speedup and best batch for each number of nodes and of slots."""
-    # `models`: the numbers of measurements and the models of the jobs that were measured, by name.
     room = tuple(accumulate(sorted((node.slots for node in nodes), reverse=True)))
     fair = math.ceil(total(nodes) / len(jobs))
     found = []
@@ -176,9 +167,6 @@ def _choices(
 
 def _most(job: ClusterJob, present: Placements) -> int:
     """Return the most slots that a job may have after this decision."""
-    # It may have twice the most slots that were measured, at least its minimum, and no more than
-    # its limits allow.
-    # `job`: the job, with its limits and its measured steps.
     tried = max((step.workers for step in job.steps), default=0)
     most = min(max(BEYOND * tried, job.min_slots), job.most_slots(job.batches[1]))
     return max(most, slot_count(present.get(job.name, ())))
@@ -234,7 +222,6 @@ def _moves(
     moves: Mapping[str, int],
 ) -> dict[str, int]:
     """Return how often each job was given other slots after its first ones, by its name."""
-    # Jobs that never had slots are not in the result.
     counts = {}
     for job in jobs:
         name = job.name

@@ -52,6 +52,9 @@ EPS = 1e-3  # so that a job without slots does not make the fitness 0
 class Problem:
     """The input of a search for the fittest allocation of slots on nodes to jobs."""
 
+    # A *state* is an allocation, an array (jobs, nodes) of slots; `states` are (states, jobs,
+    # nodes). If two jobs cannot both have their slots, the job of the earlier row keeps them.
+
     slots: Counts  # the number of slots of each node
     present: Counts  # the state before the decision: the number of slots of each job on each node
     # the speedup of each job over its fair share, indexed by job, number of nodes and number of
@@ -112,6 +115,7 @@ def search(
 
 def by_job(of: Counts | Mask) -> Order:
     """Return the sum of an array over the nodes for each job, in shape (states, jobs)."""
+    # A matrix product of floats is fast, and exact up to 2^24.
     sums = of.astype(np.float32) @ np.ones(of.shape[2], np.float32)
     return sums.astype(np.int64)
 

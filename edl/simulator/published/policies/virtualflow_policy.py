@@ -34,15 +34,14 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class VirtualFlow:
-    """The cluster policy `virtualflow`: weighted fair shares, in powers of two, of admitted jobs"""
+    """The cluster policy `virtualflow`: weighted fair shares in powers of two."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        # Waiting jobs are admitted, the heaviest first, up to the first that does not fit or would
-        # lower the share of a heavier job.
         fixed, slots = cluster.fixed, cluster.slots
         running = _survivors(_running(cluster), fixed, slots)
         admitted, sizes = list(running), weighted_shares(running, fixed, slots) or {}
         let_in = {job.name for job in running}
+        # up to the first that does not fit, or would lower the share of a heavier job
         heaviest = _by_weight(job for job in cluster.jobs if job.name not in let_in)
         held_by = ""
         for job in heaviest:
@@ -76,7 +75,7 @@ class VirtualFlow:
 def weighted_shares(
     jobs: Sequence[ClusterJob], fixed: Mapping[str, int], slots: int
 ) -> dict[str, int] | None:
-    """Return the number of slots of each job by name, in proportion to weights, in powers of two"""
+    """Return the slots of each job in proportion to weights, in powers of two; None: too few."""
     sizes = dict(fixed)
     sharing = [job for job in jobs if job.name not in fixed]
     left = slots - sum(fixed.values())

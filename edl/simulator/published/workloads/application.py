@@ -74,11 +74,6 @@ class Validation:
 class Application:
     """A measured application: its step times, and the progress of its steps, by interpolation."""
 
-    # `validations`: the trainings that were measured, one for each batch; at least one.
-    # `timed`: the step times that were measured by placement; at least one.
-    # `scaled`: the step times that were measured by numbers of nodes and slots.
-    # `max_local_batch`: the largest local batch that fits into a slot; None: the largest measured.
-
     def __init__(
         self,
         name: str,
@@ -110,18 +105,14 @@ class Application:
 
     def end_of(self, epoch: int) -> float:
         """Return the progress at which epoch `epoch` ends, in steps of the initial batch."""
-        # Of all measured trainings it is the least progress at the end of that epoch.
         return self._ends[epoch]
 
     def split(self, slots: int, batch: int, always: bool = False) -> tuple[int, int]:
-        """Divide a global batch among `slots` slots, and each share into batches that fit a slot"""
-        # Shares are rounded up, so all slots together may train a few samples more than `batch`,
-        # but not more than the largest measured batch. A single slot accumulates at least once if
-        # the batch is larger than the initial one, because the noise is estimated from two
-        # gradients.
+        """Divide a global batch among slots, and each share into batches that fit a slot."""
         smallest, largest = self.batches
         local = math.ceil(batch / slots - EPS)
         more = math.ceil(local / self.max_local_batch - EPS) - 1
+        # The noise is estimated from two gradients.
         if slots == 1 and (always or batch > smallest):
             more = max(1, more)
         local = math.ceil(local / (more + 1) - EPS)
@@ -129,11 +120,9 @@ class Application:
 
     def predicted_step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the seconds of a step, as the published oracle of Optimus predicts it."""
-        # It is the time as measured, except that the oracle assumes that a job on a single slot
-        # accumulates gradients even with the initial batch.
-        # UsageError: the placement with that batch is outside of what was measured.
         key = slots, batch
         if key not in self._step_s:
+            # The oracle assumes that a single slot accumulates even with the initial batch.
             local, more = self.split(sum(slots), batch, always=True)
             step_s, sync_s = self.parts(slots, local)
             self._step_s[key] = step_s + (step_s - sync_s) * more
@@ -141,7 +130,6 @@ class Application:
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
         """Return the progress of a training per second, in steps of the initial batch."""
-        # UsageError: the placement with that batch is outside of what was measured.
         key = slots, batch, epoch
         if key not in self._rates:
             local, more = self.split(sum(slots), batch)
@@ -153,7 +141,6 @@ class Application:
 
     def gain(self, batch: int, epoch: int) -> float:
         """Return the progress of a step of `batch` samples, in steps of the initial batch."""
-        # UsageError: the batch is smaller or larger than all that were measured.
         sqr, var = self._gradients(batch, epoch)
         return (var + sqr) / (var / (batch / self._batches[0]) + sqr)
 
@@ -161,7 +148,6 @@ class Application:
         self, slots: tuple[int, ...], batch: int, epoch: int
     ) -> tuple[StepTimeSample, float]:
         """Return a step time as the job itself would measure it, and the gradient noise scale."""
-        # UsageError: the placement with that batch is outside of what was measured.
         local, more = self.split(sum(slots), batch)
         step_s, sync_s = self.parts(slots, local)
         sqr, var = self._gradients(sum(slots) * local * (more + 1), epoch)
@@ -170,8 +156,6 @@ class Application:
 
     def steps_at(self, batch: int, epoch: int) -> float:
         """Return the number of steps of `batch` samples until the end of epoch `epoch`."""
-        # Between two measured batches the number is interpolated.
-        # UsageError: the batch is smaller or larger than all that were measured.
         key = batch, epoch
         if key not in self._steps:
             low, high = self._around(batch)
@@ -180,9 +164,6 @@ class Application:
 
     def parts(self, slots: tuple[int, ...], local_batch: int) -> tuple[float, float]:
         """Return the seconds of a step without accumulation, and those of its synchronisation."""
-        # Times that were not measured are interpolated.
-        # UsageError: the placement with that batch is outside of what was measured, or scipy is
-        # needed to interpolate and not installed.
         key = slots, local_batch
         if key not in self._parts:
             turned = min(slots[at:] + slots[:at] for at in range(len(slots)))
@@ -201,9 +182,6 @@ class Application:
 
     def _gradients(self, batch: int, epoch: int) -> tuple[float, float]:
         """Return the squared norm of the gradient, and its variance in the initial batch."""
-        # Both are interpolated between the measured batches around `batch`, in epoch number `epoch`
-        # (from 0).
-        # UsageError: the batch is smaller or larger than all that were measured.
         smaller, larger = self._around(batch)
         sqr = _between(batch, smaller.batch, larger.batch, smaller.grad_sqr, larger.grad_sqr, epoch)
         var = _between(batch, smaller.batch, larger.batch, smaller.grad_var, larger.grad_var, epoch)
@@ -211,8 +189,6 @@ class Application:
 
     def _around(self, batch: int) -> tuple[Validation, Validation]:
         """Return the measured trainings with the two nearest batches, below and above `batch`."""
-        # If the batch itself was measured, both are the training with it.
-        # UsageError: the batch is smaller or larger than all that were measured.
         smallest, largest = self.batches
         if not smallest <= batch <= largest:
             raise UsageError(
@@ -225,20 +201,18 @@ class Application:
 
     def _interpolate(self, nodes: int, slots: int, local_batch: int) -> tuple[float, float] | None:
         """Return the seconds of a step and of its synchronisation, by interpolation."""
-        # Outside of what was measured both are NaN; the result is never None.
         if self._interpolator is None:
             coordinates = [point[:3] for point in self._points]
             values = [point[3:] for point in self._points]
             self._interpolator = interpolator()(coordinates, values)
         at = [min(nodes, MOST_NODES), slots, local_batch]
-        step_s, sync_s = self._interpolator(at)[0]
+        step_s, sync_s = self._interpolator(at)[0]  # NaN outside of what was measured
         return float(step_s), float(sync_s)
 
 
 def interpolator() -> Any:
     """Import scipy and return its class LinearNDInterpolator."""
-    # It is imported only when this function is called, because the import takes a while.
-    try:
+    try:  # the import takes a while
         from scipy.interpolate import LinearNDInterpolator
     except ImportError:
         raise UsageError(
@@ -250,8 +224,6 @@ def interpolator() -> Any:
 
 def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[float, ...]]:
     """Return the measurements to interpolate, as (nodes, slots, local batch, step_s, sync_s)."""
-    # `timed`: the step times that were measured by placement.
-    # `scaled`: the step times that were measured by numbers of nodes and slots.
     alike: dict[tuple[int, int, int], list[Timed]] = defaultdict(list)
     for one in timed:
         alike[len(one.slots), sum(one.slots), one.local_batch].append(one)
@@ -263,14 +235,14 @@ def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[floa
         )
         for key in sorted(alike)
     ]
+    # Points on one sphere can be triangulated in several ways. Their order, which is that of the
+    # published simulator, decides which one is used.
     return means + [tuple(map(float, one)) for one in scaled]
 
 
 def _along(measured: Sequence[Timed], local_batch: int) -> tuple[float, float] | None:
     """Interpolate the seconds of a step and of its synchronisation linearly in the local batch."""
-    # The result is the pair of these two times; None if `local_batch` is smaller or larger than all
-    # that were measured.
-    # `measured`: the measurements on one placement, in ascending order of the local batch.
+    # `measured` is in ascending order of the local batch.
     batches = [one.local_batch for one in measured]
     if not batches[0] <= local_batch <= batches[-1]:
         return None
@@ -293,8 +265,6 @@ def _between(
     epoch: int,
 ) -> float:
     """Return a quantity for `batch` in an epoch, interpolated linearly between two batches."""
-    # `smaller`: the smaller measured batch.
-    # `larger`: the larger measured batch; it may be the same.
     if smaller == larger:
         return low[epoch]
     part = (batch - smaller) * high[epoch] + (larger - batch) * low[epoch]

@@ -93,9 +93,9 @@ class Samples:
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time that the job would measure, and an infinite noise scale."""
-        # The noise scale is infinite because a larger batch loses no progress here.
         count, kind = sum(slots), self.kind
         step_s, computing_s = kind.step_s(count, batch), kind.computing_s(count, batch)
+        # A larger batch loses no progress here.
         return StepTimeSample(count, len(slots), batch / count, step_s, computing_s), math.inf
 
 
@@ -125,7 +125,7 @@ class SamplesModel:
 
 
 def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> SubmittedJob:
-    """Return a job that takes a given time on one slot, with the largest batch that fits into it"""
+    """Return a job that takes a given time on one slot, with the largest batch that fits there."""
     work = Samples(kind, duration_s * kind.local_batch / kind.step_s(1, kind.local_batch))
     return SubmittedJob(
         name=name,

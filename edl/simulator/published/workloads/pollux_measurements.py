@@ -25,7 +25,7 @@ Row = dict[str, str]
 
 
 def pollux_rows(table: str) -> Iterator[Row]:
-    """Return an iterator over the rows of a published table: the text of each cell by its column"""
+    """Yield the rows of a published table: the text of each cell by its column."""
     packed = (files("edl.simulator.published") / "data" / "pollux" / f"{table}.csv.gz").read_bytes()
     return csv.DictReader(io.StringIO(gzip.decompress(packed).decode()))
 
@@ -51,13 +51,11 @@ def measured_applications() -> dict[str, Application]:
 
 
 def _times(row: Row) -> tuple[float, float]:
-    # `row` is a row of a table of measured steps.
     return float(row["step_time"]), float(row["sync_time"])
 
 
 def _validations() -> dict[str, list[Validation]]:
     """Return the measured trainings of each application, by its name."""
-    # There is one training for each global batch that was measured.
     epochs: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in pollux_rows("validation"):
         epochs[row["application"], int(row["batch_size"])].append(row)

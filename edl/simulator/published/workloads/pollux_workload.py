@@ -42,19 +42,14 @@ class Oracle:
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the seconds of a step, as the published oracle of Optimus has them."""
-        # They are as measured, but a single slot counts as accumulating gradients even with the
-        # initial batch.
-        # UsageError: the placement with that batch is outside of what was measured.
         return self.application.predicted_step_s(slots, batch)
 
     def efficiency(self, batch: int) -> float:
         """Return the measured statistical efficiency of the global batch `batch` in this epoch."""
-        # UsageError: the batch is smaller or larger than all that were measured.
         return self.application.gain(batch, self.epoch) * self.application.batches[0] / batch
 
     def steps_left(self, batch: int) -> float:
         """Return the steps of `batch` samples in all epochs after this one; 1 in the last epoch."""
-        # UsageError: the batch is smaller or larger than all that were measured.
         last = self.application.epochs - 1
         if self.epoch >= last:
             return 1.0
@@ -65,8 +60,6 @@ class Oracle:
 @dataclass(frozen=True)
 class ApplicationWork:
     """The work of a job of a measured application; progress is in steps of the initial batch."""
-
-    # The initial batch is the smallest with which the application was measured.
 
     application: Application  # the measured application that the job trains
 
@@ -81,17 +74,14 @@ class ApplicationWork:
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
         """Return the measured progress a second in an epoch, in steps of the initial batch."""
-        # UsageError: the placement with that batch is outside of what was measured.
         return self.application.rate(slots, batch, epoch)
 
     def model(self, epoch: int, progress: float) -> Oracle:
         """Return the model that policies get of the job in epoch `epoch`, counted from 0."""
-        # It has the measured times and efficiencies.
         return Oracle(self.application, epoch)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time and the gradient noise scale that the job would measure."""
-        # UsageError: the placement with that batch is outside of what was measured.
         return self.application.observed(slots, batch, epoch)
 
 
@@ -99,7 +89,6 @@ def application_job(
     name: str, arrival_s: float, application: Application, slots: int, batch: int
 ) -> SubmittedJob:
     """Return a job of a measured application, with the limits of that application."""
-    # `application`: the measured application that the job trains, such as cifar10.
     batches = application.batches
     most = min(batches[1] // application.min_local_batch, MOST_SLOTS)
     if application.name == UNTUNED:
@@ -136,7 +125,6 @@ def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
 
 def check_measured(slots: int) -> None:
     """Raise an error if the measurements cannot be used with nodes of `slots` slots."""
-    # UsageError: the nodes have more slots than the measured nodes, or scipy is missing.
     if slots > SLOTS:
         raise UsageError(
             f"the published measurements have nodes of 1 to {SLOTS} slots, not of {slots}"
