@@ -10,7 +10,11 @@ from edl.errors import TimedOut
 
 
 class HostClient:
-    """A client of the hosts of one cluster: `Cluster.hosts`."""
+    """A client of the hosts of one cluster: :attr:`edl.client.Cluster.hosts`.
+
+    Args:
+        open_store: opens the records of the cluster.
+    """
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
@@ -18,20 +22,40 @@ class HostClient:
     def drain(self, host: str, timeout_s: float | None = None) -> None:
         """Let a host have no jobs from now on: those there shrink, or move to other hosts.
 
-        With ``timeout_s``, in seconds, wait until no job has anything there. Raises UsageError if
-        the cluster has no such host, TimedOut if jobs go on leaving after that time.
+        Args:
+            host: the name of the host.
+            timeout_s: the time to wait until no job has anything there, in seconds; None to return
+                as soon as the request is written.
+
+        Raises:
+            UsageError: the cluster has no such host.
+            TimedOut: jobs have something there after ``timeout_s``; they go on leaving.
         """
         with self._open() as store:
             drain_host(store, host, timeout_s)
 
     def undrain(self, host: str) -> None:
-        """Let a host that was drained have jobs again; `host` is its name."""
+        """Let a host that was drained have jobs again; ``host`` is its name.
+
+        Raises:
+            UsageError: the cluster has no such host.
+        """
         with self._open() as store:
             store.hosts.set_drained(host, False)
 
 
 def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
-    """Let all jobs leave a host, which gets no others; wait for it if asked to."""
+    """Write that all jobs shall leave a host, and that it gets no others; wait for it if asked to.
+
+    Args:
+        store: the records of the cluster.
+        host: the name of the host.
+        timeout_s: how long to wait, in seconds, until no job has slots there; None: do not wait.
+
+    Raises:
+        UsageError: the cluster has no such host.
+        TimedOut: jobs are still there after ``timeout_s``; they go on leaving.
+    """
     store.hosts.set_drained(host, True)
     if timeout_s is not None:
         _wait_for_empty_host(store, host, timeout_s)
@@ -40,7 +64,12 @@ def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
 def _wait_for_empty_host(
     store: ClusterStore, host: str, timeout_s: float, limits: ClientLimits = USUAL
 ) -> None:
-    """Wait until no job has slots on `host`; return at once if the cluster has no such host."""
+    """Wait until no job has slots on ``host``; return at once if the cluster has no such host.
+
+    Raises:
+        TimedOut: jobs still had slots there after ``timeout_s`` seconds.
+        CoordinationError: ZooKeeper did not answer for all that time.
+    """
     jobs: list[str] = []
 
     def look() -> list[str]:

@@ -14,7 +14,11 @@ from edl.core.cluster.records import ClusterRecord
 
 
 class PolicyClient:
-    """A client of the policy of one cluster: `Cluster.policy`."""
+    """A client of the policy of one cluster: :attr:`edl.client.Cluster.policy`.
+
+    Args:
+        open_store: opens the records of the cluster.
+    """
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
@@ -29,8 +33,16 @@ class PolicyClient:
     ) -> ClusterRecord:
         """Let another policy give the cluster's slots to jobs from now on; return the new settings.
 
-        ``parameters`` that are not given have their defaults. Raises UsageError if there is no such
-        policy or parameter, or a value is not allowed.
+        The jobs go on running.
+
+        Args:
+            policy: the name of the policy.
+            parameters: the policy's parameters by name, where they are not to have their defaults;
+                they replace all that were set before.
+
+        Raises:
+            UsageError: there is no such policy, it has no such parameter, or a value is not
+                allowed.
         """
         with self._open() as store:
             load_policy(policy, parameters)
@@ -41,6 +53,17 @@ class PolicyClient:
     def plan(
         self, policy: str | None = None, parameters: Mapping[str, object] | None = None
     ) -> tuple[JobPlan, ...]:
-        """Return which slots each job would get if the policy were asked now; change nothing."""
+        """Return which slots each job would get if the policy were asked now; change nothing.
+
+        The result has the jobs that have not ended, in the order of submission.
+
+        Args:
+            policy: the name of another policy; None for that of the cluster.
+            parameters: the other policy's parameters by name, where they are not to have their
+                defaults; None: all have them.
+
+        Raises:
+            UsageError: there is no such policy, or it has no such parameter.
+        """
         with self._open() as store:
             return plan_now(store, policy, parameters)

@@ -14,7 +14,11 @@ from edl.errors import UsageError
 
 
 class QueueClient:
-    """A client of the queues of one cluster: `Cluster.queues`."""
+    """A client of the queues of one cluster: :attr:`edl.client.Cluster.queues`.
+
+    Args:
+        open_store: opens the records of the cluster.
+    """
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
@@ -32,10 +36,16 @@ class QueueClient:
         From the first queue on, each job must name one by ``queue`` in its manifest.
 
         Args:
+            name: the name of the queue.
             quota: its guaranteed slots; a new queue has 0.
-            weight: its share of the slots that no quota needs; a new queue has 1.
+            weight: its share, against that of other queues, of the slots that no quota needs; a new
+                queue has 1.
             most: the most slots that its jobs may have together; 0 for no limit.
             tenant: the tenant whose jobs may use it; empty for no tenant.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a queue.
+            UsageError: a value is not allowed, or the cluster has too many queues.
         """
 
         def change(before: QueueRecord) -> QueueRecord:
@@ -62,7 +72,11 @@ class QueueClient:
             return queue_statuses(cluster_view(store.look(), {}))
 
     def delete(self, name: str) -> None:
-        """Remove the queue `name`. Without any queue, all jobs share the slots of the cluster."""
+        """Remove the queue ``name``. Without any queue, all jobs share the slots of the cluster.
+
+        Raises:
+            UsageError: the cluster has no such queue, or it has jobs that have not ended.
+        """
         with self._open() as store:
             store.queues.delete(name)
 

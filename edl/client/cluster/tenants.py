@@ -6,13 +6,24 @@ from edl.client.cluster.connection import OpenStore
 
 
 class TenantClient:
-    """A client of the tenants of one cluster: `Cluster.tenants`."""
+    """A client of the tenants of one cluster: :attr:`edl.client.Cluster.tenants`.
+
+    Args:
+        open_store: opens the records of the cluster.
+    """
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
 
     def create(self, name: str) -> str:
-        """Make a tenant, who may submit, see and steer own jobs only; return its secret."""
+        """Make a tenant, who may submit, see and steer own jobs only; return its secret.
+
+        The secret is one word, which no other call tells again. Commands and programs of the tenant
+        take it as they take that of a cluster.
+
+        Raises:
+            UsageError: the name is not allowed, or the cluster has such a tenant.
+        """
         with self._open() as store:
             return store.tenants.create(name)
 
@@ -23,10 +34,15 @@ class TenantClient:
             return store.tenants.names()
 
     def delete(self, name: str) -> int:
-        """Remove a tenant without jobs and secrets; its secret opens nothing any more.
+        """Remove a tenant without jobs and secrets; its own secret opens nothing any more.
 
-        Return how many nodes of its inbox stay, as the tenant has made others below them: then its
-        name stays taken, and a repeated call tries again.
+        Returns:
+            How many nodes of its inbox could not be removed, because the tenant has made others
+            below them. Then its name stays taken; a repeated call tries again.
+
+        Raises:
+            UsageError: there is no such tenant, or it has jobs, ended ones included, secrets, or
+                queues.
         """
         with self._open() as store:
             return store.tenants.delete(name)
