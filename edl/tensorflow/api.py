@@ -101,6 +101,4 @@ def mean(value: Any, weight: float | None = None) -> Any:
             training, a value is not a number, or ``weight`` is negative.
         WorkerEvicted, JobFailed: this worker or the job cannot go on.
     """
-    if process.current_worker().loader.open:
-        training.current().finish_step()
     return metrics.mean(value, weight)

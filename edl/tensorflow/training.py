@@ -93,6 +93,7 @@ class Training:
             )
         self.steps = BatchSteps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.end_batch = self.finish_step
+        worker.loader.before_exchange = self._finish_open_step  # edl.mean, edl.gather and the like
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.reduces_eagerly = False  # a tape has, outside of any tf.function
         self.updates: list[Any] = []  # of graphs: what applies gradients
@@ -346,6 +347,10 @@ class Training:
             each.reduction.raise_pending()
         for each in self._trained:
             each.reduction.end_step()
+
+    def _finish_open_step(self) -> None:
+        if self.worker.loader.open:
+            self.finish_step()
 
     @property
     def is_reduced(self) -> bool:

@@ -333,6 +333,7 @@ class LoaderProgress(TrainingProgress):
             "schedule": self.update_order.snapshot(),
             "untrained": self.untrained,
             "exchanges": self.exchanges,
+            "late": self.engine.late,
             "leaves": self.leaves,
             "answer": [len(payload) for payload in self.answer],  # the payloads are sent separately
             "fits": as_json(self.later_fits or self.fits),
@@ -366,6 +367,7 @@ class LoaderProgress(TrainingProgress):
             self.length = TrainingLength.from_json(header["length"])
             self._updated, self.seed = int(header["updated"]), int(header["seed"])
             self.fit_stopped = str(header["fit_stopped"])
+            self.engine.late |= bool(header["late"])
             self.update_order = UpdateOrder.restore(header["schedule"])
         if receive is Receive.STEP:  # its samples are in the model that this worker receives
             assert self.engine.is_open

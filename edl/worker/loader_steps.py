@@ -92,6 +92,7 @@ class LoaderSteps(WorkerSteps):
         self.engine = progress.engine  # the open step: its batches, records and optimizers
         self.driver = StepDriver(self.engine, self)
         self._leaves_before = 0  # how often all had left their loops when the open step began
+        self._exchanges_before = 0  # and how often they had exchanged messages
         self.before_exchange: Callable[[], None] = lambda: None  # between two steps
         self.on_reduced: Callable[[], None] = lambda: None  # gradients are reduced, or not needed
         self.replica: Replica | None = None  # None where no other worker can miss an update
@@ -182,6 +183,7 @@ class LoaderSteps(WorkerSteps):
         pieces = 1 if self.warming_up else self.sampler.microbatches
         if first:
             self._leaves_before = self._progress.leaves
+            self._exchanges_before = self._progress.exchanges
             self._prepare_step()
         self.driver.tell(BatchStart(batch, padding, self.place, nothing, pieces))
         if first:
@@ -326,22 +328,12 @@ class LoaderSteps(WorkerSteps):
 
     def _exchange(self, size: int, payload: bytes) -> list[bytes]:
         """Send `payload` in the place of a step record, so all see who does something else."""
-        progress, (call, _, site) = self._progress, call_site()
-        row = StepRecord(
-            generation=self.generation,
-            step=progress.step,
-            worker=self._switching.worker,
-            epoch=self.epoch,
-            samples=0,
-            position=-1,
-            wanted=0,
-            newest_generation=self.generation,
-            ledger=0,
+        call, _, site = call_site()
+        row = replace(
+            self._row(),
             exchange=(size << 33) + zlib.crc32(call.encode()) + 1,
             site=site if site in self._sites else -site,
             payload_bytes=len(payload),
-            joined=progress.joined,
-            inside=int(progress.joined_inside),
         )
         records = self.ring.exchange_rows(row, payload)
         self._switching.check_point(records)
@@ -354,9 +346,36 @@ class LoaderSteps(WorkerSteps):
         self, payload: bytes, repair: Callable[[RingBroken, float], None]
     ) -> list[bytes]:
         """Send `payload` to all workers in an open step; return all payloads in rank order."""
+        progress = self._progress
+        first = progress.exchanges == self._exchanges_before
+
+        def send(message: bytes) -> list[bytes]:
+            # Only a table of rows shows that others are elsewhere, such as between two steps.
+            if not self.engine.late:
+                self.records()
+            elif first:
+                self._switching.check_point(self.ring.exchange_rows(self._row(), b""))
+            return self.ring.exchange(message)
+
         # `repair` must handle gradients of the step that are being exchanged, too.
-        now_s = self._shared.clock.now_s
-        return exchange(payload, self.ring.exchange, self._progress, repair, now_s)
+        return exchange(payload, send, progress, repair, self._shared.clock.now_s)
+
+    def _row(self) -> StepRecord:
+        """A row that says where this worker is, sent in the place of its step record."""
+        progress = self._progress
+        return StepRecord(
+            generation=self.generation,
+            step=progress.step,
+            worker=self._switching.worker,
+            epoch=self.epoch,
+            samples=0,
+            position=-1,
+            wanted=0,
+            newest_generation=self.generation,
+            ledger=0,
+            joined=progress.joined,
+            inside=int(progress.joined_inside),
+        )
 
     def leave(self) -> None:
         """End the exchange of step records in a batch during which the script has left its loop."""

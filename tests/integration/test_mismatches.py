@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
     ("framework", "kind"),
     [
         ("torch", "mean"),
+        pytest.param("torch", "norm", marks=pytest.mark.long),
         pytest.param("torch", "rate", marks=pytest.mark.long),
         pytest.param("fit", "mean", marks=pytest.mark.long),
         pytest.param("fit", "rate", marks=pytest.mark.long),

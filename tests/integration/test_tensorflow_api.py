@@ -1184,6 +1184,18 @@ assert len(said) == 2 and "the state of the metric top may be no sum" in said[0]
 """,
         "",
     ),
+    "the job's numbers after each update of a loop": (
+        """
+edl.init(); ds = edl.Dataset(data, 4); net = network(); opt = edl.Optimizer(sgd, net)
+for x, y in (batch for _ in ds.epochs(1) for batch in ds):
+    with edl.DistributedGradientTape(tf.GradientTape()) as tape: loss = tf.reduce_mean(net(x))
+    weights = net.trainable_variables
+    opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    logged = edl.log({"loss": loss}, print)["loss"]
+    assert {edl.gather(loss)[0], edl.sum(loss).item(), edl.mean(loss), logged} == {float(loss)}
+""",
+        "",
+    ),
     "a metric that a batch for padding makes": (
         """
 from types import SimpleNamespace

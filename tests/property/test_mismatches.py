@@ -17,6 +17,7 @@ from edl.testing.counting import (
     Counting,
     CountingBatchSource,
     CountingModel,
+    LoopbackReducer,
     source_of,
     train_step,
 )
@@ -39,6 +40,8 @@ class Logging(Counting):
     alone: bool = False
     rounds: int = 0
     at_end: bool = False  # it exchanges numbers at the end of each epoch, too
+    in_step: bool = False  # it exchanges in the forward pass, too, as SyncBatchNorm does
+    late: bool = False  # it accumulates gradients, so its records come at the end of a step
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
@@ -47,12 +50,16 @@ class Logging(Counting):
         worker.attach_replica(model)
         feed = CountingBatchSource(worker, self.prefetch_batches)
         steps = BatchSteps(worker, feed, lambda: "the batch was not trained")
+        reducer = model.reducer = LoopbackReducer(worker, one.member, self.samples)
+        worker.loader.engine.late = self.late
         count = rounds = 0
         for _ in steps.epochs(self.epochs):
             count = 0 if self.anew else count
             while steps.begin():
                 assert feed.batch is not None
                 one.compute(self.step_s)
+                if self.in_step and reducer.reduction.exchanges:
+                    reducer.reduction.exchange(b"moments")
                 train_step(worker, one.member, model, model.gradient(feed.batch))
                 if not worker.warming_up:
                     rounds += 1
@@ -83,8 +90,11 @@ def generations_that_join(job: LoopbackJob) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("np", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_newcomer_steps_back_and_joins_at_the_next_epoch(np: int, seed: int) -> None:
-    script = Logging(samples=24 * np)
+@pytest.mark.parametrize("more", [{}, {"in_step": True}, {"in_step": True, "late": True}], ids=str)
+def test_a_newcomer_steps_back_and_joins_at_the_next_epoch(
+    np: int, seed: int, more: dict[str, bool]
+) -> None:
+    script = Logging(samples=24 * np, **more)
     job = run(script, np, seed)
     assert job.memory.job.state is JobState.FINISHED, job.describe()
     script.prove(job.results)

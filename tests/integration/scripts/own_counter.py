@@ -1,6 +1,7 @@
 """A script that counts the batches of an epoch itself: a newcomer's count begins at 0 inside one.
 
-"mean" exchanges numbers by that count, "rate" sets the learning rate by it.
+"mean" exchanges numbers by that count, "norm" too, beside a SyncBatchNorm; "rate" sets the
+learning rate by it.
 """
 
 import sys
@@ -19,7 +20,9 @@ if framework == "torch":
 
     edl.init()
     loader = edl.DataLoader(torch.arange(SAMPLES).float()[:, None], batch_size=2)
-    model = torch.nn.Linear(1, 1)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    if kind == "norm":
+        model.insert(0, torch.nn.SyncBatchNorm(1))
     sgd = torch.optim.SGD(model.parameters(), lr=0.001)
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(sgd, T_0=1, T_mult=2)
     optimizer = edl.Optimizer(sgd, model)
