@@ -141,14 +141,16 @@ def watch_exchanges():
     """Make a point of the instant at which the answer of an exchange is there."""
     from edl.ring.ring import Ring
 
-    exchange = Ring.exchange
+    def strikes(exchange):
+        def exchange_and_strike(*payload):
+            answer = exchange(*payload)
+            strike("answered")
+            return answer
 
-    def exchange_and_strike(self, payload):
-        answer = exchange(self, payload)
-        strike("answered")
-        return answer
+        return exchange_and_strike
 
-    Ring.exchange = exchange_and_strike
+    Ring.exchange = strikes(Ring.exchange)  # in a step
+    Ring.exchange_rows = strikes(Ring.exchange_rows)  # between two steps
 
 
 logging.basicConfig(level=os.environ.get("EDL_LOG", "WARNING"), format=FORMAT)
