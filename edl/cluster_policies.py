@@ -14,10 +14,9 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from edl.core.cluster.own_policy import OwnPolicy, own_policy
-from edl.core.cluster.policies import with_parameters
-from edl.core.cluster.records import ClusterRecord
-from edl.core.cluster.state import ClusterPolicy
+from edl.cluster.policies.registry import OwnPolicy, own_policy, with_parameters
+from edl.cluster.records import ClusterRecord
+from edl.cluster.state import ClusterPolicy
 from edl.core.policy.custom_rule import module_and_function
 from edl.errors import UsageError
 

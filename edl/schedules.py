@@ -19,8 +19,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.core.step.noise_scale import gain
 from edl.errors import UsageError
+from edl.step.noise import gain
 
 EXPLORE = 0.5  # of the budget, in which Knee stays at its peak
 

@@ -19,13 +19,23 @@ import typer
 
 from edl.cli.main import app
 from edl.cli.verbs import EXAMPLES
-from edl.core.cluster.job_life import TRANSITIONS
-from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
-from edl.core.cluster.manifest import ArrivalProfile, BatchRange, JobManifest, PolicyHints
-from edl.core.cluster.manifest_schema import manifest_schema
-from edl.core.cluster.queue_status import QueueStatus
-from edl.core.cluster.scheduler_hints import PerfParams, SchedHints, SchedulerHints
-from edl.core.cluster.throughput_curve import ThroughputPoint
+from edl.cluster.candidates import ThroughputPoint
+from edl.cluster.lifecycle import TRANSITIONS
+from edl.cluster.manifest import (
+    ArrivalProfile,
+    BatchRange,
+    JobManifest,
+    PolicyHints,
+    manifest_schema,
+)
+from edl.cluster.queues import QueueStatus
+from edl.cluster.status import (
+    ClusterJobDetails,
+    ClusterJobStatus,
+    PerfParams,
+    SchedHints,
+    SchedulerHints,
+)
 from edl.core.event_explanations import EXPLANATIONS
 from edl.core.events import DETAILS, EventKind
 from edl.core.host.exit_codes import EXIT_CODES, MEANINGS, AgentResult

@@ -1,6 +1,6 @@
 """A cluster in memory: machines, processes, ZooKeeper's nodes, small enough to be obviously right.
 
-Only the plan is the real one (:func:`edl.core.cluster.plan.plan`). What may happen late, twice or
+Only the plan is the real one (:func:`edl.cluster.plan.plan`). What may happen late, twice or
 never is a method of its own, so that a test chooses when it happens. :meth:`World.check` has the
 invariants; each method that changes anything ends with it.
 """
@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
-from edl.core.cluster.orders import CreateRun, Order, PlaceRun
-from edl.core.cluster.plan import ClusterPlan, plan
-from edl.core.cluster.policies import policy_named
-from edl.core.cluster.records import (
+from edl.cluster.lifecycle import JobLife, LifeResult, LifeState
+from edl.cluster.plan import ClusterPlan, plan
+from edl.cluster.policies.registry import policy_named
+from edl.cluster.records import (
     AllocationRecord,
     ClusterRecord,
     Goal,
@@ -27,13 +26,16 @@ from edl.core.cluster.records import (
     QueueRecord,
     Wanted,
 )
-from edl.core.cluster.state import ClusterPolicy
-from edl.core.cluster.view import (
+from edl.cluster.state import ClusterPolicy
+from edl.cluster.view import (
     AgentView,
     ClusterView,
+    CreateRun,
     HostView,
     JobMeasurements,
     JobView,
+    Order,
+    PlaceRun,
     RunView,
 )
 from edl.core.policy.step_time import StepTimeSample

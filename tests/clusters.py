@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edl.core.cluster.state import (
+from edl.cluster.state import (
     EXACT,
     Allocation,
     ClusterJob,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.core.step.noise_scale import NoiseScale
+from edl.step.noise import NoiseScale
 from edl.testing.counting import Counted, Counting, CountingModel
 
 

@@ -47,7 +47,7 @@ EVERYBODY = [
     "edl.cli.agent",
     "edl.cli.cluster.cluster",
     "edl.cli.cluster.host",
-    "edl.framework.process",
+    "edl.binding.process",
     "edl.testing.throttle",
 ]
 IMPORTS = {

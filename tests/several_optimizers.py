@@ -2,7 +2,7 @@
 
 Each optimizer has its own model, with one parameter for each sample, so each proves for itself
 which samples were counted in its updates. As in the frameworks, edl's own
-:class:`edl.framework.reduction.StepReduction` decides how the gradients of a step are weighted,
+:class:`edl.binding.reduction.StepReduction` decides how the gradients of a step are weighted,
 sent and applied.
 """
 
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from counting_judge import judge_noise
 
+from edl.binding.loop import BatchSteps
 from edl.core.job.state_share import WHOLE_STATE, StateShare
-from edl.core.step.batching import Batching
-from edl.core.step.state_check import WHOLE, StateGroup
-from edl.framework.steps import BatchSteps
 from edl.ring.ring import Ring
+from edl.step.batching import Batching
+from edl.step.state_check import WHOLE, StateGroup
 from edl.testing.counting import (
     Counted,
     CountingBatchSource,

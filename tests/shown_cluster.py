@@ -6,23 +6,21 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from edl.coordination.cluster.job_reader import StoredJob
-from edl.coordination.cluster.store import ClusterSnapshot
-from edl.coordination.events import OnUnreadable, leave_out
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.job_life import JobLife, LifeState
-from edl.core.cluster.lease_records import LeaseTable
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import (
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, JobLife, LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import (
     AllocationRecord,
     ClusterRecord,
     HostAssignment,
     HostOffer,
     JobAssignment,
     JobReasons,
+    LeaseTable,
     Wanted,
 )
-from edl.core.cluster.view import HostView
+from edl.cluster.store import ClusterSnapshot, StoredJob
+from edl.cluster.view import HostView
+from edl.coordination.events import OnUnreadable, leave_out
 
 NAME, SECRET = "lab", "c" * 32
 NOW = 1_763_632_000.0

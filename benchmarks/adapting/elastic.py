@@ -17,8 +17,8 @@ from benchmarks.adapting.drawing import curves, panels, save
 from benchmarks.adapting.problems import Array, Momentum, Net, Problem, Task, digits, indices
 from benchmarks.adapting.spread import Mean, difference, named, verdict
 from benchmarks.page import Section
-from edl.core.step.noise_scale import UNKNOWN, NoiseSample, Squares, noise_sample
 from edl.schedules import Constant, Knee, Scaling, Schedule
+from edl.step.noise import UNKNOWN, NoiseSample, Squares, noise_sample
 
 TITLE = "Workers that come and go"
 BATCH = 16  # of a worker; the learning rate is chosen for one

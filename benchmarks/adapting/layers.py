@@ -16,9 +16,9 @@ from benchmarks.adapting.drawing import COLOURS, panels, save
 from benchmarks.adapting.problems import Array, Net, Problem, digits, indices
 from benchmarks.adapting.spread import Mean
 from benchmarks.page import Section
-from edl.core.step.aligned import AlignedSource
-from edl.core.step.batching import Batching
 from edl.diagnose import LayerBalance
+from edl.step.batching import Batching
+from edl.step.source import AlignedSource
 
 TITLE = "Layers with and without churn"
 BATCH, LARGEST, REDRAWN = 32, 16, 2_048

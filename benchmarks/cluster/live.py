@@ -30,14 +30,14 @@ import psutil
 
 from benchmarks.jobs import ROOT
 from edl.client import Cluster
-from edl.client.cluster.connection import connected_cluster
+from edl.cluster.client.connection import connected_cluster
+from edl.cluster.host.processes import find_processes, host_mark
+from edl.cluster.host_jobs import RunProcess
+from edl.cluster.store import ClusterStore
 from edl.coordination.access import Access
-from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
-from edl.core.cluster.host_jobs import RunProcess
 from edl.launch.parent import die_with_parent
-from edl.scheduler.host.run_processes import find_processes, host_mark
 
 MARK = "EDL_TEST_MARK"
 EDL = ("-m", "edl.cli.main")

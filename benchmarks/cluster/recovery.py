@@ -24,14 +24,13 @@ from benchmarks.cluster.live import LiveCluster, until
 from benchmarks.cluster.recovery_page import OUTAGE_S, PARTS, SLOTS, STEP_S
 from benchmarks.jobs import ROOT, Steps, read_steps
 from edl.client import Cluster
-from edl.coordination.cluster.host_registration import HostOwner
-from edl.coordination.cluster.store import ClusterStore
+from edl.cluster.host_jobs import LIMITS, RunProcess
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import HostReport
+from edl.cluster.store import ClusterStore, HostOwner
 from edl.coordination.nodes import content, record
 from edl.coordination.reads import get
-from edl.core.cluster.host_jobs import LIMITS, RunProcess
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import HostReport
 from edl.core.job_spec import JobSettings
 from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, EdlError, UnknownJob

@@ -17,12 +17,12 @@ from benchmarks.cluster_jobs.profiling import Profiles
 from benchmarks.cluster_jobs.workload import HOSTS, SLOTS, WorkloadJob
 from benchmarks.jobs import BenchmarkError
 from edl.client import Cluster
-from edl.client.cluster.connection import connected_cluster
-from edl.client.cluster.manifest_reading import job_manifest
-from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
-from edl.coordination.cluster.submission import submit_job
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.records import ControllerRecord
+from edl.cluster.client.connection import connected_cluster
+from edl.cluster.client.manifest_reading import job_manifest
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.records import ControllerRecord
+from edl.cluster.store import ClusterSnapshot, ClusterStore
+from edl.cluster.submission import submit_job
 
 LOOK_S = 0.1  # between two looks at the cluster
 RESTART_S = 3.0  # after which a killed controller or `edl host` is started again

@@ -13,18 +13,18 @@ from benchmarks.cluster_jobs.costs import Costs
 from benchmarks.cluster_jobs.live import LiveRun, PolicyChoice
 from benchmarks.cluster_jobs.profiling import Profiles
 from benchmarks.cluster_jobs.workload import BATCH, HOSTS, MOST, SLOTS, WorkloadJob
-from edl.core.cluster.live_model import LiveModel, StepTimeModels, speed_samples
-from edl.core.cluster.manifest import PolicyHints
-from edl.core.cluster.policies import with_parameters
-from edl.core.cluster.records import ClusterRecord
-from edl.core.cluster.state import ClusterPolicy, Node, TrainingModel
-from edl.core.cluster.view import JobMeasurements
+from edl.cluster.candidates import LiveModel, StepTimeModels, speed_samples
+from edl.cluster.manifest import PolicyHints
+from edl.cluster.policies.registry import with_parameters
+from edl.cluster.records import ClusterRecord
+from edl.cluster.state import ClusterPolicy, Node, TrainingModel
+from edl.cluster.view import JobMeasurements
 from edl.core.policy.step_time import StepTimeSample
-from edl.core.step.batching import Batching
 from edl.simulator.engine import Rules, simulate
 from edl.simulator.resize import ResizeCost
 from edl.simulator.results import Result
 from edl.simulator.work import Observation, SubmittedJob
+from edl.step.batching import Batching
 
 TRAINS, ENDS = 0, 1  # the epochs of the work
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from edl import failpoints
-from edl.framework import process
+from edl.binding import process
 
 
 class Waiting:

@@ -20,8 +20,8 @@ from benchmarks.cluster_scale.report import (
     steady_sections,
 )
 from benchmarks.jobs import ROOT
-from edl.core.cluster.policies import POLICIES
-from edl.scheduler.controller import LOOK_S
+from edl.cluster.controller.controller import LOOK_S
+from edl.cluster.policies.registry import POLICIES
 
 LEAST_REST_S = 2 * LOOK_S
 

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from benchmarks.cluster_scale.loop import Loop
 from edl import __version__
-from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
-from edl.coordination.cluster.nodes import ClusterNodes
-from edl.core.cluster.host_jobs import HostObservation, LastAgent, RunProcess, decide_host
-from edl.core.cluster.records import HostOffer
+from edl.cluster.host_jobs import HostObservation, LastAgent, RunProcess, decide_host
+from edl.cluster.nodes import ClusterNodes
+from edl.cluster.records import HostOffer
+from edl.cluster.store import HostOwner, HostRegistration
 
 RunKey = tuple[str, str]
 """The name of a job and the token of one of its runs."""

@@ -13,15 +13,15 @@ from benchmarks.cluster.live import LiveCluster, Supervised, until
 from benchmarks.cluster_scale.observed import Turn
 from benchmarks.cluster_scale.standins import StandIns
 from benchmarks.cluster_scale.workload import HOSTS, StandInJob
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import Goal
+from edl.cluster.store import ClusterStore
+from edl.cluster.submission import submit_job
 from edl.coordination.access import Access
-from edl.coordination.cluster.store import ClusterStore
-from edl.coordination.cluster.submission import submit_job
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.nodes import content
 from edl.coordination.reads import get
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import Goal
 
 NAME = "scale"
 LIMIT_S = 300.0

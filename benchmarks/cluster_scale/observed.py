@@ -18,10 +18,8 @@ from typing import Any
 from kazoo.client import KazooClient
 
 from edl.cli.main import main
-from edl.scheduler.controller import Controller, ControllerTerm
-from edl.scheduler.plan_writer import PlanWriter
-from edl.scheduler.policy_runner import PolicyRunner
-from edl.scheduler.runs import RunWriter
+from edl.cluster.controller.controller import Controller, ControllerTerm, PlanWriter, RunWriter
+from edl.cluster.controller.policy_runner import PolicyRunner
 
 
 @dataclass

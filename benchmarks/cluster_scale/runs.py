@@ -20,8 +20,8 @@ from kazoo.client import TransactionRequest
 from benchmarks.cluster_scale.hosts import RunKey, StandInHost
 from benchmarks.cluster_scale.loop import Loop
 from benchmarks.cluster_scale.workload import BATCH, StandInJob
+from edl.cluster.store import ClusterStore
 from edl.coordination.access import Access
-from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.job_store import JobStore
 from edl.coordination.nodes import content
 from edl.coordination.reads import Issue, children, delete_node, exists, get
@@ -31,8 +31,8 @@ from edl.core.policy.observation import SizeMeasurement
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import ProgressSample, TrainingStatus
 from edl.core.records import Assigned, Generation, Host, Job, JobState, RingMember
-from edl.core.step.batching import Batching
 from edl.errors import CoordinationError, UnknownJob
+from edl.step.batching import Batching
 
 AGENT_S = 0.2  # from the start of an agent to its record
 START_S = 1.0  # from the last agent of a run to its first step, as with forked workers

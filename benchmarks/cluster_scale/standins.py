@@ -10,9 +10,9 @@ from benchmarks.cluster_scale.hosts import StandInHost
 from benchmarks.cluster_scale.loop import Loop
 from benchmarks.cluster_scale.runs import Book, StandInRuns
 from benchmarks.cluster_scale.workload import SLOTS
+from edl.cluster.nodes import open_cluster
+from edl.cluster.store import ClusterStore
 from edl.coordination.access import Access
-from edl.coordination.cluster.nodes import open_cluster
-from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.session import Session
 
 SESSION_HOSTS = 25  # hosts that share a session with ZooKeeper

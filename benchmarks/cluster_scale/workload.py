@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints
+from edl.cluster.manifest import BatchRange, JobManifest, PolicyHints
 
 BATCH = 32  # samples of a worker in a step
 HOSTS, SLOTS = 200, 8

@@ -14,7 +14,7 @@ from benchmarks import parts, step_time
 from benchmarks.jobs import EdlJob, Job
 from benchmarks.step_time import Comparison
 from benchmarks.torch.workload import MODELS
-from edl.framework.freed_memory import KEPT_AT_THE_END, KEPT_BLOCK
+from edl.binding.process import KEPT_AT_THE_END, KEPT_BLOCK
 
 EDL, PLAIN, TORCHFT = "edl", "plain Horovod", "torchft"
 LARGE = "100M"  # parameters of the model of which only joins and leaves are measured
@@ -46,7 +46,7 @@ class Pair:
     ddp_settings: Mapping[str, str] = field(default_factory=dict)
 
 
-# What edl sets in its workers (edl.framework.freed_memory).
+# What edl sets in its workers (edl.binding.process).
 KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(KEPT_BLOCK),
     "MALLOC_TRIM_THRESHOLD_": str(KEPT_AT_THE_END),

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.page import Section
-from edl.core.step.ledger import LeasePolicy, Ledger, complete_step, grant, start_epoch
-from edl.core.step.slowest import Slowest
-from edl.core.step.state_check import split_of
-from edl.core.step.step_record import (
+from edl.step.ledger import LeasePolicy, Ledger, complete_step, grant, start_epoch
+from edl.step.record import (
     StepRecord,
     StepRecords,
     agreed_generation,
@@ -22,7 +20,9 @@ from edl.core.step.step_record import (
     stopping,
     wanting_to_stop,
 )
-from edl.core.step.weighting import Share, weigh
+from edl.step.state_check import split_of
+from edl.step.timing import Slowest
+from edl.step.weighting import Share, weigh
 
 BATCH = 32
 POLICY = LeasePolicy(BATCH)

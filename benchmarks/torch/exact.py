@@ -17,7 +17,7 @@ from benchmarks.exact import LOGICAL, MODELS
 from benchmarks.script import CLASSES, EPOCHS, arguments
 from benchmarks.torch.resnet import resnet
 from benchmarks.torch.workload import build_model, build_sgd
-from edl.framework.process import current_worker
+from edl.binding.process import current_worker
 from edl.torch.logical import LogicalSums
 
 SAMPLES, LENGTH, WORDS = 4096, 64, 1000

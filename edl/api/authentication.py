@@ -19,7 +19,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from edl.api.answers import HttpError
-from edl.core.cluster.manifest_file import MOST_BYTES
+from edl.cluster.manifest import MOST_BYTES
 from edl.http.api_credentials import AUDIENCE, BEARER, api_key, token_end_s
 from edl.http.signing import SCHEME, Authenticator, AuthenticatorLimits
 

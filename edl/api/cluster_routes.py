@@ -11,9 +11,9 @@ from edl.api.jobs import MAX_LISTED, NAME, By, Limit, pool_of
 from edl.api.records import DrainStatus, PlanList, PolicySetting, SecretEntry, SecretList
 from edl.api.requests import sent_record
 from edl.api.schemas import answer_schemas, takes_record
+from edl.cluster.policies.registry import POLICIES
+from edl.cluster.status import ClusterStatus
 from edl.cluster_policies import is_own
-from edl.core.cluster.cluster_status import ClusterStatus
-from edl.core.cluster.policies import POLICIES
 from edl.errors import UsageError
 
 router = APIRouter(prefix="/v1", tags=["cluster"])

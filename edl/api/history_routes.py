@@ -14,7 +14,7 @@ from edl.api.jobs import After, By, pool_of
 from edl.api.records import AuditList, JobHistoryList, SlotIntervalList
 from edl.api.schemas import answer_schemas
 from edl.client import Cluster
-from edl.client.cluster.history_file import MOST_ROWS, HistoryFile
+from edl.cluster.client.history_file import MOST_ROWS, HistoryFile
 from edl.errors import DataError
 
 FRESH_S = 1.0  # how old an answer may be

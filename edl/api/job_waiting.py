@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from edl.core.cluster.job_status import ClusterJobStatus
+from edl.cluster.status import ClusterJobStatus
 from edl.errors import UnknownJob
 
 LOOK_S = 0.5  # between two looks at a job that is waited for

@@ -22,12 +22,11 @@ from edl.api.records import (
 from edl.api.requests import YAML, sent_manifest, sent_record
 from edl.api.schemas import MANIFEST, answer_schemas, takes, takes_record
 from edl.client import Cluster
-from edl.client.cluster.client import STATES
 from edl.client.events import flat_of_cluster
-from edl.core.cluster.events import ClusterEvent
-from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
-from edl.core.cluster.records import Wanted
-from edl.core.cluster.scheduler_hints import SchedulerHints
+from edl.cluster.client.client import STATES
+from edl.cluster.lifecycle import ClusterEvent
+from edl.cluster.records import Wanted
+from edl.cluster.status import ClusterJobDetails, ClusterJobStatus, SchedulerHints
 from edl.errors import CoordinationError, TimedOut, UnknownJob
 
 MOST_WAIT_S = 60.0  # of one request; a proxy between may have a time-out, too

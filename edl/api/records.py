@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from edl.client.cluster.logs import LogEnd
-from edl.core.cluster.cluster_status import JobPlan
-from edl.core.cluster.history import AuditEntry, JobHistory, SlotInterval
-from edl.core.cluster.job_life import LifeResult, LifeState
-from edl.core.cluster.job_status import ClusterJobStatus
+from edl.cluster.client.logs import LogEnd
+from edl.cluster.history import AuditEntry, JobHistory, SlotInterval
+from edl.cluster.lifecycle import LifeResult, LifeState
+from edl.cluster.status import ClusterJobStatus, JobPlan
 from edl.core.record import Record
 
 

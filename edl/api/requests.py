@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from edl.api.answers import JSON, HttpError
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.manifest_file import decoded_manifest, manifest_of_values, parse_manifest
+from edl.cluster.manifest import JobManifest, decoded_manifest, manifest_of_values, parse_manifest
 from edl.core.record import Record
 from edl.errors import ManifestError, UsageError
 from edl.http.sent_json import decoded_json

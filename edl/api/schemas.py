@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from edl.api.answers import JSON, ApiError
-from edl.core.cluster.manifest_schema import manifest_schema
+from edl.cluster.manifest import manifest_schema
 
 MANIFEST = "Manifest"  # of the component with the schema of what users write
 _REFERENCE = "#/components/schemas/"

@@ -13,7 +13,7 @@ from edl.api.embedded_server import EmbeddedServer, TlsFiles, server_config
 from edl.api.history_routes import HistoryReader
 from edl.api.listening import ListenAddress, listener
 from edl.client import Cluster
-from edl.client.cluster.history_file import HistoryFile, history_path
+from edl.cluster.client.history_file import HistoryFile, history_path
 from edl.coordination.access import Access
 from edl.errors import UsageError
 from edl.launch.signals import TO_END, handled

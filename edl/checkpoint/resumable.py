@@ -14,8 +14,8 @@ from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location
 from edl.core.names import is_given_name
-from edl.core.step.source import NO_FINGERPRINT, SUBSET, Source
 from edl.errors import CheckpointError
+from edl.step.source import NO_FINGERPRINT, SUBSET, Source
 
 logger = logging.getLogger(__name__)
 

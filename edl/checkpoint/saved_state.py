@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from edl.checkpoint.location import Location
 from edl.core.events import Details
 from edl.core.job.state_share import WHOLE_STATE, StateShare
-from edl.core.step.ledger import Ledger
-from edl.core.step.source import Source
-from edl.core.step.training_length import NO_LENGTH, TrainingLength
+from edl.step.ledger import Ledger
+from edl.step.order import NO_LENGTH, TrainingLength
+from edl.step.source import Source
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,9 @@ from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Dur
 from edl.checkpoint.writer import CheckpointWriter
 from edl.core.events import CheckpointRefusedDetails
 from edl.core.job.state_share import WHOLE_STATE, StateShare
-from edl.core.step.source import Source
 from edl.errors import CheckpointError, DataError
 from edl.mount_point import mount_point
+from edl.step.source import Source
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import typer
 
 from edl.api.listening import ListenAddress, check_packages
 from edl.cli.common import ZooKeeperOption, line_writer
-from edl.client.cluster.access import NO_CLUSTER, known_store, store_of_job
-from edl.client.cluster.connection import connected_cluster
 from edl.client.connection import choose_job, connected
+from edl.cluster.client.access import NO_CLUSTER, known_store, store_of_job
+from edl.cluster.client.connection import connected_cluster
 from edl.config import LOOPBACK
 from edl.coordination.session import Session
 

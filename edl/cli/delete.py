@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import MaybeClusterOption, ZooKeeperOption
-from edl.client.cluster.access import store_of_job
 from edl.client.connection import choose_job, connected
+from edl.cluster.client.access import store_of_job
 from edl.coordination.lifecycle import delete_ended, unknown_job
 
 

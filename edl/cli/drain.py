@@ -10,10 +10,10 @@ import typer
 
 from edl.cli.common import ZooKeeperOption, worker_number
 from edl.client import Job
-from edl.client.cluster.access import known_store, knows_clusters
-from edl.client.cluster.hosts import drain_host
 from edl.client.connection import connected
 from edl.client.job import ANSWER_S, TIMEOUT_S
+from edl.cluster.client.access import known_store, knows_clusters
+from edl.cluster.client.client import drain_host
 from edl.errors import UsageError
 
 _WORKER = re.compile(r"w?\d+")

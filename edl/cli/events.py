@@ -18,14 +18,13 @@ from edl.cli.common import (
     console,
 )
 from edl.cli.following import followed
-from edl.client.cluster import waiting
-from edl.client.cluster.access import store_of_job
 from edl.client.connection import choose_job, connected
 from edl.client.events import flat, flat_of_cluster
-from edl.coordination.cluster.store import ClusterStore
+from edl.cluster.client import waiting
+from edl.cluster.client.access import store_of_job
+from edl.cluster.lifecycle import ClusterEvent, LifeState
+from edl.cluster.store import ClusterStore
 from edl.coordination.session import Session
-from edl.core.cluster.events import ClusterEvent
-from edl.core.cluster.job_life import LifeState
 from edl.core.event_text import cost
 from edl.core.events import Event
 from edl.launch.output import wrapped

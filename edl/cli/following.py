@@ -8,8 +8,8 @@ from typing import TypeVar
 import typer
 
 from edl.cli.common import FOLLOW_S, trouble_words
-from edl.client.cluster.waiting import looks
 from edl.client.waiting import ClientLimits
+from edl.cluster.client.waiting import looks
 from edl.coordination.session import Session
 from edl.errors import CoordinationError
 

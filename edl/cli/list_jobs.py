@@ -11,11 +11,11 @@ import typer
 
 from edl import config
 from edl.cli.common import JsonOption, ZooKeeperOption, console
-from edl.client.cluster.access import NO_CLUSTER, known_access, known_accesses, known_store
-from edl.client.cluster.client import STATES, Cluster
 from edl.client.connection import connected
 from edl.client.observing import ObservedJobs
-from edl.coordination.cluster.nodes import cluster_names
+from edl.cluster.client.access import NO_CLUSTER, known_access, known_accesses, known_store
+from edl.cluster.client.client import STATES, Cluster
+from edl.cluster.nodes import cluster_names
 from edl.core.job_summary import (
     JobSummary,
     hidden_jobs_note,

@@ -19,14 +19,14 @@ import typer
 from edl import config
 from edl.cli.common import FOLLOW_S, MaybeClusterOption, ZooKeeperOption
 from edl.cli.following import followed
-from edl.client.cluster.access import knows_clusters, store_of_job
-from edl.client.cluster.logs import ClusterJobLogs
-from edl.client.cluster.waiting import UNSEEN, looks
 from edl.client.connection import choose_job, connected
 from edl.client.waiting import ClientLimits
-from edl.coordination.cluster.store import ClusterStore
+from edl.cluster.client.access import knows_clusters, store_of_job
+from edl.cluster.client.logs import ClusterJobLogs
+from edl.cluster.client.waiting import UNSEEN, looks
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.store import ClusterStore
 from edl.coordination.session import Session
-from edl.core.cluster.job_life import LifeState
 from edl.core.host.worker_hosts import addresses, worker_hosts
 from edl.core.snapshot import Snapshot
 from edl.errors import AccessDenied, CoordinationError, EdlError, UnknownJob, UsageError, some

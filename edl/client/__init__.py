@@ -31,7 +31,7 @@ from edl.core.job.profile import Curve, Point
 from edl.core.status import JobStatus
 
 if TYPE_CHECKING:
-    from edl.client.cluster.client import Cluster as Cluster
+    from edl.cluster.client.client import Cluster
 
 __all__ = [
     "Cluster",
@@ -49,7 +49,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # The import takes 50 ms, which programs that use no cluster save.
     if name == "Cluster":
-        from edl.client.cluster.client import Cluster
+        from edl.cluster.client.client import Cluster
 
         return Cluster
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from edl import config
+from edl.cluster.records import own_name, parsed_word
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import job_names, list_jobs, unlock
 from edl.coordination.local_server import find_local, known_local, local_trouble
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
-from edl.core.cluster.tenant_names import own_name, parsed_word
 from edl.core.job_summary import unreadable_jobs_notes
 from edl.core.records import Job
 from edl.errors import AccessDenied, UnknownJob, UsageError, ZooKeeperUnreachable, nearest, some
@@ -96,7 +96,7 @@ def _known(job: str, secret: str | None) -> list[Access]:
 
 def _of_cluster(session: Session, job: str) -> list[str]:
     """Return a list with the secret of `job` if it is one of the cluster known here; else []."""
-    from edl.client.cluster.access import knows_clusters, store_of_job  # takes 20 ms
+    from edl.cluster.client.access import knows_clusters, store_of_job  # takes 20 ms
 
     if not knows_clusters():
         return []
@@ -107,11 +107,11 @@ def _of_cluster(session: Session, job: str) -> list[str]:
 
 def _check_has_run(session: Session, job: str) -> None:
     """Raise an UnknownJob that says why `job` waits, if it is one of the cluster known here."""
-    from edl.client.cluster.access import knows_clusters, store_of_job
+    from edl.cluster.client.access import knows_clusters, store_of_job
 
     store = store_of_job(session, job, None) if knows_clusters() else None
     if store is not None and store.jobs.has(job):
-        from edl.client.cluster.waiting import described
+        from edl.cluster.client.waiting import described
 
         now = described(store.jobs.get(job), store.leader.reasons())
         state = "ended without a run" if now.result else f"is {now.state} and has no run"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from edl.core.cluster.events import ClusterEvent
+from edl.cluster.lifecycle import ClusterEvent
 from edl.core.events import Event
 
 

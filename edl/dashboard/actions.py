@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edl.client import Job
-from edl.client.cluster.client import Cluster
 from edl.client.policies import stands
+from edl.cluster.client.client import Cluster
 from edl.core.duration import seconds
 from edl.errors import UsageError
 

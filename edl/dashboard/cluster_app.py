@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edl.core.cluster.request_forecast import RequestForecast
+from edl.cluster.status import RequestForecast
 from edl.core.dashboard.job_choice import MOST_JOBS, PAGE, JobChoice
 from edl.dashboard.acting import ActionRunner, action_handler
 from edl.dashboard.answers import (

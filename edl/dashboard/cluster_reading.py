@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edl.client.cluster.plans import status_of_snapshot
-from edl.client.cluster.waiting import described
-from edl.coordination.cluster.job_reader import StoredJob
-from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
-from edl.coordination.cluster.tenant_store import TenantStore
-from edl.core.cluster.cluster_status import ClusterStatus
-from edl.core.cluster.lease_records import LeaseTable
+from edl.cluster.client.plans import status_of_snapshot
+from edl.cluster.client.waiting import described
+from edl.cluster.records import LeaseTable
+from edl.cluster.status import ClusterStatus
+from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.cluster.submission import TenantStore
 from edl.core.dashboard.cluster_page import ClusterJobSummary, ClusterObservation
 from edl.errors import UnknownJob
 

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from edl.client.cluster.history_file import HistoryFile
-from edl.coordination.cluster.store import ClusterStore
-from edl.core.cluster.events import ClusterEvent
-from edl.core.cluster.job_status import ClusterJobStatus
+from edl.cluster.client.history_file import HistoryFile
+from edl.cluster.lifecycle import ClusterEvent
+from edl.cluster.status import ClusterJobStatus
+from edl.cluster.store import ClusterStore
 from edl.core.dashboard.cluster_event_page import ShownClusterEvent, shown_cluster_event
 from edl.core.dashboard.cluster_page import (
     ClusterJobSummary,

@@ -11,14 +11,14 @@ from typing import Any
 from edl.api.embedded_server import EmbeddedServer, server_config
 from edl.api.listening import ListenAddress, listener
 from edl.client import Job
-from edl.client.cluster.access import user_here
-from edl.client.cluster.client import Cluster
-from edl.client.cluster.history_file import HistoryFile, history_path
-from edl.client.cluster.plans import forecast_request
+from edl.cluster.client.access import user_here
+from edl.cluster.client.client import Cluster
+from edl.cluster.client.history_file import HistoryFile, history_path
+from edl.cluster.client.plans import forecast_request
+from edl.cluster.status import RequestForecast
+from edl.cluster.store import ClusterStore
 from edl.coordination.access import Access
-from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.job_store import JobStore
-from edl.core.cluster.request_forecast import RequestForecast
 from edl.core.dashboard.forecast_form import requested_manifest
 from edl.dashboard.acting import ActionRunner
 from edl.dashboard.actions import act_on_cluster, act_on_job, check_of_cluster

@@ -2,7 +2,7 @@
 
 A shard is a part of the data that is read from its beginning, such as a file. The samples of a
 shard are the same on every worker; the job's ledger says which worker trains which of them
-(:mod:`edl.core.step.stream`). A worker reads the shards that the ledger has leased to it one after
+(:mod:`edl.step.source`). A worker reads the shards that the ledger has leased to it one after
 the other, each from its first sample that is not trained yet. Scripts make a :class:`Stream` with
 :func:`stream`; edl's loader calls its :meth:`~ShardReader.read`.
 """
@@ -97,7 +97,7 @@ class ShardReader(ABC):
 
         The shard stays open, so a call that goes on where the last one ended reads on. Any other
         call closes it and opens the one that is asked for. This implements the interface
-        :class:`edl.worker.stream_sampler.StreamReader`.
+        :class:`edl.worker.sampler.StreamReader`.
 
         Args:
             epoch: the epoch, from 0.

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edl.framework.extras import import_adapter
+from edl.binding.api import import_adapter
 
 if TYPE_CHECKING:
     from edl.huggingface.accelerator import Accelerator

@@ -16,16 +16,15 @@ import torch
 from accelerate.utils import DistributedType, send_to_device
 from accelerate.utils.operations import recursively_apply
 
-import edl.framework.needs_horovod
+import edl.binding.needs_horovod
 import edl.torch
 from edl.errors import UsageError
 from edl.huggingface.loaders import TrainingDataLoader
 from edl.huggingface.process_state import follow_rank, goes_first, use_one_gpu, without_wrapper
 from edl.huggingface.refused import refused_plugin
 from edl.torch.api import exchange
-from edl.torch.gathering import tensors_of_all
-from edl.torch.loader_options import is_shuffled, training_options
-from edl.torch.value_reduction import reduced
+from edl.torch.gathering import reduced, tensors_of_all
+from edl.torch.loader import is_shuffled, training_options
 
 PREPARE_FIRST = (
     "accelerator.prepare() got an optimizer whose model it does not know; give it the model in the "

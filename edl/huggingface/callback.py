@@ -7,8 +7,8 @@ from typing import Any
 import transformers
 
 import edl.torch.api
-from edl.core.step.steps_left import steps_left
-from edl.framework import process
+from edl.binding import process
+from edl.step.order import steps_left
 
 
 class JobCallback(transformers.TrainerCallback):

@@ -17,11 +17,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from transformers.trainer_pt_utils import find_batch_size, nested_concat
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
 
-from edl.core.step.evaluation import open_parts, parts_of
-from edl.core.step.spans import Span
-from edl.framework import process
+from edl.binding import process
 from edl.huggingface.messages import from_all
-from edl.torch.loader_options import PASSED_ON
+from edl.step.ledger import Span
+from edl.step.order import open_parts, parts_of
+from edl.torch.loader import PASSED_ON
 
 # A method of one of these names may add up numbers of its own, which would be of a part only.
 COLLECTING = ("prediction_step", "evaluation_loop", "log")

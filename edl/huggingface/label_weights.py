@@ -1,6 +1,6 @@
 """Let each label of a step count alike, over all workers and batches: :class:`LabelWeights`.
 
-The factors are those of :mod:`edl.core.step.label_weights`.
+The factors are those of :mod:`edl.step.label_weights`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from edl.core.step.label_weights import Counts, batch_factor, step_factor
-from edl.framework import process
+from edl.binding import process
+from edl.step.label_weights import Counts, batch_factor, step_factor
 from edl.torch.api import exchange, skip_loss_check
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import edl.torch
-from edl.framework.process import current_worker
-from edl.framework.source import refuse_logical
-from edl.torch.lr_schedule import InSamples
+from edl.binding.loop import refuse_logical
+from edl.binding.process import current_worker
+from edl.torch.schedules import InSamples
 
 
 class TrainingDataLoader(edl.torch.DataLoader):

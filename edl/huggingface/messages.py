@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edl.torch.objects import exchange_objects
+from edl.torch.gathering import exchange_objects
 
 SAME_ORDER = (
     "all must log, evaluate and save after the same steps; a callback must decide by what is equal "

@@ -21,9 +21,9 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, PartialState
 
+from edl.binding import process
 from edl.errors import UsageError
-from edl.framework import process
-from edl.torch.devices import gpu_of_slot
+from edl.torch.collectives import gpu_of_slot
 
 FIRST_TIMEOUT_S = 3600.0  # for the first worker of the host, which may download
 KEPT_S = 24 * 3600.0  # a file by which it says that it is done

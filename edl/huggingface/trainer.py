@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-import edl.framework.needs_horovod
+import edl.binding.needs_horovod
 import edl.torch
+from edl.binding import process
+from edl.binding.loop import refuse_logical
+from edl.binding.process import current_worker
 from edl.errors import UsageError
-from edl.framework import process
-from edl.framework.process import current_worker
-from edl.framework.source import refuse_logical
 from edl.huggingface.callback import JobCallback
 from edl.huggingface.evaluation import can_share, evaluate_shared
 from edl.huggingface.job_state import TrainerJobState
@@ -32,7 +32,7 @@ from edl.huggingface.mean_loss import MeanLoss
 from edl.huggingface.messages import from_all, from_rank_0
 from edl.huggingface.process_state import follow_rank, use_one_device, without_wrapper
 from edl.huggingface.refused import ONE_TRAINING, option_text, refused_model, refused_option
-from edl.torch.lr_schedule import InSamples
+from edl.torch.schedules import InSamples
 
 # What the mixin overrides is of the class that follows it in the bases of a subclass.
 Base: Any = transformers.Trainer if TYPE_CHECKING else object

@@ -28,10 +28,10 @@ from edl.core.policy.size_decision import decide_size
 from edl.core.progress import ProgressSample
 from edl.core.records import Generation, RequestedBy
 from edl.core.snapshot import Snapshot
-from edl.core.step.batching import Batching
 from edl.errors import UsageError
 from edl.leader.custom_rule_runner import CustomRuleRunner
 from edl.leader.fitting import Fitting
+from edl.step.batching import Batching
 
 logger = logging.getLogger(__name__)
 

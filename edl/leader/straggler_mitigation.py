@@ -1,7 +1,7 @@
 """Report slow workers, and replace the slowest ones by workers on hosts with a free slot.
 
 Until it is replaced, a slow worker trains smaller batches than the others; it chooses their size
-itself (:mod:`edl.worker.ring_watch`). The main entry is :class:`StragglerMitigation`.
+itself (:mod:`edl.worker.loader_steps`). The main entry is :class:`StragglerMitigation`.
 """
 
 from __future__ import annotations

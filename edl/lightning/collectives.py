@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from edl.errors import UsageError
-from edl.torch.objects import exchange_objects
-from edl.torch.value_reduction import reduced
+from edl.torch.gathering import exchange_objects, reduced
 
 SAME_ORDER = (
     "all workers must log with sync_dist=True, gather and broadcast the same values in the same "

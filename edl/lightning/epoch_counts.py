@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edl.core.step.update_interval import EpochPosition
-from edl.framework.batch_number import batch_in_epoch
-from edl.framework.process import current_worker
+from edl.binding.loop import batch_in_epoch
+from edl.binding.process import current_worker
+from edl.step.order import EpochPosition
 
 
 class EpochCounts:

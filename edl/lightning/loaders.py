@@ -14,10 +14,10 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import edl.torch as edl
+from edl.binding.loop import refuse_logical
+from edl.binding.process import current_worker
 from edl.errors import UsageError
-from edl.framework.process import current_worker
-from edl.framework.source import refuse_logical
-from edl.torch.loader_options import training_options
+from edl.torch.loader import training_options
 
 
 def training_loader(given: object, **batching: Any) -> edl.DataLoader:

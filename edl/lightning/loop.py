@@ -21,17 +21,16 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
 import edl.torch as edl
-from edl.core.step.training_length import UNREACHED_STEPS
-from edl.core.step.update_interval import UpdateInterval
+from edl.binding.loop import average_buffers
+from edl.binding.process import current_worker
 from edl.errors import UsageError
-from edl.framework.process import current_worker
-from edl.framework.steps import average_buffers
 from edl.lightning.epoch_counts import EpochCounts
 from edl.lightning.loaders import limited_batches
 from edl.lightning.lr_steps import InBatches, accumulated_batches
 from edl.lightning.trainer_state import stand_before_epoch
+from edl.step.order import UNREACHED_STEPS, UpdateInterval
 from edl.torch.api import end_batch
-from edl.torch.metric_sync import is_metric
+from edl.torch.gathering import is_metric
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from edl.core.step.update_interval import UpdateInterval
 from edl.lightning.epoch_counts import EpochCounts
-from edl.torch.lr_schedule import InSamples
-from edl.torch.schedulers import has_own_function, steps_before_samples
+from edl.step.order import UpdateInterval
+from edl.torch.schedules import InSamples, has_own_function, steps_before_samples
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

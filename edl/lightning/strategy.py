@@ -19,8 +19,8 @@ from lightning.pytorch.utilities.data import _update_dataloader as _rebuilt
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 import edl.torch as edl
+from edl.binding.process import current_worker
 from edl.errors import UsageError
-from edl.framework.process import current_worker
 from edl.lightning.checks import check_fit, check_own_steps
 from edl.lightning.collectives import StrategyCollectives
 from edl.lightning.environment import ElasticEnvironment
@@ -28,8 +28,8 @@ from edl.lightning.loaders import LoaderView, shared, training_loader
 from edl.lightning.loop import ElasticLoop
 from edl.lightning.preparing import PreparationLock
 from edl.lightning.trainer_state import TrainerState
-from edl.torch.devices import gpu_of_slot
-from edl.torch.metric_sync import is_metric
+from edl.torch.collectives import gpu_of_slot
+from edl.torch.gathering import is_metric
 
 
 class ElasticStrategy(ParallelStrategy):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-from edl.framework import process
+from edl.binding import process
 from edl.program.function_files import Failure, FunctionFiles
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edl.core.step.step_record import Table
+from edl.step.record import Table
 
 WORD_BYTES = 8  # the size of an integer in a Table
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from edl.core.job.topology import WorkerTopology, topology_of
 from edl.core.records import Generation
-from edl.core.step.step_record import StepRecord, StepRecords, Table
 from edl.errors import RendezvousFailed, RingBroken
 from edl.ring import frames
+from edl.step.record import StepRecord, StepRecords, Table
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ simulator where a fixed interval is given:
 1. The policy is asked at each multiple of the interval. Without an interval it is asked whenever a
    job arrives or ends, and whenever a node fails or comes back. It sees the jobs that have arrived
    by then and have not ended; while there is none, it is not asked. With ``live`` it is asked when
-   the leader of a live cluster would ask it (:mod:`edl.core.cluster.allocating`).
+   the leader of a live cluster would ask it (:mod:`edl.cluster.allocate`).
 2. Between two decisions each job advances alone, with the slots that it has. A job that ends leaves
    its slots idle until the next decision.
 3. A job whose slots change does not train for the time that the change costs
@@ -30,8 +30,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edl.core.cluster.stable_placing import JobSize, place_stably
-from edl.core.cluster.state import (
+from edl.cluster.placing import JobSize, place_stably
+from edl.cluster.state import (
     Allocation,
     ClusterPolicy,
     ClusterState,
@@ -40,8 +40,8 @@ from edl.core.cluster.state import (
     QueuePolicy,
     slot_count,
     total,
+    violation,
 )
-from edl.core.cluster.validity import violation
 from edl.core.plural import counted
 from edl.errors import UsageError
 from edl.simulator.failures import Failures

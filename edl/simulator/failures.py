@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.state import Node
+from edl.cluster.state import Node
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edl.core.cluster.placing import compact
-from edl.core.cluster.state import Node, total
+from edl.cluster.placing import compact
+from edl.cluster.state import Node, total
 from edl.simulator.results import JobResult
 from edl.simulator.work import SubmittedJob
 

@@ -9,7 +9,7 @@ import math
 from copy import copy
 from dataclasses import dataclass, replace
 
-from edl.core.cluster.state import ClusterJob, Placement, slot_count
+from edl.cluster.state import ClusterJob, Placement, slot_count
 from edl.core.policy.step_time import StepTimeSample
 from edl.simulator.resize import ResizeCost, SlotChange, change_of
 from edl.simulator.results import AllocationChange, BatchChange, JobResult

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from edl.core.cluster.policies import POLICIES as PRODUCT
-from edl.core.cluster.policies import Registry
-from edl.core.cluster.policies import policy_named as find
-from edl.core.cluster.state import ClusterPolicy
+from edl.cluster.policies.registry import POLICIES as PRODUCT
+from edl.cluster.policies.registry import Registry
+from edl.cluster.policies.registry import policy_named as find
+from edl.cluster.state import ClusterPolicy
 from edl.simulator.published.policies.afs_l import AfsL
 from edl.simulator.published.policies.optimus import Optimus
 from edl.simulator.published.policies.pollux_policy import Pollux

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from edl.core.cluster.state import Placement
+from edl.cluster.state import Placement
 from edl.errors import UsageError
 
 

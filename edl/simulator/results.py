@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.core.cluster.state import Placement, slot_count
+from edl.cluster.state import Placement, slot_count
 from edl.simulator.resize import SlotChange
 
 

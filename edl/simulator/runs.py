@@ -13,9 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from edl.core.cluster.own_policy import OwnPolicy
-from edl.core.cluster.policies import with_run
-from edl.core.cluster.state import ClusterPolicy, Node
+from edl.cluster.policies.registry import OwnPolicy, with_run
+from edl.cluster.state import ClusterPolicy, Node
 from edl.simulator.engine import OnTime, Rules, simulate
 from edl.simulator.published.workloads.pollux_workload import pollux_jobs
 from edl.simulator.registry import registered_policy

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 
-from edl.core.cluster.state import Node
+from edl.cluster.state import Node
 from edl.simulator.resize import constant
 from edl.simulator.timed_work import TimedWork
 from edl.simulator.work import SubmittedJob

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.core.cluster.state import EXACT, StepTimeError
+from edl.cluster.state import EXACT, StepTimeError
 from edl.core.policy.step_time import StepTimeSample
 from edl.simulator.work import Observation
 

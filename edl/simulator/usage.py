@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from edl.core.cluster.state import slot_count
+from edl.cluster.state import slot_count
 from edl.simulator.results import JobResult, Result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.core.cluster.state import TrainingModel
+from edl.cluster.state import TrainingModel
 from edl.core.policy.step_time import StepTimeSample
 
 Observation = tuple[StepTimeSample, float | None]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.core.cluster.state import (
+from edl.cluster.state import (
     EXACT,
     Allocation,
     ClusterJob,

@@ -23,13 +23,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import edl.framework.needs_horovod  # noqa: F401 - before the others
+import edl.binding.needs_horovod  # noqa: F401 - before the others
 from edl import data, schedules
-from edl.framework.adapting import on_interval, policy
-from edl.framework.horovod_absent import absent
-from edl.framework.log import log
-from edl.framework.metrics import batch_weight
-from edl.framework.process import (
+from edl.binding.api import absent, batch_weight, log, on_interval, policy
+from edl.binding.process import (
     checkpoint,
     current_worker,
     generation,

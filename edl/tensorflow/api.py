@@ -1,15 +1,15 @@
 """Define the functions of ``edl.tensorflow`` that depend on TensorFlow: init, track, step, mean.
 
-The functions that do not depend on a framework are in :mod:`edl.framework.process`.
+The functions that do not depend on a framework are in :mod:`edl.binding.process`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from edl.binding import api, process
+from edl.binding.loop import numpy_is_seeded, seed_alike, seed_numpy
 from edl.errors import EdlError
-from edl.framework import metrics, process
-from edl.framework.random_numbers import numpy_is_seeded, seed_alike, seed_numpy
 from edl.tensorflow import tape, training
 from edl.tensorflow.batch_norm import synchronise_batch_norm
 from edl.tensorflow.collectives import TensorFlowCollectives
@@ -101,4 +101,4 @@ def mean(value: Any, weight: float | None = None) -> Any:
             training, a value is not a number, or ``weight`` is negative.
         WorkerEvicted, JobFailed: this worker or the job cannot go on.
     """
-    return metrics.mean(value, weight)
+    return api.mean(value, weight)

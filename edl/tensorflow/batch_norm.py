@@ -30,9 +30,9 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn
 
-from edl.core.step.moments import Moments, combined, weighted_sum
+from edl.binding import process
 from edl.errors import UsageError
-from edl.framework import process
+from edl.step.moments import Moments, combined, weighted_sum
 from edl.tensorflow import training
 from edl.tensorflow.pass_exchange import Exchange, Vector, in_turn, next_number, numbered
 

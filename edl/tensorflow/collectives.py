@@ -29,12 +29,11 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 from tensorflow.python.eager import context
 
+from edl.binding.api import call_init
+from edl.binding.reduction import broadcast_message, classify_error
 from edl.core.job.stall import FOR_GRADIENTS
-from edl.core.step.step_record import Table
-from edl.framework.broadcast import broadcast_message
-from edl.framework.horovod import call_init
-from edl.framework.horovod_errors import classify_error
 from edl.ring.ring import CollectiveFailed
+from edl.step.record import Table
 from edl.worker.activity import waits
 
 WAITING = FOR_GRADIENTS

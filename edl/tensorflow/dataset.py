@@ -22,12 +22,11 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import array_slicing
 from tensorflow.python.data.ops import dataset_ops
 
-from edl.core.step.batch import Batch
-from edl.core.step.shuffle import SampleOrder
+from edl.binding.loop import asked_length, batch_in_epoch
+from edl.binding.process import unhiding
 from edl.errors import UsageError
-from edl.framework.batch_number import batch_in_epoch
-from edl.framework.hidden_error import unhiding
-from edl.framework.steps import asked_length
+from edl.step.engine import Batch
+from edl.step.source import SampleOrder
 from edl.tensorflow import training
 from edl.tensorflow.feed import AHEAD, PipelineBatchSource
 from edl.tensorflow.fits import LOOP_AFTER_FIT

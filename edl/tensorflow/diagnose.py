@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from edl.binding.diagnose import JobBalance, chosen
 from edl.diagnose import LayerBalance, LayerRow, Phases
 from edl.errors import UsageError
-from edl.framework.diagnose import JobBalance, chosen
 from edl.tensorflow.variables import Array, EagerAccess, variables_by_name, variables_of
 
 __all__ = ["LayerBalance", "LayerRow", "Phases", "layer_balance"]

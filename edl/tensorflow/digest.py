@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from edl.framework.digest import ByteRange, of_value
+from edl.binding.replica import ByteRange, of_value
 from edl.tensorflow.transfer import array_of
 from edl.tensorflow.variables import VariableAccess
 

@@ -1,7 +1,7 @@
 """Define ``hvd.elastic`` for TensorFlow scripts that ``import edl.tensorflow as hvd``.
 
 A script makes a :class:`TensorFlowKerasState` or a :class:`TensorFlowState`, and gives it to a
-training function that :func:`run` has wrapped. :mod:`edl.framework.elastic` has the methods that
+training function that :func:`run` has wrapped. :mod:`edl.binding.elastic` has the methods that
 both states share (``commit``, ``restore``, ``sync``), and the work of ``run``.
 """
 
@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import tensorflow as tf
 
+from edl.binding import elastic
+from edl.binding.api import absent
+from edl.binding.elastic import HorovodInternalError, Plain, State
+from edl.binding.replica import ByteRange, Trackable, few, map_leaves
 from edl.errors import UsageError
-from edl.framework import elastic
-from edl.framework.digest import ByteRange
-from edl.framework.elastic import HorovodInternalError, Plain, State
-from edl.framework.horovod_absent import absent
-from edl.framework.state import Trackable, few, map_leaves
 from edl.ring.ring import Ring
 from edl.tensorflow.digest import digests, size_of
 from edl.tensorflow.lr_schedule import present_rates

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edl.core.step.batch import Batch
+from edl.binding.loop import FirstBatch
+from edl.binding.process import raise_in
 from edl.errors import EdlError, UsageError
-from edl.framework.first_batch import FirstBatch
-from edl.framework.interrupt import raise_in
+from edl.step.engine import Batch
 from edl.worker.worker import Worker
 
 AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch

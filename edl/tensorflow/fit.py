@@ -1,7 +1,7 @@
 """Define ``edl.tensorflow.KerasCallback``, by which Keras' own training loop takes part in the job.
 
 A callback is called before and after each batch, so it can do what the loop of
-:mod:`edl.framework.steps` does elsewhere. Three things it cannot know by itself:
+:mod:`edl.binding.loop` does elsewhere. Three things it cannot know by itself:
 
 - in which epoch to begin, when the job is already training: ``fit`` reads that from the model
   after ``on_train_begin``, where the newcomer has warmed up and joined;
@@ -39,13 +39,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from edl.binding.loop import asked_length, average_buffers, batch_in_epoch, end_batch
 from edl.core.events import TrainingStoppedDetails
 from edl.core.job.fits import DoneFit, FitIsDone
 from edl.core.plural import counted
-from edl.core.step.training_length import TrainingLength
 from edl.errors import UsageError
-from edl.framework.batch_number import batch_in_epoch
-from edl.framework.steps import asked_length, average_buffers, end_batch
+from edl.step.order import TrainingLength
 from edl.tensorflow import training
 from edl.tensorflow.fit_arguments import (
     check_arguments,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from edl.framework.gathering import Array, check_rows, check_same_shape, gather_arrays
+from edl.binding.reduction import Array, check_rows, check_same_shape, gather_arrays
 
 
 def gather(value: Any) -> Array:

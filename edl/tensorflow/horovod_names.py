@@ -57,9 +57,9 @@ from horovod.tensorflow import (
     stop_timeline,
 )
 
+from edl.binding.api import ADASUM, PROCESS_SETS
+from edl.binding.process import cross_rank, cross_size, current_worker, local_size
 from edl.errors import UsageError
-from edl.framework.horovod_absent import ADASUM, PROCESS_SETS
-from edl.framework.process import cross_rank, cross_size, current_worker, local_size
 from edl.tensorflow import training
 from edl.tensorflow.batch_norm import SyncBatchNormalization
 from edl.tensorflow.tape import JobTape, as_it_is

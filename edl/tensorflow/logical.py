@@ -2,7 +2,7 @@
 
 A job with logical workers (the setting ``logical``) trains one microbatch for each of them in each
 step. :class:`LogicalReduction` keeps their gradients apart until the step ends, and then computes
-the exact means (:mod:`edl.framework.exact_mean`). :class:`LogicalBuffers` lets each logical worker
+the exact means (:mod:`edl.binding.exact`). :class:`LogicalBuffers` lets each logical worker
 begin with the same values of the variables that a forward pass changes (BatchNorm's averages); at
 the end of the step each of them is the mean over all logical workers.
 
@@ -24,20 +24,25 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework.func_graph import FuncGraph
 
+from edl.binding.api import of_onednn
+from edl.binding.exact import (
+    CHUNK,
+    ExactAudit,
+    Summands,
+    add_rounded,
+    divide_into,
+    exact_means,
+    logical_workers_of_step,
+)
+from edl.binding.loop import PassOptions, RandomNumbers
+from edl.binding.reduction import StepReduction
+from edl.binding.replica import of_array
 from edl.config import environment
 from edl.core.job.signature import Arithmetic
-from edl.core.step.step_state import StepState
-from edl.core.step.weighting import Weights
 from edl.errors import RingBroken, UsageError
-from edl.framework.digest import of_array
-from edl.framework.exact_audit import ExactAudit
-from edl.framework.exact_mean import Summands, exact_means, logical_workers_of_step
-from edl.framework.exact_sum import CHUNK, add_rounded, divide_into
-from edl.framework.instructions import of_onednn
-from edl.framework.pass_options import PassOptions
-from edl.framework.random_numbers import RandomNumbers
-from edl.framework.reduction import StepReduction
 from edl.ring.ring import CollectiveFailed
+from edl.step.engine import StepState
+from edl.step.weighting import Weights
 from edl.tensorflow.collectives import allreduce_of
 from edl.tensorflow.logical_random import refuse_draws
 from edl.tensorflow.lr_schedule import with_inner

@@ -20,11 +20,11 @@ from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed
 
-from edl.core.step.batch import Batch
-from edl.core.step.seeds import derived_seed
+from edl.binding.loop import RandomNumbers
+from edl.binding.process import current_worker, is_initialized
 from edl.errors import UsageError
-from edl.framework.process import current_worker, is_initialized
-from edl.framework.random_numbers import RandomNumbers
+from edl.step.engine import Batch
+from edl.step.source import derived_seed
 from edl.tensorflow.probe import drawing_kinds, kinds_of
 from edl.tensorflow.random_numbers import Seeder, is_seed, seed_state, set_global_seed
 from edl.tensorflow.source import Load

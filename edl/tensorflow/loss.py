@@ -13,8 +13,8 @@ from typing import Any
 import keras
 from keras.src import backend
 
-from edl.core.step.loss_form import SEE
-from edl.framework import process
+from edl.binding import process
+from edl.step.weighting import SEE
 from edl.tensorflow import training
 
 logger = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from edl import schedules
-from edl.core.step.noise_scale import NoiseScale
+from edl.binding.process import current_worker
 from edl.errors import UsageError
-from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
+from edl.step.noise import NoiseScale
 from edl.tensorflow.variables import plain
-from edl.worker.update import Update, last_update
+from edl.worker.loader_steps import Update, last_update
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Define ``edl.LRTuner``, which tunes the learning rate in training, the same on all workers.
 
-:mod:`edl.framework.lr_tuner` describes what is measured when, and how all workers agree on it. The
+:mod:`edl.binding.lr_tuner` describes what is measured when, and how all workers agree on it. The
 learning rate stays a variable of the Keras optimizer, which is set right before each update, in the
 graph too, when every worker knows how many samples that update has. If an update is to be measured,
 the variables' values before and after it are kept. The loss is evaluated on the batch of the next
@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.framework import process
-from edl.framework.lr_tuner import (
+from edl.binding import process
+from edl.binding.lr_tuner import (
     Tuner,
     refuse,
     refuse_beside,
@@ -25,14 +25,14 @@ from edl.framework.lr_tuner import (
     refuse_unscaled,
     tuning_of,
 )
-from edl.framework.process import current_worker
+from edl.binding.process import current_worker
 from edl.schedules import EXPLORE
 from edl.tensorflow import training
 from edl.tensorflow.lr_schedule import asked, refuse_beside_policy, scale_momentum, with_inner
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.probe import Probe, TracedLoss, example_of
 from edl.tensorflow.replica import TensorFlowReplica
-from edl.worker.update import Update
+from edl.worker.loader_steps import Update
 
 NAME = "edl.LRTuner"  # among the tracked objects
 # Their rate is no factor of the update.

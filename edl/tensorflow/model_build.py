@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from edl.binding.replica import few
 from edl.errors import UsageError
-from edl.framework.state import few
 
 NO_CALL = (
     "{name} has no call(), and these layers of it are not built: {layers}; call each once on a "

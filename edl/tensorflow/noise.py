@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl.framework.noise_meter import Looked, NoiseMeter
+from edl.binding.noise import Looked, NoiseMeter
 
 LEAST_STEPS = 5  # before that Adam's v is of too few gradients
 

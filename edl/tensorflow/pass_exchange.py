@@ -22,8 +22,8 @@ import numpy.typing as npt
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
+from edl.binding import process
 from edl.errors import RingBroken, UsageError
-from edl.framework import process
 from edl.tensorflow import training
 from edl.tensorflow.xla import refuse_xla
 

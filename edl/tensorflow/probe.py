@@ -22,7 +22,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry
 
-from edl.framework.lr_tuner import mean_loss, refuse
+from edl.binding.lr_tuner import mean_loss, refuse
 from edl.tensorflow.variables import plain
 
 NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)

@@ -1,6 +1,6 @@
 """Seed the random generators of TensorFlow and Keras, so that no two workers draw the same numbers.
 
-:mod:`edl.framework.random_numbers` decides when. Keras' layers (Dropout, GaussianNoise,
+:mod:`edl.binding.loop` decides when. Keras' layers (Dropout, GaussianNoise,
 augmentation) keep their seed in a variable. That variable is no part of the job's state: a newcomer
 with the seed of another worker would draw the same numbers.
 """
@@ -18,8 +18,8 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 from tensorflow.python.eager import context
 
-from edl.core.step.seeds import derived_seed
-from edl.framework.random_numbers import KEPT
+from edl.binding.loop import KEPT
+from edl.step.source import derived_seed
 from edl.tensorflow.variables import plain
 from edl.worker.worker import Worker
 

@@ -9,7 +9,7 @@ number of workers is not in the graph, so no change of membership traces it anew
 
 With several optimizers each has a reduction of its own. The gradients of one are reduced and
 applied before those of the next are reduced, in a graph, too: the next step of the same batch.
-:mod:`edl.core.step.engine` decides whether a step is applied, sent again or skipped.
+:mod:`edl.step.engine` decides whether a step is applied, sent again or skipped.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from edl.core.step.step_state import StepState
-from edl.core.step.weighting import Averaging, Weights
+from edl.binding.loop import RandomNumbers
+from edl.binding.process import raise_in
+from edl.binding.reduction import NOTHING, Branch, StepReduction, classify_error
+from edl.binding.replica import few
 from edl.errors import RingBroken, UsageError
-from edl.framework.horovod_errors import classify_error
-from edl.framework.interrupt import raise_in
-from edl.framework.random_numbers import RandomNumbers
-from edl.framework.reduction import NOTHING, Branch, StepReduction
-from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
+from edl.step.engine import StepState
+from edl.step.weighting import Averaging, Weights
 from edl.tensorflow import gradient_ops
 from edl.tensorflow.collectives import WAITING, allreduce_average
 from edl.tensorflow.feed import PipelineBatchSource

@@ -1,7 +1,7 @@
 """Read and write the state that all workers of a TensorFlow job share, as arrays by variable.
 
 How a state is sent, saved and compared is the same for all frameworks
-(:mod:`edl.framework.replica`).
+(:mod:`edl.binding.replica`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from edl.binding.replica import ByteRange, FrameworkReplica, Trackable, few, map_leaves
 from edl.checkpoint.safetensors import Blob
 from edl.errors import CheckpointError, UsageError
-from edl.framework.digest import ByteRange
-from edl.framework.replica import FrameworkReplica
-from edl.framework.state import Trackable, few, map_leaves
 from edl.tensorflow.digest import digests, size_of
 from edl.tensorflow.random_numbers import is_seed
 from edl.tensorflow.transfer import TensorFlowArrays, bytes_of, dtype_of, tensor_array_of

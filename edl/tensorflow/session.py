@@ -20,11 +20,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from edl.binding.loop import refuse_logical
+from edl.binding.process import unhiding
 from edl.core.events import TrainingStoppedDetails
-from edl.core.step.training_length import TrainingLength
 from edl.errors import UsageError
-from edl.framework.hidden_error import unhiding
-from edl.framework.source import refuse_logical
+from edl.step.order import TrainingLength
 from edl.tensorflow import training
 from edl.tensorflow.reduction import REDUCED
 

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.core.step.batch import Batch
 from edl.data.stream import ShardReader
 from edl.errors import DataError
+from edl.step.engine import Batch
 from edl.tensorflow.columns import Columns, column_of, structure_of
 
 Load = Callable[[Batch], Any]

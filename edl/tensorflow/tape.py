@@ -19,9 +19,9 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
+from edl.binding.api import LOCAL_LAYERS
+from edl.binding.replica import few
 from edl.errors import UsageError
-from edl.framework.horovod_absent import LOCAL_LAYERS
-from edl.framework.state import few
 from edl.tensorflow import training
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.variables import plain

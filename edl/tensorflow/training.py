@@ -11,18 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.core.job.stall import AFTER_FIT
-from edl.core.step.batch import Batch
-from edl.core.step.shuffle import SampleOrder
-from edl.core.step.stream import StreamSource
-from edl.data.dataset import Dataset
-from edl.data.stateful_stream import StatefulStream
-from edl.errors import UsageError
-from edl.framework import ending, process
-from edl.framework.data_check import DataCheck
-from edl.framework.lr_tuner import refuse_several
-from edl.framework.random_numbers import RandomNumbers
-from edl.framework.source import (
+from edl.binding import process
+from edl.binding import process as ending
+from edl.binding.data_check import DataCheck
+from edl.binding.loop import (
+    BatchSteps,
+    RandomNumbers,
     asked_batching,
     attach_source,
     attach_stream,
@@ -30,7 +24,13 @@ from edl.framework.source import (
     refuse_logical,
     stream_of,
 )
-from edl.framework.steps import BatchSteps
+from edl.binding.lr_tuner import refuse_several
+from edl.core.job.stall import AFTER_FIT
+from edl.data.dataset import Dataset
+from edl.data.stateful_stream import StatefulStream
+from edl.errors import UsageError
+from edl.step.engine import Batch
+from edl.step.source import SampleOrder, StreamSource
 from edl.tensorflow.feed import PipelineBatchSource
 from edl.tensorflow.fits import ONE_MODEL_AND_DATA, Fits
 from edl.tensorflow.keras_callbacks.memory import CallbackStates

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from edl.framework import state
-from edl.framework.state import Reference, transfers
+from edl.binding import replica
+from edl.binding.replica import Reference, transfers
 from edl.tensorflow.collectives import broadcast_array
 from edl.tensorflow.variables import Array
 
@@ -55,7 +55,7 @@ class TensorFlowArrays:
         return received
 
 
-exchange = functools.partial(state.exchange_state, TensorFlowArrays())
+exchange = functools.partial(replica.exchange_state, TensorFlowArrays())
 
 
 def array_of(value: Any) -> Array | None:

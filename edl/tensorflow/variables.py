@@ -14,9 +14,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from edl.binding.replica import ByteRange, few
 from edl.errors import UsageError
-from edl.framework.digest import ByteRange
-from edl.framework.state import few
 
 Array = np.ndarray[Any, Any]
 

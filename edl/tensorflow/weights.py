@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from edl.binding.replica import few
 from edl.checkpoint.location import location
 from edl.checkpoint.weights import weights
 from edl.errors import CheckpointError, UsageError
-from edl.framework.state import few
 from edl.tensorflow.transfer import dtype_of
 from edl.tensorflow.variables import (
     Array,

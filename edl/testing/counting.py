@@ -21,24 +21,21 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edl.binding.loop import BatchSteps
+from edl.binding.noise import Looked, NoiseMeter
+from edl.binding.replica import StateArrays, of_array
 from edl.core.job.state_share import WHOLE_STATE, StateShare
-from edl.core.step.aligned import AlignedSource
-from edl.core.step.batch import Batch
-from edl.core.step.batching import Batching, logical_batching
-from edl.core.step.noise_scale import UNKNOWN, NoiseScale
-from edl.core.step.source import Source
-from edl.core.step.state_check import WHOLE, StateGroup
-from edl.core.step.step_state import StepState
-from edl.core.step.stream import StreamSource
-from edl.core.step.weighting import Share
-from edl.framework.digest import StateArrays, of_array
-from edl.framework.noise_meter import Looked, NoiseMeter
-from edl.framework.steps import BatchSteps
 from edl.ring.loopback import LoopbackMember
 from edl.ring.ring import Ring
+from edl.step.batching import Batching, logical_batching
+from edl.step.engine import Batch, StepState
+from edl.step.noise import UNKNOWN, NoiseScale
+from edl.step.source import AlignedSource, Source, StreamSource
+from edl.step.state_check import WHOLE, StateGroup
+from edl.step.weighting import Share
 from edl.testing.loopback_reducer import LoopbackReducer
 from edl.worker.progress import Receive
-from edl.worker.stream_sampler import StreamReader
+from edl.worker.sampler import StreamReader
 from edl.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -51,7 +48,7 @@ TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is fa
 class CountingModel:
     """A model with one parameter for each sample, which counts how often each sample was trained.
 
-    It is a :class:`edl.worker.replica.Replica`, the copy of the job's state that one worker holds.
+    It is an :class:`edl.worker.state_check.Replica`, one worker's copy of the job's state.
 
     Args:
         samples: the number of samples, and so of parameters.
@@ -184,7 +181,7 @@ class Shards:
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[int]:
         """Return up to ``count`` samples of a shard, the same in every epoch.
 
-        It is the method of :class:`edl.worker.stream_sampler.StreamReader`.
+        It is the method of :class:`edl.worker.sampler.StreamReader`.
 
         Args:
             epoch: the epoch, which is ignored.
@@ -242,7 +239,7 @@ def source_of(
 
 
 class CountingBatchSource:
-    """The batches that a worker forms from its leases, as :class:`edl.framework.steps.BatchSource`.
+    """The batches that a worker forms from its leases, as :class:`edl.binding.loop.BatchSource`.
 
     To imitate slow loading, the first LATE (2) calls of :meth:`next` that do not wait return
     padding batches; then the data count as loaded. The attribute ``batch`` is the last result.

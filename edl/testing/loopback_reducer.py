@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.step.step_state import StepState
-from edl.core.step.weighting import Weights
+from edl.binding.reduction import StepReduction
 from edl.errors import RingBroken
-from edl.framework.reduction import StepReduction
 from edl.ring.loopback import LoopbackMember
 from edl.ring.ring import CollectiveFailed
+from edl.step.engine import StepState
+from edl.step.weighting import Weights
 from edl.worker.worker import Worker
 
 Vector = npt.NDArray[np.float64]

@@ -35,7 +35,7 @@ from edl.core.snapshot import Snapshot
 from edl.ring.loopback import LoopbackNetwork
 from edl.ring.ring import Ring
 from edl.testing.schedule import BackgroundTask, TaskScheduler
-from edl.worker.policy_side import NoPolicy
+from edl.worker.coordinator import NoPolicy
 from edl.worker.shared_state import SharedState
 
 ADDRESS = "127.0.0.1"

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from edl.core.step.noise_scale import UNKNOWN, NoiseSample, NoiseScale
+from edl.step.noise import UNKNOWN, NoiseSample, NoiseScale
 
 ENOUGH = 20  # measurements that all say the same
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl import config, failpoints
-from edl.framework import process
+from edl.binding import process
 
 SCRIPT = Path(__file__)  # runs another one: its path and its arguments follow
 FILE = "EDL_TEST_THROTTLE"  # names the file that throttles as long as it exists

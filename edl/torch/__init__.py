@@ -24,13 +24,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import edl.framework.needs_horovod  # noqa: F401 - before the others
+import edl.binding.needs_horovod  # noqa: F401 - before the others
 from edl import data, schedules
-from edl.framework.adapting import on_interval, policy
-from edl.framework.horovod_absent import absent
-from edl.framework.log import log
-from edl.framework.metrics import batch_weight, mean
-from edl.framework.process import (
+from edl.binding.api import absent, batch_weight, log, mean, on_interval, policy
+from edl.binding.process import (
     checkpoint,
     current_worker,
     generation,
@@ -48,13 +45,12 @@ from edl.framework.process import (
 )
 from edl.torch import diagnose, elastic, horovod_names
 from edl.torch.api import init, no_sync, notify_batch_end, track
-from edl.torch.gathering import gather, gather_each, sum
+from edl.torch.gathering import gather, gather_each, sum, sync_metrics
 from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
-from edl.torch.lr_schedule import LRSchedule, in_samples
 from edl.torch.lr_tuner import LRTuner
-from edl.torch.metric_sync import sync_metrics
 from edl.torch.optimizer import Optimizer
+from edl.torch.schedules import LRSchedule, in_samples
 from edl.torch.weights import load_weights
 
 __all__ = [

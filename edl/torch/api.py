@@ -2,7 +2,7 @@
 
 Scripts call :func:`init`, :func:`track`, :func:`no_sync` and :func:`notify_batch_end`; edl's loader
 and optimizers call the others. The functions that need no framework are in
-:mod:`edl.framework.process`.
+:mod:`edl.binding.process`.
 """
 
 from __future__ import annotations
@@ -13,28 +13,20 @@ from typing import Any
 
 import torch
 
+from edl.binding import process
+from edl.binding.loop import RandomNumbers, numpy_is_seeded, seed_alike, seed_numpy
+from edl.binding.process import current_worker
+from edl.binding.replica import Trackable
 from edl.errors import UsageError
-from edl.framework import process
-from edl.framework.process import current_worker
-from edl.framework.random_numbers import (
-    RandomNumbers,
-    numpy_is_seeded,
-    seed_alike,
-    seed_numpy,
-)
-from edl.framework.state import Trackable
-from edl.torch.accumulation import in_microbatches
 from edl.torch.collectives import TorchCollectives
-from edl.torch.last_step import LastStep
-from edl.torch.learning import watch_losses
+from edl.torch.gradients import LastStep, in_microbatches
+from edl.torch.learning import LossLook, watch_losses
 from edl.torch.logical import NO_STEP, arithmetic
-from edl.torch.loss import LossLook
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction
-from edl.torch.replica import TorchReplica
+from edl.torch.replica import TorchReplica, see_scalers
 from edl.torch.sampler import refuse_partial_samplers
-from edl.torch.scalers import see_scalers
-from edl.torch.schedulers import watch_schedulers
+from edl.torch.schedules import watch_schedulers
 from edl.torch.seeding import seed_torch
 from edl.torch.sync_batch_norm import synchronise_batch_norm
 

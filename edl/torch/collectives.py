@@ -17,15 +17,33 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
+from edl.binding import process
+from edl.binding.api import call_init
+from edl.binding.reduction import broadcast_message, classify_error
 from edl.core.job.stall import FOR_GRADIENTS
-from edl.core.step.step_record import Table
+from edl.core.plural import counted
 from edl.errors import UsageError
-from edl.framework.broadcast import broadcast_message
-from edl.framework.horovod import call_init
-from edl.framework.horovod_errors import classify_error
 from edl.horovod_build import SLEEPING, applied
 from edl.ring.ring import CollectiveFailed
+from edl.step.record import Table
 from edl.worker.activity import waits
+
+# ------------------------------------------------------------
+# Choose the GPU of a worker: `gpu_of_slot`.
+
+
+def gpu_of_slot() -> torch.device:
+    """Return the GPU with the number of this worker's slot on its host, for all adapters."""
+    # If the job is limited to some devices, the agent has numbered the visible ones by slots.
+    slot, count = process.local_rank(), torch.cuda.device_count()
+    if slot >= count:  # NCCL refuses two workers on one GPU; by Gloo they would share its memory
+        raise UsageError(
+            f"this worker has slot {slot} of its host, which has {counted(count, 'GPU')}, and each "
+            f"worker needs one of its own: start edl run and edl join there with --slots "
+            f"{max(count, 1)} (docs/guides/gpus.md)"
+        )
+    return torch.device("cuda", slot)
+
 
 WAITS_ASLEEP = SLEEPING in applied()  # whether Horovod's own wait leaves the processor to others
 # Else, pauses between looks whether a collective is done. They grow with the wait, so that it

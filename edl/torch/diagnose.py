@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edl.binding.diagnose import JobBalance, chosen
 from edl.diagnose import LayerBalance, LayerRow, Phases
 from edl.errors import UsageError
-from edl.framework.diagnose import JobBalance, chosen
 
 __all__ = ["LayerBalance", "LayerRow", "Phases", "layer_balance"]
 

@@ -1,6 +1,6 @@
 """Compute digests of tensors on the device where they are, by :func:`digests`.
 
-A digest is a CRC-32, an integer (:mod:`edl.framework.digest`). On a device other than the CPU it is
+A digest is a CRC-32, an integer (:mod:`edl.binding.replica`). On a device other than the CPU it is
 that of a 64-bit checksum of the bytes, computed there.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edl.framework.digest import ByteRange, of_bytes, of_value
+from edl.binding.replica import ByteRange, of_bytes, of_value
 
 CHUNK = 2**22  # elements that are weighted at a time: so much memory a device can spare
 PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual random generators

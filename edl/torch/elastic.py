@@ -1,6 +1,6 @@
 """Provide ``hvd.elastic`` for a PyTorch script that imports ``edl.torch`` as ``hvd``.
 
-It has :class:`TorchState`, :func:`run` and ``ElasticSampler``. :mod:`edl.framework.elastic` has
+It has :class:`TorchState`, :func:`run` and ``ElasticSampler``. :mod:`edl.binding.elastic` has
 what is the same in every framework.
 """
 
@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import torch
 
+from edl.binding import elastic
+from edl.binding.api import absent
+from edl.binding.elastic import HorovodInternalError, Plain, State
+from edl.binding.replica import ByteRange, Trackable, map_leaves
 from edl.errors import UsageError
-from edl.framework import elastic
-from edl.framework.digest import ByteRange
-from edl.framework.elastic import HorovodInternalError, Plain, State
-from edl.framework.horovod_absent import absent
-from edl.framework.state import Trackable, map_leaves
 from edl.ring.ring import Ring
 from edl.torch.digest import digests, size_of
 from edl.torch.optimizer_state import lay_out_state
-from edl.torch.replica import rates_of
+from edl.torch.replica import exchange, rates_of
 from edl.torch.sampler import ElasticSampler, divide_among_ring
-from edl.torch.transfer import exchange
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
 

@@ -2,14 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import builtins
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
 import torch
 
-from edl.framework.gathering import Array, check_rows, check_same_shape, gather_arrays
-from edl.torch.value_reduction import reduced
+from edl.binding.process import current_worker
+from edl.binding.reduction import Array, check_rows, check_same_shape, gather_arrays
+from edl.errors import UsageError
+from edl.torch.api import exchange, exchanges
+
+# ------------------------------------------------------------
+# Exchange Python objects between the workers, for the adapters: `exchange_objects`.
+
+
+def exchange_objects(
+    what: str,  # the script's call, the same on all workers
+    value: Any,
+    advice: str,
+    send: Callable[[bytes], list[bytes]] | None = None,
+) -> list[Any]:
+    """Return the values of all workers in rank order."""
+    answers = [pickle.loads(each) for each in (send or exchange)(pickle.dumps((what, value)))]
+    for rank, (theirs, _) in enumerate(answers):
+        if theirs != what:
+            raise UsageError(
+                f"the worker of rank {rank} calls {theirs} while this one calls {what}: {advice}"
+            )
+    return [each for _, each in answers]
+
+
+# ------------------------------------------------------------
+# Reduce tensors that were gathered from all workers to one: `reduced`.
+
+
+def reduced(
+    tensors: Sequence[torch.Tensor], operation: str, weights: Sequence[int] = ()
+) -> torch.Tensor:
+    """Return one tensor made of the tensors of all workers, element by element."""
+    if len({tuple(each.shape) for each in tensors}) > 1:
+        shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
+        raise UsageError(f"the workers reduce tensors of the shapes {shapes}; they must be equal")
+    kind = tensors[0].dtype
+    wide = _wide(kind)
+    if operation == "mean":
+        mean = _mean([each.to(wide) for each in tensors], weights)
+        return mean.to(torch.get_default_dtype() if wide == torch.int64 else kind)
+    stacked = torch.stack([each.to(wide) for each in tensors])
+    if operation == "sum":
+        total = stacked.sum(0)
+        return total if kind == torch.bool else total.to(kind)
+    if operation in ("min", "max"):
+        return (stacked.amin(0) if operation == "min" else stacked.amax(0)).to(kind)
+    return stacked.prod(0).to(kind)
+
+
+def _mean(tensors: Sequence[torch.Tensor], weights: Sequence[int]) -> torch.Tensor:
+    """Return the weighted mean; a tensor of weight 0 does not count, even if it is nan."""
+    shares = weights if any(weights) else [1] * len(tensors)
+    real = [each.double() if each.dtype == torch.int64 else each for each in tensors]
+    parts = [each * n for each, n in zip(real, shares, strict=True) if n]
+    return torch.stack(parts).sum(0) / builtins.sum(shares)  # `sum` is that of workers here
+
+
+def _wide(kind: torch.dtype) -> torch.dtype:
+    if kind.is_complex:
+        return torch.complex128
+    return torch.float64 if kind.is_floating_point else torch.int64
+
+
+# ------------------------------------------------------------
+# Compute metrics of torchmetrics over all workers: `sync_metrics`.
+#
+# torchmetrics sends each state of a metric by itself, by `torch.distributed`. If a worker died
+# between two states, a metric would be made of true positives of three workers and false positives
+# of two. Here all states of a metric travel in one message, so it is made of the same workers, and
+# their lists may differ in length.
+#
+# torchmetrics is not imported: a metric is known by what it has.
+
+
+State = dict[str, Any]
+
+
+def sync_metrics(metrics: torch.nn.Module) -> None:
+    """Let metrics of torchmetrics compute their values over all workers of the job.
+
+    ``compute()`` then adds up what all workers have given to ``update()``. All workers call it at
+    the same points: between two steps, such as at the end of an epoch, or in a step before
+    ``backward()``. In a warm-up, and before and after the training, a metric is of this worker
+    alone. What a worker had counted is lost when it dies or leaves. After ``compute()`` each worker
+    goes on with its own counts.
+
+    Args:
+        metrics: a metric, a collection of metrics, or a module that has some.
+
+    Raises:
+        UsageError: ``edl.init()`` was not called, or no metric is found.
+    """
+    current_worker()
+    found: list[Any] = [each for each in metrics.modules() if is_metric(each)]
+    if not found:
+        raise UsageError(
+            f"edl.sync_metrics: there is no metric of torchmetrics in this "
+            f"{type(metrics).__name__}; give it the metric, the MetricCollection, or the module "
+            "with metrics as its attributes"
+        )
+    for metric in found:
+        metric.distributed_available_fn = exchanges
+        metric._sync_dist = partial(_sync, metric)
+
+
+def is_metric(module: torch.nn.Module) -> bool:
+    """Return whether `module` is a metric of torchmetrics."""
+    return hasattr(module, "_sync_dist") and hasattr(module, "_reductions")
+
+
+def _sync(metric: Any, *_: Any, **__: Any) -> None:
+    """Replace the states of `metric` by those of all workers; it takes `_sync_dist`'s place."""
+    own = {name: getattr(metric, name) for name in metric._reductions}
+    call = f"{type(metric).__name__}.compute()"
+    states = exchange_objects(call, _moved(own, "cpu"), "all must call it at the same points")
+    for name, reduction in metric._reductions.items():
+        found = reduced_state([state[name] for state in states], reduction)
+        setattr(metric, name, _moved(found, metric.device))  # until `compute()` has ended
+
+
+def reduced_state(values: Sequence[Any], reduction: Callable[[Any], Any] | None) -> Any:
+    """Return the values of one state on all workers, reduced as torchmetrics reduces them."""
+    if isinstance(values[0], list):
+        together = [item for each in values for item in each]
+        return reduction(together) if together and reduction is not None else together
+    stacked = torch.stack([*values])
+    return stacked if reduction is None else reduction(stacked)
+
+
+def _moved(value: Any, device: Any) -> Any:
+    """Return `value` with all tensors in its lists and dicts on `device`."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device)
+    if isinstance(value, dict):
+        return {name: _moved(each, device) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_moved(each, device) for each in value]
+    return value
+
 
 # Types that NumPy does not have, each with a type of the same size to carry its bytes.
 AS_INTEGERS = {torch.bfloat16: torch.int16}

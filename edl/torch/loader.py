@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
+import multiprocessing
+import multiprocessing.util
+import os
 import pickle
-from collections.abc import Callable, Iterator, Sized
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
+import numpy as np
+import torch
 import torch.utils.data
+from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from edl.core.step.batch import Batch
-from edl.core.step.seeds import derived_seed
-from edl.core.step.shuffle import SampleOrder
+from edl.binding.data_check import DataCheck, held
+from edl.binding.loop import (
+    BatchSteps,
+    FirstBatch,
+    RandomNumbers,
+    asked_batching,
+    asked_length,
+    attach_source,
+    attach_stream,
+    batch_in_epoch,
+    is_numbered,
+    stream_of,
+)
+from edl.binding.process import NOTICES, current_worker, holding_sigterm, let_go_of_the_network
 from edl.data.dataset import Dataset
 from edl.data.stateful_stream import StatefulStream
 from edl.data.stream import Stream
 from edl.errors import DataError, UsageError
-from edl.framework.batch_number import batch_in_epoch
-from edl.framework.data_check import DataCheck, held
-from edl.framework.process import current_worker
-from edl.framework.random_numbers import RandomNumbers
-from edl.framework.source import (
-    asked_batching,
-    attach_source,
-    attach_stream,
-    is_numbered,
-    stream_of,
-)
-from edl.framework.steps import BatchSteps, asked_length
+from edl.step.engine import Batch
+from edl.step.source import SampleOrder, derived_seed
 from edl.torch.api import begin_loop, begin_piece, end_batch, track, unfinished
-from edl.torch.batch_source import Leases, LoaderBatchSource
-from edl.torch.loader_options import seed_of_order
-from edl.torch.loader_process import LoaderProcessInit
-from edl.torch.lr_schedule import check_schedulers
-from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
+from edl.torch.schedules import check_schedulers, warn_of_a_changed_batch, warn_of_counted_steps
 from edl.torch.seeding import (
     Items,
     Seeded,
@@ -42,8 +62,431 @@ from edl.torch.seeding import (
     draws_nothing,
     read_seeded,
 )
-from edl.torch.tensor_rows import TensorRows, as_read, is_of_tensors
 from edl.worker.worker import Worker
+
+# ------------------------------------------------------------
+# Keep the data of the last batch for padding batches, however the script changes what it gets.
+
+
+PLAIN = (torch.Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, type(None))
+
+
+class PaddingData:
+    """The data of padding batches: those of the batch before, as they were loaded."""
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+        self._kept: Any = None
+        self._tensors: list[tuple[torch.Tensor, object]] | None = None  # None: no data are kept
+
+    def keep(self, data: Any) -> None:
+        """Keep `data`, a batch that the script is about to get."""
+        self._tensors = []
+        self._kept = self._copied(data, self._tensors)
+
+    def take(self) -> Any:
+        """Return the data that were kept, in new containers; load a batch if they are of no use."""
+        kept = self._tensors
+        if kept is None or any(_state(tensor) != state for tensor, state in kept):
+            self.keep(self._load())
+        return self._copied(self._kept, [])  # the script may change the containers
+
+    def _copied(self, data: Any, tensors: list[tuple[torch.Tensor, object]]) -> Any:
+        """Return `data` with new containers; append its tensors with their states to a list."""
+        if isinstance(data, torch.Tensor):
+            tensors.append((data, _state(data)))
+        if isinstance(data, PLAIN):
+            return data
+        if type(data) is dict:
+            return {name: self._copied(value, tensors) for name, value in data.items()}
+        if type(data) in (list, tuple):
+            return type(data)(self._copied(value, tensors) for value in data)
+        try:
+            return copy.copy(data)
+        except Exception:  # noqa: BLE001 - an object of the script's, which then is shared
+            return data
+
+
+def _state(tensor: torch.Tensor) -> object:
+    writes = 0 if tensor.is_inference() else tensor._version
+    return writes, tensor.shape
+
+
+# ------------------------------------------------------------
+# Turn a training loader of PyTorch, as scripts make one, into options of edl's loader.
+#
+# The adapters of trainers use it (`lightning`, `huggingface`): their users write PyTorch's loader.
+
+
+INSTEAD = (
+    "edl decides which worker trains which sample: give the loader batch_size and shuffle only, or "
+    "a data set that has what your sampler would choose (docs/guides/loading.md)"
+)
+
+PASSED_ON = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+
+
+def is_shuffled(loader: TorchDataLoader[Any]) -> bool:
+    """Return whether `loader` was made with `shuffle=True`, as a loader of training data is."""
+    return isinstance(loader.sampler, RandomSampler)
+
+
+def seed_of_order(seed: int | None, generator: Any, shuffle: bool) -> int:
+    """Return the seed that orders the data: `seed`, else one drawn from `generator`."""
+    if seed is not None:
+        return seed
+    # A generator that orders nothing may have the rank in its seed.
+    return generator.initial_seed() if shuffle and isinstance(generator, torch.Generator) else 0
+
+
+def training_options(loader: TorchDataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments of `edl.torch.DataLoader` for the data and options of `loader`."""
+    _refuse(loader)
+    options: dict[str, Any] = {name: getattr(loader, name) for name in PASSED_ON}
+    options |= {
+        "persistent_workers": loader.persistent_workers,
+        "dataset": loader.dataset,
+        "batch_size": loader.batch_size,
+        "shuffle": is_shuffled(loader),
+        "generator": loader.generator,
+        "order_generator": getattr(loader.sampler, "generator", None),
+    }
+    if loader.num_workers:
+        options["prefetch_factor"] = loader.prefetch_factor
+    if loader.collate_fn is not default_collate:
+        options["collate_fn"] = loader.collate_fn
+    return options
+
+
+def _refuse(loader: TorchDataLoader[Any]) -> None:
+    """Raise UsageError for options of `loader` that would decide who trains which sample."""
+    if type(loader.batch_sampler) is not BatchSampler:
+        why = "a batch sampler of its own" if loader.batch_sampler else "no batch_size"
+        raise UsageError(f"the training loader has {why}; {INSTEAD}")
+    if loader.drop_last:
+        raise UsageError(
+            "the training loader has drop_last=True, and edl trains every sample; leave it out"
+        )
+    sampler: Any = loader.sampler
+    if isinstance(loader.dataset, IterableDataset) or type(sampler) is SequentialSampler:
+        return
+    plain = type(sampler) is RandomSampler and not sampler.replacement
+    if not plain or sampler.num_samples != len(sampler.data_source):
+        raise UsageError(f"the training loader has a {type(sampler).__name__}; {INSTEAD}")
+
+
+# ------------------------------------------------------------
+# Send small tensors from a loader process by value (`send_small_tensors_by_value`).
+#
+# PyTorch sends each tensor of a batch as a piece of shared memory: the training process connects to
+# the loader process, is asked for its key, and receives a file descriptor. For the labels of a
+# batch, or for batches of small samples, this takes longer than the copies that it saves.
+
+
+MOST_BYTES = 131_072  # of a tensor that is sent by value: 128 KiB
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def send_small_tensors_by_value() -> None:
+    """Let this process send tensors of up to `MOST_BYTES` by value through its queues."""
+    # The receiver's memory is its own, shared neither with the sender nor with another tensor.
+    ForkingPickler.register(torch.Tensor, _reduced)
+
+
+def _reduced(tensor: torch.Tensor) -> Reduced:
+    """Return a function and its arguments that make `tensor` again in the receiving process."""
+    if not (_is_plain(tensor) and 0 < tensor.nbytes <= MOST_BYTES):
+        reduced: Reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+        return reduced
+    return _rebuilt, (_memory(tensor).tobytes(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not (tensor.requires_grad or tensor.is_nested or tensor.is_quantized)
+        and not (tensor.is_conj() or tensor.is_neg())  # its memory has other numbers
+    )
+
+
+def _rebuilt(
+    data: bytes, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]
+) -> torch.Tensor:
+    # In PyTorch's own memory, which is aligned: the bits of a product of matrices may depend on
+    # that, and those of a convolution on the strides of dimensions of one element.
+    tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+    _memory(tensor)[:] = np.frombuffer(data, np.uint8)
+    return tensor
+
+
+def _memory(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    found: np.ndarray[Any, np.dtype[np.uint8]] = tensor.reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
+# ------------------------------------------------------------
+# Read the samples of a `TensorDataset` a batch at once.
+#
+# PyTorch's loader takes each sample out of the tensors and stacks the samples again. `TensorRows`
+# indexes each tensor once for a batch. It gives the same bits in less time.
+
+
+_TYPES = {
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+}
+
+
+class TensorRows(torch.utils.data.Dataset[Any]):
+    """A data set for PyTorch's loader that reads the samples of another one a batch at once."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, items: list[int]) -> Any:
+        dataset: Any = self._dataset
+        rows: Sequence[Any] = items
+        if isinstance(dataset, Subset):
+            dataset, rows = dataset.dataset, [dataset.indices[item] for item in items]
+        tensors = dataset.tensors
+        if not (
+            _is_stacked() and all(map(_is_contiguous, tensors)) and _are_rows(rows, len(dataset))
+        ):
+            return default_collate([self._dataset[item] for item in items])
+        at = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
+        return [tensor.index_select(0, at.to(tensor.device)) for tensor in tensors]
+
+
+def is_of_tensors(dataset: Any) -> bool:
+    """Return whether `dataset` is a TensorDataset, or a Subset of one (`random_split`)."""
+    if type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is TensorDataset
+
+
+def as_read(batch: Any) -> Any:
+    """Return `batch`: the collate function of a loader whose data set reads whole batches."""
+    return batch
+
+
+def _is_stacked() -> bool:
+    # The script may have registered its own function for tensors or tuples.
+    own = default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn
+    return not own and not any(issubclass(tuple, kind) for kind in default_collate_fn_map)
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    # Others have other strides than what PyTorch's loader stacks, or no `index_select`.
+    dense = tensor.layout == torch.strided and not tensor.is_nested and tensor.dtype in _TYPES
+    return type(tensor) is torch.Tensor and dense and tensor.is_contiguous()
+
+
+def _are_rows(rows: Sequence[Any], total: int) -> bool:
+    whole = all(type(row) is int or isinstance(row, np.integer) for row in rows)
+    return whole and 0 <= min(rows) <= max(rows) < total
+
+
+# ------------------------------------------------------------
+# Prepare the processes of PyTorch's loader for a worker that may leave or die.
+#
+# `LoaderProcessInit` runs in each of them.
+
+
+PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
+
+
+def forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
+    """Return whether `loader` starts its processes by forking this process."""
+    context = loader.multiprocessing_context or multiprocessing
+    return loader.num_workers > 0 and context.get_start_method() == "fork"
+
+
+def make_directory_of_sockets() -> None:
+    """Make the directory in which the processes of PyTorch's loader put their sockets."""
+    # Else each process would make its own (`pymp-*`), and leave it: it is ended by a signal.
+    multiprocessing.util.get_temp_dir()
+
+
+class LoaderProcessInit:
+    """The `worker_init_fn` of PyTorch's loader: a function that prepares a loader process."""
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, number: int) -> None:
+        """Begin the loader process `number`, which ends with the trainer."""
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        worker = multiprocessing.parent_process()  # the trainer; getppid() may be a fork server
+        assert worker is not None
+        if os.getppid() != parent or not worker.is_alive():  # it died before prctl()
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+        threading.Thread(target=_obey, args=(worker.pid,), daemon=True).start()
+        let_go_of_the_network()  # else the other workers cannot see that this one is gone
+        send_small_tensors_by_value()
+        if self._then is not None:
+            self._then(number)
+
+
+def _obey(worker: int | None) -> None:
+    """Wait for a SIGTERM from the worker's process, and then end this loader process (code 0)."""
+    # One that goes to every process is ignored: the worker needs its loader until it has left.
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != worker:
+        pass
+    os._exit(0)
+
+
+# ------------------------------------------------------------
+# Form this worker's batches from its leases, and have PyTorch's loader load them.
+
+
+_NONE = object()  # stands for "no batch"; None may be the result of a collate_fn
+
+
+class LoaderBatchSource:
+    """A source of this worker's batches: formed from its leases, loaded by PyTorch's loader."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        as_sent: Callable[[Batch], Items],
+        loader: Callable[..., Any],
+        keeps_processes: bool = True,  # else each epoch has new ones, with the data set as it is
+    ) -> None:
+        self._worker = worker
+        self._as_sent = as_sent
+        self._make_loader, self._keeps_processes = loader, keeps_processes
+        self._opened_in: int | None = None  # the epoch in which loader processes have started
+        self._formed: deque[Batch] = deque()
+        try:
+            self._loader = loader(self._form)
+        except (TypeError, ValueError) as error:  # an option is unknown, or has a wrong value
+            raise UsageError(f"edl.DataLoader: {error}") from error
+        self._arriving: Iterator[Any] = iter(())
+        self._first: FirstBatch | None = None  # a newcomer's, loaded while the others train
+        self._padding = PaddingData(self._any_data)
+        self.data: Any = None  # of the batch that `next` or `pad` has returned last
+
+    def restart(self) -> None:
+        """Drop all batches that are formed and not handed out: the leases have changed."""
+        if self._first is not None:
+            self._first.discard()
+            self._first = None
+        self._arriving = iter(())
+        self._formed.clear()
+        if self._worker.warming_up and not self._keeps_processes:
+            self._end_processes()  # after the join other workers would wait for that
+
+    def form_lost_again(self) -> None:
+        """Do nothing, because PyTorch's loader never loses a batch that it was given."""
+
+    def next(self, waits: bool = True) -> tuple[Batch, bool]:
+        """Return the next batch and whether it is a padding batch; put its data into `data`."""
+        fresh = self._take(waits)
+        if fresh is _NONE and self._first is None and self._has_more():
+            # At the start, and when leases came after the loader had read the last one.
+            self._arriving = self._loaded(self._open())
+            if not waits and self._loader.num_workers > 0:
+                self._first = FirstBatch(self._arriving, _NONE)  # padding is trained meanwhile
+            fresh = self._take(waits)
+        if fresh is not _NONE:
+            self.data = fresh
+            self._padding.keep(fresh)
+            return self._formed.popleft(), False
+        return self.pad(), True
+
+    def pad(self) -> Batch:
+        """Return a padding batch for the open step, and put its data into `data`."""
+        self.data = self._padding.take()
+        return self._worker.loader.sampler.warm_up()
+
+    def _take(self, waits: bool) -> Any:
+        """Return the data of the next batch; `_NONE` if the loader has none, or none yet."""
+        if self._first is None:
+            return next(self._arriving, _NONE)
+        if not (waits or self._first.has_come):
+            return _NONE
+        first, self._first = self._first, None
+        return first.take()
+
+    def _has_more(self) -> bool:
+        worker = self._worker
+        return worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
+
+    def _open(self) -> Iterator[Any]:
+        """Start PyTorch's loader with its processes, and return its iterator over batches."""
+        # Those of this epoch are used again: the loader is started whenever new leases have come.
+        if not self._keeps_processes and self._opened_in != self._worker.loader.epoch:
+            self._end_processes()
+        self._opened_in = self._worker.loader.epoch
+        if self._loader.num_workers > 0:
+            make_directory_of_sockets()
+        # In this thread: they end with it (prctl), and a fork may never get a lock that another
+        # thread holds.
+        if not forks(self._loader):  # others may keep a blocked signal blocked for good
+            return iter(self._loader)
+        with holding_sigterm():  # until LoaderProcessInit blocks it
+            return iter(self._loader)
+
+    def _end_processes(self) -> None:
+        if self._opened_in is not None:
+            self._loader, self._opened_in = self._make_loader(self._form), None
+
+    @staticmethod
+    def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the items of `batches`; shorten the text of a DataError from a loader process."""
+        try:
+            yield from batches
+        except DataError as error:
+            sentence = str(error).rpartition(f"{DataError.__module__}.{DataError.__name__}: ")[2]
+            raise DataError(sentence.strip()) from error
+
+    def _form(self) -> Batch | None:
+        """Form the next batch to load, from the leases; for a newcomer, the one of its warm-up."""
+        if self._first is not None and not self._first.may_form():
+            return None
+        worker = self._worker
+        if worker.warming_up:
+            batch = None if self._formed else worker.loader.sampler.warm_up()
+        else:
+            batch = worker.loader.sampler.form(worker.loader.ledger)
+        if batch is not None:
+            self._formed.append(batch)
+        return batch
+
+    def _any_data(self) -> Any:
+        """Load a batch of the epoch's first samples, for padding where no data are kept."""
+        items = self._as_sent(self._worker.loader.sampler.warm_up())
+        dataset: Any = self._loader.dataset
+        collate = self._loader.collate_fn
+        assert collate is not None
+        if hasattr(dataset, "__getitems__"):
+            return collate(dataset.__getitems__(items))
+        return collate([dataset[item] for item in items])
+
+
+class Leases(torch.utils.data.Sampler[list[Any]]):
+    """The batch sampler of PyTorch's loader, which yields batches while the leases have samples."""
+
+    def __init__(self, form: Callable[[], Batch | None], as_sent: Callable[[Batch], Items]) -> None:
+        self._form = form
+        self._as_sent = as_sent
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        while (batch := self._form()) is not None:
+            yield self._as_sent(batch)
 
 
 class DataLoader:

@@ -1,33 +1,147 @@
 """Provide ``edl.LRTuner``, which chooses the learning rate by losses measured during the training.
 
-The rate is the same on all workers: :mod:`edl.framework.lr_tuner` decides when to measure, and lets
+The rate is the same on all workers: :mod:`edl.binding.lr_tuner` decides when to measure, and lets
 all workers agree on the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from edl.framework.lr_tuner import (
+from edl.binding.lr_tuner import (
     Tuner,
+    mean_loss,
     refuse,
     refuse_beside,
     refuse_several,
     refuse_unscaled,
     tuning_of,
 )
-from edl.framework.process import current_worker
+from edl.binding.process import current_worker
 from edl.schedules import EXPLORE
-from edl.torch.accumulation import in_microbatches
 from edl.torch.api import end_batch, model_of
-from edl.torch.lr_schedule import UNSCALED, before_each_update, refuse_changed_groups
-from edl.torch.probe import Probe
-from edl.torch.schedulers import counts_samples, schedulers_of
-from edl.worker.update import Update
+from edl.torch.gradients import in_microbatches
+from edl.torch.schedules import (
+    UNSCALED,
+    before_each_update,
+    counts_samples,
+    refuse_changed_groups,
+    schedulers_of,
+)
+from edl.worker.loader_steps import Update
+
+# ------------------------------------------------------------
+# Evaluate the loss along an update that was made, at other learning rates than the update's own.
+#
+# A `Probe` does it. An update with another learning rate would have moved the parameters along the
+# same line, through their values before and after the update, by a distance in proportion to the
+# rate. So copies of the parameters before and after it are enough, whatever the optimizer is, as
+# long as its update is a multiple of its learning rate.
+#
+# An evaluation leaves no trace: parameters, buffers (BatchNorm's averages) and PyTorch's generators
+# are bit for bit what they were. All evaluations of an update begin with the same buffers and the
+# same random numbers, so dropout removes the same units at each learning rate. Modules stay in the
+# mode in which they train: BatchNorm normalises by the batch, as in the step itself.
+
+
+class Probe:
+    """A probe of the loss along one update, with copies of the parameters before and after it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+        self._optimizer, self._model = optimizer, model
+        self._parameters: list[torch.Tensor] = []
+        self._before: list[torch.Tensor] = []
+        self._after: list[torch.Tensor] = []
+
+    @property
+    def holds(self) -> bool:
+        """Whether the object has the parameters before and after an update, for `losses`."""
+        return bool(self._after)
+
+    def begin(self) -> None:
+        """Copy the parameters that require a gradient; call it right before the update."""
+        groups = self._optimizer.param_groups
+        self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+        self._before, self._after = self._copies(), []
+
+    def end(self) -> None:
+        """Copy the parameters a second time; call it after the update."""
+        if self._before:
+            self._after = self._copies()
+
+    def forget(self) -> None:
+        """Drop the copies of the parameters before and after the update."""
+        self._parameters, self._before, self._after = [], [], []
+
+    def losses(self, at: Sequence[float], loss: Callable[[], Any]) -> list[float]:
+        """Evaluate a loss at several learning rates of the update whose parameters were copied."""
+        assert self.holds
+        now, found = self._copies(), []
+        with torch.no_grad(), _same_random_numbers(self._devices()) as begin_again:
+            buffers = _Buffers(self._model)
+            try:
+                for e in at:
+                    self._move(1.0 + e)
+                    found.append(mean_loss(loss()))
+                    buffers.put_back()
+                    begin_again()
+            finally:
+                for parameter, value in zip(self._parameters, now, strict=True):
+                    parameter.copy_(value)
+                buffers.put_back()
+        return found
+
+    def _move(self, part: float) -> None:
+        for p, before, after in zip(self._parameters, self._before, self._after, strict=True):
+            p.copy_(torch.lerp(before, after, part))
+
+    def _copies(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self._parameters]
+
+    def _devices(self) -> list[torch.device]:
+        found = {p.device for p in self._parameters if p.device.type == "cuda"}
+        return sorted(found, key=str)
+
+
+class _Buffers:
+    """A copy of the buffers of a model, taken when the object is made."""
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        modules = () if model is None else model.modules()
+        self._kept = [
+            (module, name, buffer, buffer.clone())
+            for module in modules
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+
+    def put_back(self) -> None:
+        """Restore the values of the buffers."""
+        for module, name, buffer, value in self._kept:
+            buffer.copy_(value)
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+
+
+@contextmanager
+def _same_random_numbers(devices: Sequence[torch.device]) -> Iterator[Callable[[], None]]:
+    """Yield a function that resets PyTorch's generators to their state before the block."""
+    on_cpu = torch.get_rng_state()
+    on_devices = [torch.cuda.get_rng_state(device) for device in devices]
+
+    def begin_again() -> None:
+        torch.set_rng_state(on_cpu)
+        for device, state in zip(devices, on_devices, strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    try:
+        yield begin_again
+    finally:
+        begin_again()
 
 
 class LRTuner(LRScheduler):

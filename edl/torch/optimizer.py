@@ -8,15 +8,14 @@ from typing import Any, TypeVar
 import horovod.torch as hvd
 import torch
 
+from edl.binding.process import current_worker
 from edl.errors import UsageError, some
-from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
-from edl.torch.closures import AGAIN, Arguments, after_closure
-from edl.torch.computed_options import Numbers, option_numbers
-from edl.torch.lr_schedule import follow_policy
-from edl.torch.optimizer_state import complete, inner_optimizers
+from edl.torch.gradients import AGAIN, Arguments, after_closure
+from edl.torch.optimizer_state import Numbers, complete, inner_optimizers, option_numbers
 from edl.torch.optimizer_state import stepping as stepping_in
 from edl.torch.reduction import GradientReduction
+from edl.torch.schedules import follow_policy
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 

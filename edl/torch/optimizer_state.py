@@ -11,17 +11,279 @@ of a wrapper may refer to one dict.
 from __future__ import annotations
 
 import copy
+import logging
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from edl.framework.digest import places
-from edl.framework.state import map_leaves
-from edl.torch.layout import laid_out_like
+from edl.binding.replica import PLAIN, map_leaves, places
+from edl.checkpoint.state_tree import can_hold
+from edl.errors import UsageError, some
+
+logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# Map the names in a model's `state_dict()` to the tensors that the workers of a job share.
+#
+# `state_dict_names` does it. A job shares each tensor of a model once, also buffers that are not
+# persistent. `state_dict()` has a tied tensor under each of its names and leaves out buffers that
+# are not persistent. It also holds what `get_extra_state()` of the modules returns
+# (`extra_states`), and values that their state-dict hooks add. All names are those of the model as
+# it is without `torch.compile` (`plain_name`), so that a job may use it or not.
+
+
+COMPILED = "_orig_mod."  # torch.compile puts the model into a module, under this name
+
+_PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
+
+
+def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
+    """Map the names in `state_dict()` to its tensors' own names; return other values, too."""
+    known = {id(tensor): plain_name(name) for name, tensor in model.named_buffers()}
+    known |= {id(tensor): plain_name(name) for name, tensor in model.named_parameters()}
+    names, besides = {}, {}
+    for full_name, value in model.state_dict(keep_vars=True).items():
+        name = plain_name(full_name)
+        if id(value) in known:
+            names[name] = known[id(value)]
+        elif can_save(value):
+            besides[name] = value.detach() if isinstance(value, torch.Tensor) else value
+    return names, besides
+
+
+def extra_states(model: torch.nn.Module) -> dict[str, Any]:
+    """Return what `get_extra_state()` of the modules of `model` returns, by the module's name."""
+    return {
+        name: state
+        for name, module in _with_extra_state(model)
+        if is_portable(state := module.get_extra_state())
+    }
+
+
+def load_extra_states(model: torch.nn.Module, states: Mapping[str, Any]) -> None:
+    for name, module in _with_extra_state(model):
+        if name in states:
+            module.set_extra_state(states[name])
+
+
+def is_portable(value: Any) -> bool:
+    """Return whether `value` has only parts that workers send each other."""
+    return _all_leaves(value, lambda leaf: isinstance(leaf, _PORTABLE))
+
+
+def can_save(value: Any) -> bool:
+    """Return whether `value` has only parts that a checkpoint file can hold."""
+    return _all_leaves(value, lambda leaf: isinstance(leaf, torch.Tensor) or can_hold(leaf))
+
+
+def plain_name(name: str) -> str:
+    """Return `name` without the prefix that `torch.compile` has put into it."""
+    return name.replace(COMPILED, "")
+
+
+def with_plain_names(state: Any) -> Any:
+    """Return nested dicts and lists with plain names in place of all texts, keys and values."""
+    # An earlier edl has written the names of a compiled model into its checkpoints.
+    if isinstance(state, str):
+        return plain_name(state)
+    if isinstance(state, dict):
+        return {with_plain_names(key): with_plain_names(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [with_plain_names(value) for value in state]
+    return state
+
+
+def _with_extra_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    base = torch.nn.Module.get_extra_state
+    modules = ((plain_name(name), one) for name, one in model.named_modules())
+    return ((name, one) for name, one in modules if type(one).get_extra_state is not base)
+
+
+def _all_leaves(value: Any, test: Callable[[Any], bool]) -> bool:
+    """Return whether `test` is true for everything in the containers `value`."""
+    odd: list[Any] = []
+
+    def note(leaf: Any, _where: str) -> None:
+        if not test(leaf):
+            odd.append(leaf)
+
+    map_leaves(value, note)
+    return not odd
+
+
+# ------------------------------------------------------------
+# Keep gradients and optimizer states in the memory order of their parameters.
+#
+# PyTorch's fused optimizers go through the memory of a parameter, its gradient and its state at
+# once. On a CPU they do not check that the orders are the same, and on a GPU they raise an error.
+# Tensors that come from other workers or from a checkpoint are row-major, and a parameter need not
+# be (`channels_last`, a transposed matrix).
+
+
+def laid_out_like(
+    parameter: torch.Tensor, tensor: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    if tensor.stride() == parameter.stride():
+        return tensor.to(dtype)
+    laid_out = torch.empty_like(parameter, dtype=dtype, device=tensor.device)
+    return laid_out.copy_(tensor)
+
+
+# ------------------------------------------------------------
+# Share an optimizer's parameter groups and `requires_grad` flags with the job's state.
+#
+# `ParameterGroups` shares the groups, `Flags` the flags. A script may add a group in epoch 2,
+# remove one, or freeze parameters. A newcomer that begins in epoch 5, and a job that is resumed
+# there, have not run that code: they receive the groups and the flags with the job's state. The
+# groups that a newcomer's script has *before its loop* must be those that the job began with, or be
+# a subset of those that the job has now. Otherwise it is another script, and edl raises UsageError.
+
+
+Names = list[list[str]]  # of the parameters of each group
+
+
+def optimizer_parameters(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module
+) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the name and the object of each parameter of `optimizer`, group by group."""
+    names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, parameter in enumerate(parameters):
+        yield names.get(parameter, f"parameter.{index}"), parameter
+
+
+class ParameterGroups:
+    """The parameter groups of one optimizer; `follow` makes them equal to the job's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+        self._optimizer, self._model = optimizer, model
+        self._at_start: Names | None = None
+        self._received: list[set[torch.Tensor]] = []  # groups that the script has yet to add itself
+
+    @property
+    def names(self) -> Names:
+        """The names of the parameters in each present group of the optimizer."""
+        named = optimizer_parameters(self._optimizer, self._model)
+        return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
+
+    def begin(self) -> None:
+        """Record the parameter groups at the start of the epoch loop; further calls do nothing."""
+        if self._at_start is None:
+            self._at_start = self.names
+
+    def state(self) -> dict[str, Names]:
+        """Return the parameter names of each group, at present and when the epoch loop began."""
+        self.begin()
+        assert self._at_start is not None
+        return {"now": self.names, "at_start": self._at_start}
+
+    def follow(self, theirs: Mapping[str, Names], options: Sequence[Mapping[str, Any]]) -> None:
+        """Make the groups of the optimizer those of the job, in the job's order."""
+        self.begin()
+        assert self._at_start is not None
+        wanted, mine = theirs["now"], self.names
+        if mine == wanted:
+            return
+        is_same_script = self._at_start == theirs["at_start"]
+        if not is_same_script and any(each not in wanted for each in mine):
+            raise UsageError(_other_groups(mine, wanted))
+        known = {plain_name(name): one for name, one in self._model.named_parameters()}
+        known |= optimizer_parameters(self._optimizer, self._model)
+        if unknown := [name for group in wanted for name in group if name not in known]:
+            raise UsageError(
+                f"the job's optimizer trains {some(unknown)} by now, and this worker's model has "
+                "no such parameters; build all modules before `for epoch in loader.epochs(n)`, "
+                "those that are trained later, too, and add their parameter group in the loop"
+            )
+        self._rebuild([[known[name] for name in group] for group in wanted], options)
+
+    def _rebuild(
+        self, wanted: list[list[torch.nn.Parameter]], options: Sequence[Mapping[str, Any]]
+    ) -> None:
+        optimizer = self._optimizer
+        own, groups = [*optimizer.param_groups], []
+        for parameters, theirs in zip(wanted, options, strict=True):
+            kept = next((one for one in own if _same(one["params"], parameters)), None)
+            if kept is not None:
+                groups.append(kept)
+                continue
+            optimizer.param_groups.clear()  # else PyTorch looks for the parameters in all of them
+            group = {**theirs, "params": parameters}
+            if names := group.pop("param_names", None):
+                group["params"] = list(zip(names, parameters, strict=True))
+            type(optimizer).add_param_group(optimizer, group)
+            groups += optimizer.param_groups
+            self._receive(set(parameters))
+        optimizer.param_groups[:] = groups  # in place: other objects may hold the list
+        logger.info("the optimizer has the job's %d parameter groups now", len(groups))
+
+    def _receive(self, parameters: set[torch.Tensor]) -> None:
+        """Record a group that came with the job's state, by the set of its parameters."""
+        if not self._received:
+            vars(self._optimizer)["add_param_group"] = self._add
+        self._received.append(parameters)
+
+    def _add(self, group: dict[str, Any]) -> None:
+        """Add the parameter group `group`, unless it came with the job's state already."""
+        given = group["params"]
+        given = [given] if isinstance(given, torch.Tensor) else [*given]
+        tensors = {one[1] if isinstance(one, tuple) else one for one in given}
+        if tensors not in self._received:
+            type(self._optimizer).add_param_group(self._optimizer, {**group, "params": given})
+            return
+        self._received.remove(tensors)
+        logger.debug("this parameter group came with the job's state; it is not added again")
+        if not self._received:
+            del vars(self._optimizer)["add_param_group"]
+
+
+class Flags:
+    """A record of the `requires_grad` flags with which the script's epoch loop began."""
+
+    def __init__(self) -> None:
+        self._at_start: dict[str, bool] = {}
+
+    def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Record the `requires_grad` flags with which the script's epoch loop begins."""
+        for name, parameter in parameters.items():
+            self._at_start.setdefault(name, parameter.requires_grad)
+
+    def changed(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, bool]:
+        """Return the present `requires_grad` flags that the loop has changed, by parameter name."""
+        self.begin(parameters)
+        return {
+            name: parameter.requires_grad
+            for name, parameter in parameters.items()
+            if parameter.requires_grad is not self._at_start[name]
+        }
+
+    def follow(self, parameters: Mapping[str, torch.Tensor], changed: Mapping[str, bool]) -> None:
+        """Set the `requires_grad` flags of `parameters` to those of the job."""
+        self.begin(parameters)
+        for name, parameter in parameters.items():
+            wanted = changed.get(name, self._at_start[name])
+            if parameter.requires_grad is not wanted:
+                parameter.requires_grad_(wanted)
+
+
+def _same(one: Iterable[torch.Tensor], other: Iterable[torch.Tensor]) -> bool:
+    return [*map(id, one)] == [*map(id, other)]
+
+
+def _other_groups(mine: Names, wanted: Names) -> str:
+    number, odd = next((n, each) for n, each in enumerate(mine) if each not in wanted)
+    return (
+        f"parameter group {number} of this script's optimizer has {some(odd)}, and the job has no "
+        f"such group: its {len(wanted)} have {'; '.join(some(each) for each in wanted)}; make the "
+        "groups as the job's script does, or start a new job"
+    )
+
 
 _HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -230,3 +492,50 @@ def _write(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         own.pop(parameter, None)
     for key, value in state["state"].items():
         own[parameters[key]] = value
+
+
+# ------------------------------------------------------------
+# Find the options of an optimizer that its own `step()` computes: `ComputedOptions`.
+#
+# The options of a parameter group are set by the script and its schedulers, such as `lr` and
+# `weight_decay`. Some optimizers also keep numbers there that `step()` computes from gradients
+# (Prodigy, D-Adaptation) or counts (schedule-free optimizers). A worker that missed a step needs
+# these from another worker, and must keep the others, which its script has yet to change.
+
+
+SCHEDULED = ("lr", "initial_lr")  # by schedulers, at any time
+
+Numbers = list[dict[str, Any]]  # of the options of each group, by name
+
+
+def option_numbers(optimizer: torch.optim.Optimizer) -> Numbers:
+    """Return the numbers among the options of each parameter group, by name, to compare them."""
+    # A tensor is known by its identity and count of changes: to read it would wait for its device.
+    return [
+        {
+            name: (id(value), value._version) if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if isinstance(value, int | float | torch.Tensor) and name not in SCHEDULED
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+class ComputedOptions:
+    """The names of the options that the `step()` of one optimizer has changed itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.names: set[str] = set()
+        self._optimizer = optimizer
+        self._before: list[Numbers] = []  # of steps within steps, the outermost first
+        for each in dict.fromkeys((optimizer, stepping(optimizer))):
+            each.register_step_pre_hook(self._begin)
+            each.register_step_post_hook(self._end)
+
+    def _begin(self, *_: Any) -> None:
+        self._before.append(option_numbers(self._optimizer))
+
+    def _end(self, *_: Any) -> None:
+        before, now = self._before.pop(), option_numbers(self._optimizer)
+        for old, new in zip(before, now, strict=False):
+            self.names.update(name for name in new if old.get(name) != new[name])

@@ -4,7 +4,7 @@
 several, a step ends when the next backward pass begins after an update, or when the script asks for
 the next batch. One that takes two backward passes for an update (SAM) is treated like several. All
 gradients that the updates of a step need are reduced before the first of these updates. See
-:mod:`edl.core.step.engine`.
+:mod:`edl.step.engine`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Protocol
 
 import torch
 
-from edl.core.step.step_state import OptimizerStep, StepState
+from edl.binding.loop import RandomNumbers
 from edl.errors import UsageError
-from edl.framework.random_numbers import RandomNumbers
-from edl.torch.accumulation import Accumulation
-from edl.torch.backward import BackwardEnd
+from edl.step.engine import OptimizerStep, StepState
+from edl.torch.gradients import Accumulation, BackwardEnd
 from edl.worker import activity
 from edl.worker.worker import Worker
 

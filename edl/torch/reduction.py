@@ -2,7 +2,7 @@
 
 :class:`GradientReduction` does it for one optimizer. Each parameter's gradient goes to Horovod the
 moment autograd has accumulated it. It is weighted by two factors, one before and one after the
-average, see :mod:`edl.core.step.weighting`: if all workers train full batches, both are 1 and
+average, see :mod:`edl.step.weighting`: if all workers train full batches, both are 1 and
 nothing is multiplied. The local gradient is never written to before the step is complete, so that a
 survivor of a broken ring can send it again (promise 5 of docs/explanation/guarantees.md). After the
 step its memory receives the next average. So a parameter needs memory for two gradients, and no
@@ -19,38 +19,136 @@ Inside of ``no_sync()``, and in all but the last of an optimizer's ``backward_pa
 gradients are added up here, each weighted by the samples of its batch, and sent with the gradients
 of the last pass. Those of logical workers (:mod:`edl.torch.logical`) are added up exactly.
 
-:mod:`edl.core.step.engine` decides whether a step sets the gradients to their mean, or changes
+:mod:`edl.step.engine` decides whether a step sets the gradients to their mean, or changes
 no weights. All workers together decide which parameters have a gradient.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from edl.core.step.step_state import OptimizerStep, StepState
-from edl.core.step.weighting import Weights
+from edl.binding.loop import average_buffers
+from edl.binding.noise import Looked, NoiseMeter
+from edl.binding.reduction import StepReduction
 from edl.errors import UsageError
-from edl.framework.reduction import StepReduction
-from edl.framework.steps import average_buffers
-from edl.torch.accumulation import Accumulation, can_have_gradient, requiring_gradient
-from edl.torch.exact_tensors import copy_each
-from edl.torch.gradient import Gradient, not_finite
-from edl.torch.groups import optimizer_parameters
-from edl.torch.last_step import LastStep
-from edl.torch.logical import LogicalSums, Means
-from edl.torch.noise import TorchNoise
-from edl.torch.optimizer_state import is_sharpness_aware
+from edl.step.engine import OptimizerStep, StepState
+from edl.step.weighting import Weights
+from edl.torch.gradients import (
+    Accumulation,
+    Gradient,
+    LastStep,
+    PendingAllreduces,
+    can_have_gradient,
+    not_finite,
+    requiring_gradient,
+)
+from edl.torch.logical import LogicalSums, Means, copy_each
+from edl.torch.optimizer_state import is_sharpness_aware, optimizer_parameters
 from edl.torch.optimizers import Optimizers
-from edl.torch.pending_allreduces import PendingAllreduces
+from edl.worker.worker import Worker
+
+# ------------------------------------------------------------
+# Measure the squared norms of PyTorch's gradients, for the gradient noise scale.
+#
+# `TorchNoise` measures them. For an optimizer of Adam's kind the norms are those of the scaled
+# gradient g / (sqrt(v) + eps), with the gradient g, Adam's running mean v of squared gradients and
+# its constant eps: a larger batch reduces the noise of the scaled gradient (adaptdl does the same).
+# Until v covers 5 steps, the norms are those of the gradients themselves.
+
+
+LEAST_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
+
+
+class TorchNoise(NoiseMeter):
+    """A meter of the squared gradient norms of one optimizer."""
+
+    def __init__(
+        self, worker: Worker, optimizer: torch.optim.Optimizer, scale: Callable[[], float]
+    ) -> None:
+        super().__init__(worker)
+        self._optimizer = optimizer
+        self._scale = scale
+
+    def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
+        """Record the norms of the local gradients and of the means, before these replace them."""
+        denominators = {g.parameter: self._denominator(g.parameter) for g, _ in averaged}
+        own = [(gradient.parameter, gradient.parameter.grad) for gradient, _ in averaged]
+        mean = [(gradient.parameter, average) for gradient, average in averaged]
+        self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
+
+    def show_own(self, gradients: Sequence[Gradient]) -> None:
+        """Measure the gradients in a step of a worker that is alone in its ring."""
+        own = [(gradient.parameter, gradient.parameter.grad) for gradient in gradients]
+        denominators = {parameter: self._denominator(parameter) for parameter, _ in own}
+        self.show(lambda: self._seen(own, denominators), lambda: self._seen(own, denominators))
+
+    def _seen(
+        self,
+        of: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None]],
+        denominators: Mapping[torch.nn.Parameter, torch.Tensor | None],
+    ) -> Looked:
+        """Return the sampled numbers of gradients, divided as the optimizer divides them."""
+        seen = []
+        for parameter, gradient in of:
+            if gradient is None:
+                continue
+            part, times = self._looked_at(gradient.numel())
+            numbers = _at_least_float32(gradient.detach().to_dense().reshape(-1)[part])
+            if numbers.is_complex():
+                numbers = numbers.abs()
+            denominator = denominators[parameter]
+            seen.append((numbers if denominator is None else numbers / denominator, times))
+        return seen
+
+    def _denominator(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        """Return what Adam divides the sampled numbers of the gradient of `parameter` by."""
+        state = getattr(self._optimizer, "state", {}).get(parameter, {})
+        squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
+        if squares is None or squares.shape != parameter.shape or steps < LEAST_STEPS:
+            return None
+        if squares.is_complex():  # squares of the real and of the imaginary parts
+            return None
+        group = next(g for g in self._optimizer.param_groups if _has(g["params"], parameter))
+        if not {"betas", "eps"} <= group.keys():  # not Adam: exp_avg_sq may mean something else
+            return None
+        correction = 1.0 - float(group["betas"][1]) ** steps
+        part, _ = self._looked_at(squares.numel())
+        found: torch.Tensor = (
+            (_at_least_float32(squares.reshape(-1)[part]) / correction).sqrt_().add_(group["eps"])
+        )
+        return found
+
+    def _unit(self) -> float:
+        return self._scale() ** 2
+
+    def _square(self, gradients: Looked) -> float:
+        if not gradients:
+            return 0.0
+        device = gradients[0][0].device
+        norms = torch._foreach_norm([numbers for numbers, _ in gradients])
+        squares = torch.stack([norm.to(device) for norm in norms]).double().square()
+        times = torch.tensor([times for _, times in gradients], dtype=torch.float64, device=device)
+        return float(squares @ times)
+
+
+def _has(parameters: Sequence[torch.nn.Parameter], parameter: torch.nn.Parameter) -> bool:
+    return any(one is parameter for one in parameters)
+
+
+def _at_least_float32(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.float() if numbers.element_size() < 4 else numbers
+
 
 NO_BATCH = (
     "optimizer.step() was called without a batch from the edl loader, or again for the same one; "
     "take each training batch from edl.DataLoader, and call optimizer.step() once for it (with "
     "several optimizers, before edl.mean() or edl.gather() if its gradients were computed before)"
 )
+
 TWICE = (
     "optimizer.step() was called twice for the gradients of one backward(); call backward() again "
     "before the second, or take another batch"
@@ -107,7 +205,7 @@ class GradientReduction:
         self._logical.end_batch(self._gradients)
         self._reduction.reduce()
 
-    # --- what the step's engine asks for: see edl.worker.step_driver.Reducer
+    # --- what the step's engine asks for: see edl.worker.loader_steps.Reducer
 
     def allreduce(self, weights: Weights, again: bool) -> None:
         """Send the gradients that are not sent yet, wait for all, and keep the averages."""

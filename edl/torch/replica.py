@@ -1,59 +1,391 @@
 """Send, load, save and compare a PyTorch script's state, which all workers of a job share.
 
-:class:`TorchReplica` does it. :mod:`edl.framework.replica` has what is the same in every framework.
+:class:`TorchReplica` does it. :mod:`edl.binding.replica` has what is the same in every framework.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch.amp import GradScaler
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.lr_scheduler import LRScheduler
 
-from edl.core.plural import counted
-from edl.core.step.state_check import STEP_VALUE
-from edl.errors import UsageError
-from edl.framework.digest import ByteRange
-from edl.framework.replica import Array, FrameworkReplica
-from edl.framework.state import Trackable, describe, map_leaves, references
-from edl.torch.buffers import fitting, non_persistent, overwrite, without
-from edl.torch.capture import Copier, check_model, to_tensors
-from edl.torch.computed_options import ComputedOptions
-from edl.torch.digest import digests, size_of
-from edl.torch.groups import Flags, Names, ParameterGroups, optimizer_parameters
-from edl.torch.last_step import LastStep
-from edl.torch.names import (
-    can_save,
-    extra_states,
-    load_extra_states,
-    plain_name,
-    state_dict_names,
-    with_plain_names,
+from edl.binding import replica
+from edl.binding.replica import (
+    Array,
+    ByteRange,
+    FrameworkReplica,
+    Reference,
+    Trackable,
+    describe,
+    few,
+    map_leaves,
+    references,
+    transfers,
 )
+from edl.checkpoint.safetensors import Blob
+from edl.core.plural import counted
+from edl.errors import CheckpointError, UsageError
+from edl.ring.ring import CollectiveFailed
+from edl.step.state_check import STEP_VALUE
+from edl.torch.collectives import broadcast_start, finish
+from edl.torch.digest import digests, size_of
+from edl.torch.gradients import LastStep
 from edl.torch.optimizer_state import (
+    ComputedOptions,
+    Flags,
+    Names,
+    ParameterGroups,
+    can_save,
     copied_for_step,
+    extra_states,
     keeps_tensors,
+    load_extra_states,
     load_state,
     named_state,
+    optimizer_parameters,
+    plain_name,
     same_kind,
+    state_dict_names,
     state_of,
     with_own_options,
+    with_plain_names,
 )
-from edl.torch.scalers import Scalers
-from edl.torch.schedulers import Schedulers, load_scheduler, savable, step_values
-from edl.torch.transfer import TorchArrays
+from edl.torch.schedules import Schedulers, load_scheduler, savable, step_values
 from edl.worker.progress import Receive
 
 logger = logging.getLogger(__name__)
 
+
+# ------------------------------------------------------------
+# Treat the buffers of models that a state may lack, and those that PyTorch cannot write to.
+#
+# A buffer that is registered with `persistent=False` is usually something that the model computes,
+# such as an attention mask: it may be made, or enlarged, in a forward pass. PyTorch neither saves
+# nor loads it. Between workers it is sent like any other tensor, and loaded where it fits.
+
+
+State = Mapping[str, torch.Tensor]
+
+
+def non_persistent(model: torch.nn.Module) -> set[str]:
+    """Return the names of the buffers of `model` that are not in its `state_dict()`."""
+    return {
+        plain_name(f"{prefix}{'.' if prefix else ''}{name}")
+        for prefix, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+
+
+def fitting(mine: State, theirs: State, optional: Iterable[str]) -> list[str]:
+    """Return the names of the tensors of this script into which a state can be loaded."""
+    free = set(optional)
+    return [
+        name
+        for name, tensor in mine.items()
+        if name not in free or (name in theirs and theirs[name].shape == tensor.shape)
+    ]
+
+
+def without(tensors: State, optional: Iterable[str]) -> dict[str, torch.Tensor]:
+    free = set(optional)
+    return {name: tensor for name, tensor in tensors.items() if name not in free}
+
+
+def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy `value` into `tensor`, which has the same shape, also if `expand()` has made it."""
+    strides = tensor.stride() if tensor.layout is torch.strided else tensor.shape
+    shape = zip(tensor.shape, strides, strict=True)
+    expanded = [size > 1 and step == 0 for size, step in shape]
+    if any(expanded):  # PyTorch refuses to write to elements that share memory
+        first = tuple(slice(1) if repeats else slice(None) for repeats in expanded)
+        tensor, value = tensor[first], value[first]
+    tensor.copy_(value)
+
+
+# ------------------------------------------------------------
+# Copy PyTorch state into host memory for a checkpoint, and turn such copies into tensors again.
+#
+# A `Copier` makes the copies, and `to_tensors` turns them into tensors.
+
+
+KIND = "torch"
+
+
+class Copier:
+    """A copier of model state into host memory; each copy overwrites the tensors of the last."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+        self._used = 0
+        self._gpus: set[torch.device] = set()  # that copies were started on
+
+    def copy(self, state: Any) -> Any:
+        """Copy a state, with each tensor replaced by a `Blob` with a copy of its bytes."""
+        self._used = 0
+        self._gpus.clear()
+        copied = map_leaves(state, self._leaf)
+        del self._buffers[self._used :]  # of a larger part of the state
+        for gpu in self._gpus:  # a script may train on another one than the current device
+            torch.cuda.synchronize(gpu)
+        return copied
+
+    def _leaf(self, value: Any, where: str) -> Any:
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            raise CheckpointError(f"{where} is a {value.layout} tensor, which is not supported")
+        source = value.detach()
+        copy = self._buffers[self._used] if self._used < len(self._buffers) else None
+        if copy is None or copy.shape != source.shape or copy.dtype != source.dtype:
+            copy = torch.empty(
+                source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda
+            )
+            self._buffers[self._used : self._used + 1] = [copy]
+        self._used += 1
+        copy.copy_(source, non_blocking=source.is_cuda)
+        if source.is_cuda:
+            self._gpus.add(source.device)
+        data = copy.reshape(-1).view(torch.uint8).numpy().data
+        dtype = str(copy.dtype).removeprefix("torch.")
+        return Blob(KIND, dtype, tuple(copy.shape), data, source.device.type)
+
+
+def to_tensors(state: Any, *, copy: bool = False) -> Any:
+    """Return nested dicts, lists and tuples like `state`, with tensors in place of Blobs."""
+    return map_leaves(state, partial(_tensor, copy=copy))
+
+
+def _tensor(value: Any, where: str, copy: bool) -> Any:
+    if not isinstance(value, Blob):
+        return value
+    dtype = getattr(torch, value.dtype, None)
+    if value.kind != KIND or not isinstance(dtype, torch.dtype):
+        raise CheckpointError(
+            f"{where} is a {value.kind} array of {value.dtype}, which this PyTorch does not know"
+        )
+    if value.data.nbytes:
+        flat = torch.frombuffer(value.data, dtype=torch.uint8).view(dtype)
+    else:
+        flat = torch.empty(0, dtype=dtype, device="cpu")
+    there = value.device if value.device != "cuda" or torch.cuda.is_available() else "cpu"
+    return flat.reshape(value.shape).to(there, copy=copy)  # else it may share the Blob's memory
+
+
+def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+    """Check that the tensors of a checkpoint have the names and shapes of this script's model."""
+    if lacking := sorted(theirs.keys() - mine.keys()):
+        raise CheckpointError(
+            f"the checkpoint is of another model: only it has {few(lacking)}; a script that adds "
+            "modules in its loop must build them before it to be resumed"
+        )
+    if odd := sorted(mine.keys() - theirs.keys()):
+        raise CheckpointError(
+            f"the checkpoint is of another model: only this script's has {few(odd)}"
+        )
+    shapes = [
+        f"{name} has shape {tuple(theirs[name].shape)} there and {tuple(mine[name].shape)} here"
+        for name in sorted(mine)
+        if mine[name].shape != theirs[name].shape
+    ]
+    if shapes:
+        raise CheckpointError(f"the checkpoint is of another model: {few(shapes)}")
+
+
+# ------------------------------------------------------------
+# Share the states of a script's GradScalers, so that a newcomer has the loss scale of the job.
+#
+# `Scalers` has their states; `see_scalers` tells when a scaler is used.
+
+
+_see: Callable[[GradScaler], None] | None = None
+
+
+def see_scalers(see: Callable[[GradScaler], None]) -> None:
+    """Register `see`: `see(scaler)` is called each time a GradScaler is about to scale a loss."""
+    global _see
+    if _see is None:  # PyTorch has no hook for that, and a script need not name its scaler to edl
+        scale = GradScaler.scale
+
+        @functools.wraps(scale)
+        def scale_seen(self: GradScaler, outputs: Any) -> Any:
+            if _see is not None and self.is_enabled():
+                _see(self)
+            return scale(self, outputs)
+
+        GradScaler.scale = scale_seen  # type: ignore[method-assign]
+    _see = see
+
+
+class Scalers:
+    """The GradScalers of a script, in the order of their first use, the same on all workers."""
+
+    def __init__(self) -> None:
+        self._seen: list[GradScaler] = []
+        self._fresh: list[dict[str, Any]] = []  # their states when they were first seen
+        self._awaiting: list[dict[str, Any]] = []  # states of the job's, by the same numbers
+
+    def see(self, scaler: GradScaler) -> None:
+        """Add `scaler`, which is about to be used, as the next one in the order."""
+        if any(seen is scaler for seen in self._seen):
+            return
+        number = len(self._seen)
+        self._seen.append(scaler)
+        self._fresh.append(scaler.state_dict())
+        if number < len(self._awaiting):
+            scaler.load_state_dict(self._awaiting[number])
+
+    def states(self) -> list[dict[str, Any]]:
+        """Return the state of each scaler, in order."""
+        known = [scaler.state_dict() for scaler in self._seen]
+        return known + self._awaiting[len(known) :]
+
+    def load(self, states: Sequence[dict[str, Any]]) -> None:
+        """Load `states`, the job's states of its scalers in the order of `states`."""
+        self._awaiting = list(states)
+        # One that was used in the warm-up only, and by nobody else yet, begins anew.
+        theirs = self._awaiting + self._fresh[len(self._awaiting) :]
+        for scaler, state in zip(self._seen, theirs, strict=False):
+            scaler.load_state_dict(state)
+
+
+# ------------------------------------------------------------
+# Send PyTorch's tensors through the ring, by broadcasts: `TorchArrays`.
+#
+# `state` sends the rest of a state, and calls it for the tensors.
+
+
+COLLECTIVE_BYTES = 2**22  # what a worker receives and does not keep stays in the processor's cache
+
+
+class TorchArrays:
+    """The PyTorch part of sending a state: describe, allocate and broadcast its tensors."""
+
+    def __init__(self) -> None:
+        self._reserved: dict[int, list[torch.Tensor]] = {}  # buffers in CPU memory, by their size
+
+    def reserve(self, sent: list[Reference]) -> None:
+        """Allocate the memory into which the next `broadcast` receives a state to be kept."""
+        self._reserved.clear()
+        for piece in transfers(sent):
+            if piece[0].device == "cpu":
+                size = sum(reference.size for reference in piece)
+                # Written to now: that takes longer than the transfer, for which all workers wait.
+                flat = torch.empty(size, dtype=torch.uint8).zero_()
+                self._reserved.setdefault(size, []).append(flat)
+
+    def refer(self, value: Any, index: int) -> tuple[torch.Tensor, Reference] | None:
+        """Return the tensor to send for `value`, and its placeholder in the sent state."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        tensor = value.detach()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        size = tensor.numel() * tensor.element_size()
+        return tensor, Reference(index, tuple(tensor.shape), dtype, size, tensor.device.type)
+
+    def empty(self, reference: Reference) -> torch.Tensor:
+        """Return a tensor without elements, of the shape, dtype and device type in `reference`."""
+        dtype, device = getattr(torch, reference.dtype), _own_device(reference.device)
+        return torch.empty(reference.shape, dtype=dtype, device=device)
+
+    def broadcast(
+        self,
+        sent: list[Reference],
+        arrays: list[torch.Tensor] | None,
+        root: int,
+        keep: bool,
+    ) -> dict[int, torch.Tensor]:
+        """Broadcast the tensors of a state from rank `root`; all workers call it."""
+        parts_sent = list(transfers(sent))
+        buffers: list[torch.Tensor] = []
+        handles: list[int] = []
+        scratch: dict[str, torch.Tensor] = {}
+        for number, piece in enumerate(parts_sent):
+            size, kind = sum(reference.size for reference in piece), piece[0].device
+            if arrays is not None:
+                parts = [_as_bytes(arrays[reference.index]) for reference in piece]
+                flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+            elif keep:
+                flat = self._kept_buffer(size, kind)
+            else:  # one buffer for all: to touch new memory would cost more than the transfer
+                if kind not in scratch:
+                    scratch[kind] = _new_buffer(COLLECTIVE_BYTES, kind)
+                flat = scratch[kind]
+            buffers.append(flat)
+            handles += _start_broadcasts(flat, size, root, f"edl.state.{number}")
+        self._reserved.clear()
+        failures: list[CollectiveFailed] = []
+        for handle in handles:  # all of them, so that Horovod lets go of all buffers
+            try:
+                finish(handle)
+            except CollectiveFailed as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        received: dict[int, torch.Tensor] = {}
+        for piece, flat in zip(parts_sent, buffers, strict=True) if keep else ():
+            start = 0
+            for reference in piece:
+                stop = start + reference.size
+                # In a shared piece a copy of its own: a view must be aligned to its type.
+                own = flat if len(piece) == 1 else flat[start:stop].clone()
+                received[reference.index] = own.view(getattr(torch, reference.dtype)).reshape(
+                    reference.shape
+                )
+                start = stop
+        return received
+
+    def _kept_buffer(self, size: int, kind: str) -> torch.Tensor:
+        """Return a flat uint8 tensor of any content, into which a part of a state is received."""
+        if kind == "cpu" and self._reserved.get(size):
+            return self._reserved[size].pop()
+        return _new_buffer(size, kind)
+
+
+exchange = functools.partial(replica.exchange_state, TorchArrays())
+
+
+def _start_broadcasts(flat: torch.Tensor, size: int, root: int, name: str) -> list[int]:
+    """Start the broadcasts of one flat buffer, of at most `COLLECTIVE_BYTES` each."""
+    handles = []
+    for start in range(0, size, COLLECTIVE_BYTES):
+        begin = start if size <= len(flat) else 0  # each overwrites a scratch buffer
+        part = flat[begin : begin + min(COLLECTIVE_BYTES, size - start)]
+        handles.append(broadcast_start(part, root, f"{name}.{start}"))
+    return handles
+
+
+def _new_buffer(size: int, kind: str) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _own_device(kind: str) -> torch.device:
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    )
+
+
 GROUPS = "edl: groups"  # a key in the state of an optimizer; missing in old checkpoints
+
 COMPUTED = "computed"  # a key in the state of its groups
+
 AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm, InstanceNorm
+
 NAMED = ("model", "requires_grad", "extra")  # the keys of a state under which names stand
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch.utils.data
 from torch.utils.data import DistributedSampler
 
+from edl.binding import process
 from edl.core.plural import workers
-from edl.core.step.shuffle import EpochOrder
 from edl.errors import UsageError
-from edl.framework import process
+from edl.step.source import EpochOrder
 
 _allows_logical = False
 _of_ring: weakref.WeakSet[DistributedSampler[Any]] = weakref.WeakSet()

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 
-from edl.core.step.seeds import derived_seed
-from edl.framework.random_numbers import seed_python
+from edl.binding.loop import seed_python
+from edl.step.source import derived_seed
 
 DRAWS_NOTHING = (torch.utils.data.TensorDataset, torch.Tensor, np.ndarray, list, tuple, range)
 

@@ -22,8 +22,8 @@ where S_j = sum g and Q_j = sum g xhat over the elements of worker j. This layer
 by n_i / N, in which N cancels. A worker with padding gets finite numbers that count for nothing.
 
 If a worker dies during an exchange, the survivors go on with the same statistics
-(:mod:`edl.worker.exchange`). In evaluation, in a warm-up, in a job of one worker and between two
-steps the statistics are those of the local batch.
+(:mod:`edl.worker.loader_steps`). In evaluation, in a warm-up, in a job of one worker and between
+two steps the statistics are those of the local batch.
 
 A script with an elastic state has Horovod's optimizer, whose loss is the mean of all L_i: n_i / N
 is 1 / size then, and a broken ring interrupts the script, as in any of its own collectives.
@@ -38,8 +38,8 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from edl.core.step.moments import Channels, Moments, combined, weighted_sum
-from edl.framework.process import current_worker, is_initialized
+from edl.binding.process import current_worker, is_initialized
+from edl.step.moments import Channels, Moments, combined, weighted_sum
 
 Exchange = Callable[[bytes], list[bytes]]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from edl.binding.replica import few, map_leaves
 from edl.checkpoint.location import location
 from edl.checkpoint.safetensors import Blob
 from edl.checkpoint.weights import weights
 from edl.errors import CheckpointError
-from edl.framework.state import few, map_leaves
-from edl.torch.capture import KIND, to_tensors
-from edl.torch.names import plain_name
+from edl.torch.optimizer_state import plain_name
+from edl.torch.replica import KIND, to_tensors
 
 EXTRA = "_extra_state"  # the last part of the name of what get_extra_state() gives
 

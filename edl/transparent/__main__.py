@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
+from edl.binding import process
 from edl.core.host.python_command import Main, parse_command
 from edl.errors import UsageError
-from edl.framework import process
 from edl.launch.template.main import run_as_main
 from edl.transparent import import_hook, step_numbers
 

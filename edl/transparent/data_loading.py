@@ -22,10 +22,10 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from torch.utils.data._utils import collate
 
 import edl.torch
-from edl.core.step.replica_order import by_steps, samples_of_replica
-from edl.core.step.shuffle import Indices
+from edl.binding import process
 from edl.errors import UsageError
-from edl.framework import process
+from edl.step.order import by_steps, samples_of_replica
+from edl.step.source import Indices
 from edl.torch import api
 from edl.torch.sampler import allow_logical_samplers
 from edl.transparent.averages import ScriptAverages, watch_averages

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from edl.framework.horovod_absent import absent
+from edl.binding.api import absent
 from edl.tensorflow.keras.callbacks import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from edl.framework.horovod_absent import absent
+from edl.binding.api import absent
 from edl.transparent import horovod_callbacks as callbacks
 from edl.transparent.horovod_tensorflow import (
     Adasum,

@@ -43,16 +43,10 @@ from horovod.tensorflow import DistributedOptimizer as _DistributedOptimizer
 from keras.utils import set_random_seed
 
 import edl.tensorflow
+from edl.binding import process
+from edl.binding.api import absent
+from edl.binding.process import cross_rank, cross_size, is_initialized, local_size, shutdown
 from edl.errors import UsageError
-from edl.framework import process
-from edl.framework.horovod_absent import absent
-from edl.framework.process import (
-    cross_rank,
-    cross_size,
-    is_initialized,
-    local_size,
-    shutdown,
-)
 from edl.tensorflow.random_numbers import last_seed
 from edl.tensorflow.tape import as_it_is
 from edl.transparent.input_pipeline import record_pipelines

@@ -41,19 +41,11 @@ from horovod.torch import (
 from horovod.torch import DistributedOptimizer as _DistributedOptimizer
 
 import edl.torch
+from edl.binding import process
+from edl.binding.process import cross_rank, cross_size, is_initialized, local_size, shutdown
 from edl.errors import UsageError
-from edl.framework import process
-from edl.framework.process import (
-    cross_rank,
-    cross_size,
-    is_initialized,
-    local_size,
-    shutdown,
-)
 from edl.torch.api import reduce_as_horovod
-from edl.torch.gathering import tensors_of_all
-from edl.torch.objects import exchange_objects
-from edl.torch.value_reduction import reduced
+from edl.torch.gathering import exchange_objects, reduced, tensors_of_all
 from edl.transparent import data_loading
 from edl.transparent.collective_gradient import refuse_gradient
 from edl.transparent.data_loading import loaders, shown

@@ -5,7 +5,7 @@ have no numbers. So the functions that make one are changed: a data set that beg
 ``from_tensor_slices``, and goes on with ``shard``, ``shuffle``, ``repeat``, ``batch``, ``take``,
 ``skip``, ``map``, ``cache`` and ``prefetch``, remembers that. When it is trained, edl reads the
 samples from the arrays at its beginning, in the order that
-:class:`edl.core.step.pipeline_order.PipelineOrder` computes for all ranks. The data set itself
+:class:`edl.step.order.PipelineOrder` computes for all ranks. The data set itself
 stays as TensorFlow has made it, for evaluation.
 """
 
@@ -21,19 +21,9 @@ import numpy as np
 import tensorflow as tf
 
 import edl.tensorflow
-from edl.core.step.pipeline_order import (
-    Batch,
-    Pipeline,
-    PipelineOrder,
-    Repeat,
-    Shard,
-    Shuffle,
-    Skip,
-    Stage,
-    Take,
-)
+from edl.binding import process
 from edl.errors import UsageError
-from edl.framework import process
+from edl.step.order import Batch, Pipeline, PipelineOrder, Repeat, Shard, Shuffle, Skip, Stage, Take
 from edl.tensorflow.random_numbers import last_seed
 from edl.transparent.ranks import ranks
 from edl.transparent.script_exchange import ScriptExchange

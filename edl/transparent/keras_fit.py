@@ -21,8 +21,8 @@ import keras
 import tensorflow as tf
 
 import edl.tensorflow
+from edl.binding import process
 from edl.errors import UsageError
-from edl.framework import process
 from edl.tensorflow.keras_callbacks.writers import has_writer, mark_as_sent
 from edl.tensorflow.optimizer import is_elastic
 from edl.transparent.input_pipeline import InputPipelines, undivided

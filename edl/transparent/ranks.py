@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from edl import config
+from edl.binding import process
+from edl.binding.api import ADASUM, PROCESS_SETS
 from edl.errors import UsageError
-from edl.framework import process
-from edl.framework.horovod_absent import ADASUM, PROCESS_SETS
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from edl.binding.process import current_worker
 from edl.errors import EdlError, NewcomerDiffers, UsageError
-from edl.framework.process import current_worker
 from edl.transparent.ranks import ranks
 
 LEFT_EARLY = (

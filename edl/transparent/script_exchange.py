@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from edl.framework.process import current_worker
+from edl.binding.process import current_worker
 
 WAITS_S, PAUSE_S = 60.0, 0.2  # for the others, who come to the script's next fit soon
 

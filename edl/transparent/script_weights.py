@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from edl.binding import process
+from edl.binding.replica import PLAIN_BYTES, ByteRange, places
 from edl.errors import UsageError
-from edl.framework import process
-from edl.framework.digest import PLAIN_BYTES, ByteRange, places
 from edl.torch.digest import digests, size_of
-from edl.torch.objects import exchange_objects
+from edl.torch.gathering import exchange_objects
 from edl.torch.optimizer_state import state_of
 from edl.transparent.model_search import modules_with
 from edl.transparent.ranks import place_of_root

@@ -17,10 +17,10 @@ from typing import Any
 import keras
 
 import edl.tensorflow
-from edl.core.step.pipeline_order import Take
+from edl.binding.loop import batch_in_epoch
+from edl.binding.process import current_worker, is_initialized
 from edl.errors import UsageError
-from edl.framework.batch_number import batch_in_epoch
-from edl.framework.process import current_worker, is_initialized
+from edl.step.order import Take
 from edl.tensorflow import training
 from edl.tensorflow.dataset import ElasticDataset
 from edl.tensorflow.model_build import build_model

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 import edl.torch
+from edl.binding.process import current_worker
 from edl.errors import UsageError
-from edl.framework.process import current_worker
 from edl.transparent.script_end import LoopWatch, ended_behind
 
 AHEAD = (

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from edl.core.plural import names
-from edl.core.step.mismatch import find_mismatch, why_mismatch
-from edl.core.step.step_record import IDLE, StepRecords, Stop, check_together
 from edl.errors import JobTrained, NewcomerDiffers, RingBroken, StepsBack, UnevenEnd
 from edl.ring.ring import Ring
+from edl.step.mismatch import find_mismatch, why_mismatch
+from edl.step.record import IDLE, StepRecords, Stop, check_together
 from edl.worker.activity import call_site
-from edl.worker.loader_progress import LoaderProgress
-from edl.worker.progress import TrainingProgress
+from edl.worker.progress import LoaderProgress, TrainingProgress
 
 UNIT = LoaderProgress.unit  # of edl's loader; a script of Horovod's counts its saves
 

@@ -2,17 +2,17 @@
 
 The digest of one group of the state's bytes is sent with the step record of the next step, so it
 needs no message of its own. Each step has the next group, or where a state has fewer groups
-(:func:`edl.core.step.state_check.coarser`) some steps have none; the first step of each epoch and
+(:func:`edl.step.state_check.coarser`) some steps have none; the first step of each epoch and
 the end of the training have the whole state. At the end of a fit (a call of Keras' ``fit``) the
 digests are exchanged in a message of their own, because the script uses the model then.
-:class:`StateCheck` does all this; :mod:`edl.core.step.state_check` defines the groups.
+:class:`StateCheck` does all this; :mod:`edl.step.state_check` defines the groups.
 
 A job may resync (its setting ``on_divergence``): workers that differ get the state that most
 workers hold. Then a difference is noted when the step records arrive; the update of that step is
 still made, by all with the same mean gradients, and the state is sent between this step and the
 next. So a worker that receives it has all updates.
 
-A newcomer that differs leaves: see :mod:`edl.core.step.newcomers`. It ends with an error, and for
+A newcomer that differs leaves: see :mod:`edl.step.state_check`. It ends with an error, and for
 the others the ring is broken, so they complete the step without it, as after a crash.
 """
 
@@ -24,42 +24,50 @@ import struct
 from collections.abc import Callable
 from typing import ClassVar, NoReturn, Protocol
 
+from edl.checkpoint.saved_state import Durable
 from edl.core.events import Details, StateDiffersDetails
-from edl.core.step.data_check import (
-    are_comparable,
-    samples_of,
-    why_data_differ,
-    without_samples,
-)
-from edl.core.step.newcomers import (
+from edl.errors import NewcomerDiffers, StateDiffers, StepsBack
+from edl.ring.ring import Ring
+from edl.step.record import StepRecords, Stop
+from edl.step.state_check import (
     CAUSE,
-    StateReport,
-    newcomers_that_leave,
-    on_trial,
-    why_they_leave,
-)
-from edl.core.step.state_check import (
+    NEVER,
+    SCRIPT_ADVICE,
+    SCRIPT_CAUSE,
     WHOLE,
     Digests,
     Split,
     StateGroup,
+    StateReport,
+    are_comparable,
     due,
+    due_at_save,
+    first_difference,
     fold,
+    newcomers_that_leave,
+    on_trial,
     reason,
     resynced,
+    samples_of,
     split_by_digest,
     split_of,
     undecided,
+    why_data_differ,
+    why_they_leave,
+    without_samples,
 )
-from edl.core.step.step_record import StepRecords, Stop
-from edl.errors import NewcomerDiffers, StateDiffers, StepsBack
-from edl.ring.ring import Ring
 from edl.worker.checkpointing import Checkpointing
-from edl.worker.loader_progress import LoaderProgress
 from edl.worker.mismatch import let_leave
-from edl.worker.progress import Receive, TrainingProgress
+from edl.worker.progress import (
+    Comparable,
+    LoaderProgress,
+    Receive,
+    ScriptProgress,
+    TrainingProgress,
+)
 
 logger = logging.getLogger(__name__)
+
 
 FROM_BATCHES = (
     "what the model sets from its batches differs among the workers (%s): each worker has its own, "
@@ -67,6 +75,7 @@ FROM_BATCHES = (
     "queue, a codebook) is not as in one process: set it from edl.gather(...) or edl.mean(...), "
     "alike on all workers, or train with one"
 )
+
 STATE = struct.Struct(">qq")  # a worker, and the digest of its state
 
 
@@ -299,3 +308,112 @@ class StateCheck(StateComparison):
         workers = tuple(f"w{worker}" for worker in found.odd)
         self._log_event(StateDiffersDetails(workers, f"w{found.source}"), why)
         self._checkpointing.distrust_parts()
+
+
+# ------------------------------------------------------------
+# Define the interfaces of the state that all workers hold alike, in a framework or in a script.
+#
+# `Replica` is a framework's model and optimizer; `ScriptState` is a script's own state.
+
+
+class Shared(Protocol):
+    """The interface to broadcast a state that is the same on all workers."""
+
+    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
+        """Broadcast the state from the rank `root`; with `NOTHING` this worker's stays the same."""
+
+
+class ScriptState(Shared, Compared, Protocol):
+    """The interface to broadcast and compare the state of a script that loads its own data."""
+
+
+class Replica(Shared, Durable, Compared, Protocol):
+    """The interface to broadcast, compare and save a framework's state."""
+
+    def end_batch(self, step: int, epoch: int) -> None:
+        """Copy the state of the tracked objects, or load copies received from another worker."""
+        # One that missed the last step has received copies, and loads them; all others make some to
+        # send. Called when the script asks for its next batch, or exchanges numbers before.
+
+    def average_buffers(self, step: int, exchange: Callable[[bytes], list[bytes]]) -> None:
+        """Set BatchNorm's averages, each worker's own in training, to their means over all."""
+
+
+# ------------------------------------------------------------
+# Compare the workers' states in a script for Horovod Elastic, whenever it saves its state.
+#
+# All workers of such a script save (`state.commit()`) at the same point, and all begin with the
+# same state. Whether the states stay equal is the script's choice: in some scripts each worker
+# trains parameters of its own, which are averaged now and then. So the whole states are compared at
+# the first save of a job that two or more workers make. If they are equal, each later save compares
+# one group of their bytes, each group in its turn (`StateGroup`). If not, they are not compared any
+# more, and the log says so. `ScriptStateCheck` does this.
+#
+# After a join the whole state is compared at the next commit, before it is saved. A newcomer that
+# differs leaves, and the others return to the state that they saved when it joined, as after a
+# crash.
+
+
+class ScriptStateCheck(StateComparison):
+    """One worker's part in comparing the states at each save; it runs in the training thread."""
+
+    cause: ClassVar[str] = SCRIPT_CAUSE
+    unit: ClassVar[str] = "save"  # the word for a step in messages
+
+    def __init__(
+        self,
+        ring: Ring,
+        progress: ScriptProgress,
+        checkpointing: Checkpointing,
+        log_event: Callable[[Details, str], None],
+    ) -> None:
+        super().__init__(ring, progress, checkpointing, log_event)
+        self._progress = progress
+        self._saves = 0  # the number of the save that is compared
+
+    @property
+    def newcomers_are_due(self) -> bool:
+        """Whether the states of newcomers must be compared before the next save."""
+        checks = self._progress.comparable is not Comparable.NO and self._every > 0
+        return checks and self._progress.joined_after != NEVER and not self._ring.alone
+
+    def before_save(self) -> None:
+        """Set `state` to the digest of the whole state, for the step record before a save."""
+        self._saves, self.state = self._progress.step + 1, self.now()
+
+    def newcomers_are_right(self) -> None:
+        """Note that the newcomers' states equal those of the other workers."""
+        self._progress.joined_after, self.state = NEVER, 0
+
+    def saved(self) -> None:
+        """Set `state` to the digest that goes into the step record after a save."""
+        progress = self._progress
+        self._saves, self.state = progress.step, 0
+        if progress.comparable is not Comparable.NO:
+            is_first = progress.comparable is Comparable.UNKNOWN
+            group = due_at_save(progress.step, self._every, is_first)
+            self.state = self.now(group) if group is not None else 0
+
+    def compare(self, records: StepRecords) -> None:
+        """Compare the digests that all workers have sent, before or after a save."""
+        progress, found = self._progress, split_of(records)
+        if found is None:
+            if self.state and progress.comparable is Comparable.UNKNOWN:
+                progress.comparable = Comparable.YES
+            return
+        said = self._exchange(self._digests)
+        if leaving := newcomers_that_leave(found, said):
+            self._leave(leaving, said, self._saves)
+        tables = {worker: one.digests for worker, one in said.items()}
+        if progress.comparable is Comparable.UNKNOWN:
+            progress.comparable = Comparable.NO
+            if self._ring.place.rank == 0:
+                logger.warning(
+                    "the workers' states differ at the first commit, first in %s: this script's "
+                    "workers train each on their own, and the states are not compared",
+                    first_difference(tables),
+                )
+            return
+        rates = {worker: one.rates for worker, one in said.items()}
+        why = reason(found, self._saves, tables, rates, SCRIPT_ADVICE, self.unit)
+        self._end(why, found)

@@ -25,12 +25,25 @@ from typing import NoReturn
 from edl import failpoints
 from edl.config import Config
 from edl.core.job.ending import HALTED_EXIT
-from edl.core.job.fits import FitIsDone, ended_before
+from edl.core.job.fits import FitIsDone, ScriptFits, ended_before
+from edl.core.job.repair_count import RepairCount
 from edl.core.job.ring_failure import blamed_rank, short_error
 from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.plural import workers
 from edl.core.records import Generation, JobState, RingFailure, RingMember, Stage
-from edl.core.step.step_record import (
+from edl.errors import (
+    JobFailed,
+    JobTrained,
+    NewcomerDiffers,
+    RendezvousFailed,
+    RingBroken,
+    RingError,
+    UnevenEnd,
+    UsageError,
+)
+from edl.ring.frames import split_bytes
+from edl.ring.ring import Ring
+from edl.step.record import (
     IDLE,
     StepRecord,
     StepRecords,
@@ -39,30 +52,160 @@ from edl.core.step.step_record import (
     repair_times,
     us,
 )
-from edl.errors import (
-    JobFailed,
-    JobTrained,
-    NewcomerDiffers,
-    RingBroken,
-    RingError,
-    UnevenEnd,
-    UsageError,
-)
-from edl.ring.frames import split_bytes
-from edl.ring.ring import Ring
-from edl.worker.activity import ends
+from edl.worker.activity import ends, waits
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
 from edl.worker.mismatch import end_mismatch
-from edl.worker.newcomer import Newcomer
 from edl.worker.progress import Receive, TrainingProgress
-from edl.worker.repairs import Repairs
-from edl.worker.replica import Shared
 from edl.worker.shared_state import SharedState
+from edl.worker.state_check import Shared
 
 logger = logging.getLogger(__name__)
 
+
+# ------------------------------------------------------------
+# Let a newcomer wait, warmed up, until a generation of the job has it as a member.
+#
+# `Newcomer` does that. A fit is one call of Keras' `fit`; a script *passes over* a fit when it
+# calls `fit` for one that the job has done, which returns without training.
+
+
+NEWS_SLICE_S = 1.0  # after so long a waiting worker looks at other news
+
+
+class Newcomer:
+    """The wait of one worker for its first generation; it runs in the training thread."""
+
+    def __init__(
+        self,
+        shared: SharedState,
+        ring: Ring,
+        progress: TrainingProgress,
+        coordinator: Coordinator,
+        exit: Callable[[str], NoReturn],
+    ) -> None:
+        self._shared = shared
+        self._ring = ring
+        self._progress = progress
+        self._coordinator = coordinator
+        self._exit = exit  # ends the process, for a reason
+        # from the first worker in the ring that answers; no fits if none does
+        self.fits_of_job: Callable[[], ScriptFits] = ScriptFits
+
+    @waits("waiting for the others to switch")
+    def wait_for_membership(self, worker: int, fits: int, after: int = 0) -> Generation:
+        """Wait for a generation with this newcomer, whose ring the old members enter now."""
+
+        def ready() -> None:
+            self._coordinator.set_stage(Stage.READY, 0, newest_generation=after, fits=fits)
+
+        if after:  # else the leader would take this worker to be stuck
+            ready()
+        while True:
+            newest = self._shared.wait_for_generation(after, slice_s=NEWS_SLICE_S)
+            if self._shared.job_state.over or (newest is not None and not newest.members):
+                self._exit("the job ended before this worker joined")
+            if newest is None:
+                self.look_for_a_later_fit(worker)
+                continue
+            is_member = newest.rank_of(worker) is not None
+            is_member &= newest.repairs or newest.fits == fits  # else the others do not enter it
+            if is_member and (newest.repairs or self._ring.wait_for_announcement(newest)):
+                return newest
+            if is_member:
+                self.look_for_a_later_fit(worker)
+            if not is_member or newest.state_source in self._shared.evicted:
+                # The others go on without this worker, or no state source will announce the switch
+                # to it: it is a newcomer like any other again.
+                after = newest.number
+                ready()
+
+    def look_for_a_later_fit(self, worker: int) -> None:
+        """Raise an error if the job is in a later fit than this newcomer."""
+        mine = self._shared.fits
+        if not mine.begun:  # the script has no fits
+            return
+        theirs = self.fits_of_job()
+        if mine.begun == len(mine.done) < theirs.begun:
+            raise NewcomerDiffers(ended_before(worker, mine.begun, theirs.begun))
+        if len(theirs.done) > self._progress.fits_done:
+            self._coordinator.set_stage(Stage.PREPARING, fits=len(theirs.done))
+            raise FitIsDone(theirs.done)
+
+
+# ------------------------------------------------------------
+# Wait for the generation that repairs a broken ring, and end a job whose rings break for ever.
+#
+# `Repairs` does that; when repairs are in vain, `RepairCount` decides.
+
+
+class Repairs:
+    """Lets the training thread wait for repairs of its rings, which one object counts."""
+
+    def __init__(
+        self,
+        shared: SharedState,
+        coordinator: Coordinator,
+        checkpointing: Checkpointing,
+        progress: Callable[[], TrainingProgress],
+    ) -> None:
+        self._shared = shared
+        self._now_s = shared.clock.now_s
+        self._coordinator = coordinator
+        self._checkpointing = checkpointing
+        self._progress = progress
+        self._count: RepairCount | None = None  # the settings are known when the job is
+
+    def wait(self, worker: int, failed: int, error: RingError) -> Generation:
+        """Wait until the leader has published the generation that repairs a ring, and return it."""
+        settings = self._coordinator.settings
+        # A leader waits repair_timeout_s for workers that are not proven dead. Another leader gets
+        # the same time again, but three times this time is the end in any case.
+        limit = settings.repair_timeout_s + settings.switch_timeout_s
+        began = now = self._now_s()
+        while now - max(began, self._shared.led_since) < limit and now - began < 3 * limit:
+            found = self._shared.wait_for_generation(failed, slice_s=NEWS_SLICE_S, repairs=True)
+            if found is not None:
+                self._check(found, worker, error)
+                return found
+            if self._shared.job_state.over:
+                raise self.over() from error
+            now = self._now_s()
+        away = "ZooKeeper is away, so " if self._coordinator.away else ""
+        raise JobFailed(
+            f"{away}no leader has repaired generation {failed} within {now - began:.0f} s "
+            f"({error}); `edl status` says what it waits for"
+        ) from error
+
+    def over(self) -> JobFailed:
+        """Return the error that other workers have ended the job; its message says how."""
+        return JobFailed(f"the job {self._shared.job_end}")
+
+    def _check(self, generation: Generation, worker: int, error: RingError) -> None:
+        """Count the repair by `generation`; end the job if repairs are in vain."""
+        if not generation.members:  # the job stops
+            return
+        if self._count is None:
+            self._count = RepairCount(self._coordinator.settings.elastic_timeout_s)
+        progress = self._progress()
+        reason = self._count.why_in_vain(
+            generation.worker_ids,
+            (progress.step, progress.exchanges, progress.leaves),
+            is_built=not isinstance(error, RendezvousFailed),
+            why=short_error(getattr(error, "detail", str(error))),
+            now_s=self._now_s(),
+        )
+        if not reason:
+            return
+        try:
+            # The worker whose state the repair would go on from saves a last checkpoint.
+            self._checkpointing.fail_together(reason, int(worker != generation.state_source))
+        except JobFailed as failed:
+            raise failed from error
+
+
 NO_STATE = -1  # reported as the step of a worker that does not hold the job's state yet
+
 PAUSE_S = 0.2  # between two rounds of records while too few workers are left
 
 

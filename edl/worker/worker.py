@@ -14,39 +14,286 @@ scheduler's step or an evaluation (docs/adr/0002).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from edl import failpoints
 from edl.config import Config
-from edl.core.events import Details, Event
+from edl.core.events import Details, Event, FinishedDetails
 from edl.core.host.process import STOPPED_EXIT
+from edl.core.job.ending import JobEnd
+from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits, resumed_too_short
 from edl.core.job.signature import ALIKE_IN_FITS, BUILT_BEFORE, Arithmetic, Signature, why_unfit
+from edl.core.job.stall import FOR_NUMBERS
 from edl.core.job.state_share import StateShare
 from edl.core.policy.file import PolicyFile
-from edl.core.records import Leader
+from edl.core.records import JobState, Leader, Stage
 from edl.core.sizes import Sizes
-from edl.core.step.source import Source
-from edl.core.step.step_record import SwitchTimes
-from edl.errors import NewcomerDiffers, UsageError
+from edl.errors import CheckpointError, NewcomerDiffers, UsageError
 from edl.ring.ring import Ring
-from edl.worker.checkpointing import Checkpointing
+from edl.step.record import StepRecord, Stop, SwitchTimes
+from edl.step.source import Source
+from edl.worker.checkpointing import FLUSH_S, Checkpointing
 from edl.worker.coordinator import Coordinator
-from edl.worker.exchange import OUT_OF_PLACE, packed, unpacked
-from edl.worker.finishing import Finishing
-from edl.worker.fits import FitProgress
-from edl.worker.loader_progress import LoaderProgress
-from edl.worker.loader_steps import LoaderSteps
-from edl.worker.replica import Replica, ScriptState
-from edl.worker.script_progress import ScriptProgress
-from edl.worker.script_state_check import ScriptStateCheck
-from edl.worker.script_steps import ScriptSteps
+from edl.worker.loader_steps import (
+    OUT_OF_PLACE,
+    LoaderSteps,
+    ScriptSteps,
+    SizeRequest,
+    WorkerSteps,
+    packed,
+    unpacked,
+)
+from edl.worker.progress import LoaderProgress, ScriptProgress
+from edl.worker.sampler import StreamReader
 from edl.worker.shared_state import SharedState
-from edl.worker.size_request import SizeRequest
-from edl.worker.state_check import StateCheck
-from edl.worker.steps import WorkerSteps
-from edl.worker.stream_sampler import StreamReader
+from edl.worker.state_check import Replica, ScriptState, ScriptStateCheck, StateCheck
 from edl.worker.switching import Switching
+
+logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# End the training of one worker: all epochs are trained, or its script has ended before that.
+#
+# `Finishing` does it: by `finish` when the script has left its loop, by `script_ended` when the
+# script itself has ended. A job has *finished* when all workers of its ring end after the same
+# step, whether they have trained all epochs or their scripts have ended inside one. They then
+# exchange one more step record each. If that fails, a worker that missed the last step gets its
+# result in the repair of the ring. Another record says whether rank 0 has saved the last
+# checkpoint. If a worker ends while others train on, the job fails, after rank 0 has saved; the
+# error names the workers that have left (`check_together`).
+
+
+ENDED_IN_WARM_UP = (
+    "the script of w{worker} ended while it warmed up, before it had joined the job. A newcomer "
+    "gets one batch, which counts for nothing, and joins when its loop asks for more: a decision "
+    "to end must not depend on that batch (edl.is_warming_up(), edl.step())"
+)
+
+
+class Finishing:
+    """One worker's part in the end of the job; it runs in the training thread."""
+
+    def __init__(
+        self,
+        steps: Callable[[], WorkerSteps],
+        switching: Switching,
+        checkpointing: Checkpointing,
+        shared: SharedState,
+        coordinator: Coordinator,
+        log_event: Callable[[Details, str], None],
+    ) -> None:
+        # it has begun to end its training, as its script has trained to its end
+        self.finished = False
+        self.is_over = False  # the end of the training is complete, with its last checkpoint
+        self.told_to_leave = False  # a signal handler sets it
+        # The script has come to the end of a fit, and another may follow; `FitProgress` sets it.
+        self.has_trained_all = False
+        # Completes the step of the batch trained last when the script has ended; the framework's
+        # loader sets it.
+        self.end_batch: Callable[[], None] = lambda: None
+        # After it: raises UsageError if the script may not end there, NewcomerDiffers if this
+        # worker may, and the others train on; set for unchanged Horovod scripts.
+        self.check_end: Callable[[], None] = lambda: None
+        self._steps = steps
+        self._switching = switching
+        self._checkpointing = checkpointing
+        self._shared = shared
+        self._coordinator = coordinator
+        self._log_event = log_event
+        self._unsaved = ""  # why the last checkpoint of a job without a launcher is missing
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the script of a worker that was told to leave ends before the worker has left."""
+        return self.told_to_leave and self._switching.is_in_ring and not self.finished
+
+    def finish(self, early: bool = False) -> None:
+        """End this worker's training together with all others; its script has left the loop."""
+        self._shared.check()
+        self._steps().leave()
+        self._conclude(Stop.FINISHED, cuts_epoch=not early)
+
+    def script_ended(self) -> None:
+        """End the training of this worker when its script has ended with success."""
+        switching, steps = self._switching, self._steps()
+        if self.finished:
+            self._check_saved()
+            return
+        if self.told_to_leave or not switching.is_in_ring:
+            return
+        if switching.warming_up and self.has_trained_all:
+            # It has passed over all fits of its script.
+            switching.wait_for_end()
+        if switching.warming_up:
+            self.check_end()
+            raise UsageError(ENDED_IN_WARM_UP.format(worker=switching.worker))
+        if switching.generation is None or self._shared.job_state.over:
+            return
+        if later := steps.progress.later_fits:
+            passed = len(self._shared.fits.done)
+            self._checkpointing.fail(resumed_too_short(passed, len(later)))
+        # Other scripts keep their own place in their data.
+        if not (steps.ends_with_script and steps.progress.has_state):
+            return
+        self._shared.check()
+        self.end_batch()
+        try:
+            self.check_end()
+        except UsageError as error:
+            self._checkpointing.fail(str(error))
+        steps.leave()
+        try:
+            self._conclude(Stop.ENDED)
+        finally:
+            self._coordinator.release_others(None)
+        self._check_saved()
+
+    def _check_saved(self) -> None:
+        """Raise CheckpointError, once, if the last checkpoint is missing in a job of one worker."""
+        unsaved, self._unsaved = self._unsaved, ""
+        if unsaved:
+            raise CheckpointError(f"the job {unsaved}")
+
+    def _row(self, stop: Stop) -> StepRecord:
+        """Return this worker's step record about the end of its training, for the present ring."""
+        steps, coordinator = self._steps(), self._coordinator
+        row = steps.last_record(stop)
+        if stop is Stop.ENDED and coordinator.released_from == FOR_NUMBERS:
+            self._checkpointing.fail(
+                f"w{self._switching.worker} ended its script after step {steps.progress.step}, and "
+                "others train on, in edl.mean() or the like; all workers must end after the same "
+                "step: count the steps of the job (edl.step()), not those of a worker"
+            )
+        # Others that wait in the ring for this worker would wait for ever.
+        if stop is Stop.ENDED or not steps.ends_with_script:
+            coordinator.release_others(self._switching.generation)
+        return row
+
+    def _conclude(self, stop: Stop, cuts_epoch: bool = False) -> None:
+        """Agree on the end with all other workers, save a last checkpoint, and record the end."""
+        steps, switching = self._steps(), self._switching
+        self.finished = True
+        steps.log_switch_if_due()
+        trained_in = steps.trained_in
+        switching.finish_together(partial(self._row, stop), steps.compare)
+        # A script may end long after its last step, as after an evaluation. A worker that fails in
+        # that time has trained to the end, too.
+        finished_in = trained_in if stop is Stop.ENDED else switching.number
+        failpoints.reached("finish")
+        if cuts_epoch:  # the script may not know that it leaves samples out
+            steps.note_untrained()
+        end_of = Stop.FINISHED if self.has_trained_all else stop
+        reason = (
+            f"trained {steps.progress.steps_made} {steps.progress.unit}{steps.describe_end(end_of)}"
+        )
+        end = JobEnd(JobState.FINISHED, reason, finished_in=finished_in)
+        unsaved = steps.save_together(partial(self._checkpointing.finish, end))
+        if not unsaved:
+            self._coordinator.end_job(end)
+        else:  # rank 0 has recorded this before all others, if it could
+            self._checkpointing.end_unsaved(end, unsaved)
+            if not self._coordinator.is_shared:
+                self._unsaved = f"{reason}, but {unsaved}"
+        self._coordinator.set_stage(Stage.FINISHED)
+        self._log_event(FinishedDetails(), reason)
+        logger.info("%s", reason)
+        if not self._coordinator.flush(FLUSH_S):
+            logger.warning("the end of the job could not be recorded: it has %s", reason)
+        self.is_over = True
+
+
+# ------------------------------------------------------------
+# Track which fits the script of one worker has done, if the script trains in phases.
+#
+# A fit is one call of Keras' `fit`. The script of a newcomer, or of a resumed job, also calls it
+# for the fits that the job has done already; these calls return without training, and so the script
+# *passes over* these fits (`fits`). `FitProgress` has a worker's record.
+
+
+RESYNCS = 3  # at the end of a fit; what cannot be resynced shows in each whole comparison
+
+
+class FitProgress:
+    """One worker's record of its script's fits (calls of Keras' `fit`)."""
+
+    def __init__(
+        self,
+        shared: SharedState,
+        coordinator: Coordinator,
+        checkpointing: Checkpointing,
+        finishing: Finishing,
+        loader: LoaderSteps,
+        switching: Switching,
+        check: StateCheck,
+        exchange: Callable[[bytes], list[bytes]],
+    ) -> None:
+        self._shared = shared
+        self._coordinator = coordinator
+        self._checkpointing = checkpointing
+        self._finishing = finishing
+        self._loader = loader
+        self._switching = switching
+        self._check = check
+        self._exchange = exchange
+        self.passes_over = False  # the job had done the script's last fit before
+
+    @property
+    def begun(self) -> int:
+        """The number of fits that the script has begun or passed over."""
+        return self._shared.fits.begun
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether any worker has trained a sample in the fit that this script is in."""
+        done = self._loader.progress.fits
+        return self._loader.ledger.epochs_begun > (done[-1].until if done else 0)
+
+    def of_job(self) -> ScriptFits:
+        """Return the fits of another worker's script: it asks the ring, and waits."""
+        return self._coordinator.script_of_job().fits
+
+    def begin(self, done: tuple[DoneFit, ...]) -> None:
+        """Record, for newcomers too, that the script begins a fit."""
+        self._loader.progress.fits, self._loader.progress.stop = done, ""
+        self._loader.progress.fit_stopped = ""
+        self._loader.wants_to_stop = False
+        self._finishing.has_trained_all = self.passes_over = False
+        self._shared.fits = ScriptFits(done, len(done) + 1)
+
+    def compare_states(self) -> None:
+        """Compare and correct the states after a fit, for the script uses the model then."""
+        for _ in range(RESYNCS):
+            if self._check.is_same(self._exchange):
+                return
+            self._switching.between_steps(self._check.compare_all)
+
+    def end(self, done: tuple[DoneFit, ...], stopped: str, rank: int, generation: int) -> None:
+        """Record that a fit is over, and let rank 0 save a checkpoint; all workers call it."""
+        self._leave(done)
+        self._loader.progress.fit_stopped = stopped
+        self._checkpointing.save_now(rank, generation)
+        # A checkpoint is resumed only in the fit in which it was saved: another one follows between
+        # the first two steps of the next.
+        self._checkpointing.save_soon()
+
+    def pass_over(self, done: tuple[DoneFit, ...]) -> None:
+        """Record, for newcomers too, that a fit is over, which the job has trained before."""
+        self._loader.progress.fits, self.passes_over = done, True
+        self._leave(done)
+
+    def check(self, theirs: ScriptFits) -> None:
+        """Raise an error if the job has completed the fit that this newcomer's script is in."""
+        if self.begun and len(theirs.done) > self._loader.progress.fits_done:
+            raise FitIsDone(theirs.done)
+
+    def _leave(self, done: tuple[DoneFit, ...]) -> None:
+        self._finishing.has_trained_all = True
+        self._shared.fits = ScriptFits(done, len(done))
+
 
 OVER = (
     "this job's training is over: a job trains once, in one `for epoch in ....epochs(n)`; run each "

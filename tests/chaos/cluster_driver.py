@@ -25,11 +25,11 @@ from restores import Restores
 
 from benchmarks.cluster.live import LiveCluster, Supervised
 from edl.client import Cluster
-from edl.coordination.cluster.store import ClusterStore
-from edl.core.cluster.host_jobs import RunProcess
-from edl.core.cluster.job_life import LifeResult, LifeState
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import Goal
+from edl.cluster.host_jobs import RunProcess
+from edl.cluster.lifecycle import LifeResult, LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import Goal
+from edl.cluster.store import ClusterStore
 from edl.core.job_spec import JobSettings
 from edl.errors import CoordinationError, EdlError, UnknownJob, UsageError
 from edl.testing.zookeeper import Server

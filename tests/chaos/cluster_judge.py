@@ -26,19 +26,17 @@ from cluster_driver import Submission
 from fleet_cluster import FleetCluster
 
 from benchmarks.cluster.live import LiveCluster
+from edl.cluster.host.processes import start_of
+from edl.cluster.host_jobs import RunProcess
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState, run_token
+from edl.cluster.records import Goal
+from edl.cluster.runs import RunReader
+from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
 from edl.coordination.access import Access
-from edl.coordination.cluster.job_reader import StoredJob
-from edl.coordination.cluster.runs import RunReader
-from edl.coordination.cluster.store import ClusterSnapshot, ClusterStore
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import children
 from edl.coordination.session import Session
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.host_jobs import RunProcess
-from edl.core.cluster.job_life import LifeResult, LifeState, run_token
-from edl.core.cluster.records import Goal
 from edl.errors import CoordinationError
-from edl.scheduler.host.run_processes import start_of
 
 LOOK_S = 0.2
 GONE_S = 20.0  # for the nodes of a dead process to go

@@ -29,7 +29,7 @@ from ray_engine import ray_engine
 from slurm_engine import slurm_engine
 
 from benchmarks.cluster.live import LiveCluster
-from edl.core.cluster.records import Goal
+from edl.cluster.records import Goal
 from edl.testing.throttle import Throttle
 from edl.testing.zookeeper import Server, ensemble
 

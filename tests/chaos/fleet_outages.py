@@ -26,8 +26,8 @@ from fleet_cluster import SLOTS, Engine, FleetCluster
 from paths import SCRIPTS
 
 from edl.client import Cluster
-from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
-from edl.core.cluster.manifest import JobManifest
+from edl.cluster.lifecycle import JobLife, LifeResult, LifeState
+from edl.cluster.manifest import JobManifest
 from edl.core.events import Event, EventKind, GenerationDetails
 from edl.core.records import Stage
 from edl.errors import CoordinationError, UnknownJob

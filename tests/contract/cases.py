@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from edl.core.records import Generation, RingMember
-from edl.core.step.step_record import StepRecord
 from edl.errors import RendezvousFailed, RingError, UsageError
 from edl.ring.ring import CollectiveFailed, Ring
+from edl.step.record import StepRecord
 
 WORKERS = 3
 SIZES = (0, 1, 7, 2**15 - 9, 2**15 - 8, 2**15 - 7, 100_003)  # around the first piece of a message

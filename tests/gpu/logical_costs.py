@@ -18,7 +18,7 @@ import edl.torch as edl
 sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.script import CLASSES, Turns
 from benchmarks.torch.resnet import resnet
-from edl.framework.process import current_worker
+from edl.binding.process import current_worker
 from edl.torch.logical import LogicalSums
 
 options = argparse.ArgumentParser()

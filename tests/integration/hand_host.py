@@ -12,17 +12,16 @@ from pathlib import Path
 import forked
 from cli_shell import Running, Shell
 
+from edl.cluster.host.path_probe import exists_here
+from edl.cluster.nodes import open_cluster
+from edl.cluster.records import HostOffer, HostReport, JobReport
+from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
 from edl.coordination.access import Access
-from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
-from edl.coordination.cluster.nodes import open_cluster
-from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.secrets import keep
 from edl.coordination.session import Session
-from edl.core.cluster.records import HostOffer, HostReport, JobReport
 from edl.core.host.exit_codes import EXIT_CODES, AgentEnd
 from edl.errors import EdlError
 from edl.launch.template import TemplateError
-from edl.scheduler.host.path_probe import exists_here
 
 POLL_S = 0.05
 GRACE_S = 10.0  # for an agent to end by itself

@@ -26,6 +26,7 @@ from dataclasses import replace
 from types import FrameType
 
 from edl import config
+from edl.binding.process import tell
 from edl.coordination.access import Access
 from edl.coordination.decisions import DecisionWriter, job_election
 from edl.coordination.job_store import JobStore
@@ -39,7 +40,6 @@ from edl.core.records import Generation, JobState, Member, RingFailure, Stage
 from edl.core.snapshot import Snapshot
 from edl.core.switch_parts import SwitchParts
 from edl.errors import CoordinationError, LeadershipLost
-from edl.framework.first_step import tell
 
 PERIOD_S = 0.2  # how often it looks although no watch has fired, and tells of its steps
 ABSENT_S = 2.0  # for a member to enter its first ring, without a record
@@ -55,7 +55,7 @@ parser.add_argument("--rest-alone", action="store_true")
 parser.add_argument("--imports", action="store_true")
 args = parser.parse_args()
 if config.horovod_slot() is not None:  # edl-worker was left out
-    from edl.framework import process
+    from edl.binding import process
 
     process.start(sys.exit, {})  # it becomes edl-worker, which starts this again
 settings = config.load()

@@ -16,15 +16,15 @@ import pytest
 
 from edl import config
 from edl.cli.main import invoke
-from edl.client.cluster.history_file import HistoryFile
-from edl.client.cluster.manifest_reading import job_manifest
+from edl.cluster.client.history_file import HistoryFile
+from edl.cluster.client.manifest_reading import job_manifest
+from edl.cluster.nodes import create_cluster, open_cluster
+from edl.cluster.records import ClusterRecord
+from edl.cluster.store import ClusterStore
+from edl.cluster.submission import submit_job
 from edl.coordination.access import Access
-from edl.coordination.cluster.nodes import create_cluster, open_cluster
-from edl.coordination.cluster.store import ClusterStore
-from edl.coordination.cluster.submission import submit_job
 from edl.coordination.secrets import CLUSTERS, keep, new_secret
 from edl.coordination.session import Session
-from edl.core.cluster.records import ClusterRecord
 from edl.core.dashboard.job_choice import JobChoice
 from edl.dashboard.cluster_watcher import ClusterWatcher
 from edl.testing.zookeeper import ensemble

@@ -18,17 +18,10 @@ import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
 from edl.client import Job, submit
-from edl.client.cluster.host_logs import HostLogs
-from edl.coordination.access import Access
-from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
-from edl.coordination.cluster.nodes import create_cluster, open_cluster
-from edl.coordination.cluster.store import ClusterStore
-from edl.coordination.cluster.submission import submit_job
-from edl.coordination.cluster.writer import ClusterWriter, assigned_write
-from edl.coordination.secrets import new_secret
-from edl.coordination.session import Session
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import (
+from edl.cluster.client.logs import HostLogs
+from edl.cluster.manifest import JobManifest
+from edl.cluster.nodes import create_cluster, open_cluster
+from edl.cluster.records import (
     ClusterRecord,
     HostAssignment,
     HostOffer,
@@ -36,7 +29,13 @@ from edl.core.cluster.records import (
     JobAssignment,
     JobReport,
 )
-from edl.core.cluster.view import HostView
+from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
+from edl.cluster.submission import submit_job
+from edl.cluster.view import HostView
+from edl.cluster.writer import ClusterWriter, assigned_write
+from edl.coordination.access import Access
+from edl.coordination.secrets import new_secret
+from edl.coordination.session import Session
 from edl.errors import CoordinationError, UsageError
 from edl.testing.zookeeper import ensemble
 

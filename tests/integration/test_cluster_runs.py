@@ -8,26 +8,24 @@ from dataclasses import replace
 import pytest
 from kazoo.security import make_digest_acl
 
+from edl.cluster.controller.controller import RunWriter
+from edl.cluster.lifecycle import JobLife
+from edl.cluster.manifest import JobManifest
+from edl.cluster.nodes import create_cluster, open_cluster
+from edl.cluster.records import ClusterRecord, Wanted
+from edl.cluster.runs import RunReader
+from edl.cluster.store import ClusterStore, StoredJob
+from edl.cluster.view import AgentView, CreateRun, Order, PlaceRun, RunView, StopRun
 from edl.coordination.access import Access
-from edl.coordination.cluster.job_reader import StoredJob
-from edl.coordination.cluster.nodes import create_cluster, open_cluster
-from edl.coordination.cluster.runs import RunReader
-from edl.coordination.cluster.store import ClusterStore
 from edl.coordination.fenced_session import FencedSession
 from edl.coordination.job_store import JobStore
 from edl.coordination.paths import JobPaths
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
-from edl.core.cluster.job_life import JobLife
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.orders import CreateRun, Order, PlaceRun, StopRun
-from edl.core.cluster.records import ClusterRecord, Wanted
-from edl.core.cluster.view import AgentView, RunView
 from edl.core.progress import TrainingStatus
 from edl.core.records import Generation, Host, Job, JobState, RequestedBy, RingMember
 from edl.errors import CoordinationError, LeadershipLost, NotRemovable
-from edl.scheduler.runs import RunWriter
 
 pytestmark = pytest.mark.integration
 

@@ -14,32 +14,11 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.access import Access
-from edl.coordination.cluster import submission
-from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
-from edl.coordination.cluster.nodes import cluster_names, create_cluster, open_cluster
-from edl.coordination.cluster.paths import CLUSTERS
-from edl.coordination.cluster.queues import ClusterQueues
-from edl.coordination.cluster.store import ClusterStore
-from edl.coordination.cluster.submission import submit_job
-from edl.coordination.cluster.writer import (
-    ENDED_KEPT_S,
-    GONE_KEPT_S,
-    ClusterWriter,
-    allocation_write,
-    assigned_write,
-    event_write,
-    hosts_to_remove,
-    jobs_to_remove,
-    life_write,
-)
-from edl.coordination.reads import acl as acl_of
-from edl.coordination.reads import get
-from edl.coordination.session import Session
-from edl.core.cluster.events import ClusterEventKind
-from edl.core.cluster.job_life import JobLife, LifeEvent, LifeResult, LifeState
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import (
+from edl.cluster import submission
+from edl.cluster.lifecycle import ClusterEventKind, JobLife, LifeEvent, LifeResult, LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.nodes import CLUSTERS, cluster_names, create_cluster, open_cluster
+from edl.cluster.records import (
     AllocationRecord,
     ClusterRecord,
     Goal,
@@ -50,7 +29,24 @@ from edl.core.cluster.records import (
     JobReport,
     Wanted,
 )
-from edl.core.cluster.view import HostView
+from edl.cluster.store import ClusterQueues, ClusterStore, HostOwner, HostRegistration
+from edl.cluster.submission import submit_job
+from edl.cluster.view import HostView
+from edl.cluster.writer import (
+    ENDED_KEPT_S,
+    GONE_KEPT_S,
+    ClusterWriter,
+    allocation_write,
+    assigned_write,
+    event_write,
+    hosts_to_remove,
+    jobs_to_remove,
+    life_write,
+)
+from edl.coordination.access import Access
+from edl.coordination.reads import acl as acl_of
+from edl.coordination.reads import get
+from edl.coordination.session import Session
 from edl.errors import (
     AccessDenied,
     ConfigError,
@@ -308,12 +304,12 @@ class TestSubmission:
 SUBMITTER = """
 import sys
 from edl.coordination.access import Access
-from edl.coordination.cluster.nodes import open_cluster
-from edl.coordination.cluster.queues import ClusterQueues
-from edl.coordination.cluster.store import ClusterStore
-from edl.coordination.cluster.submission import submit_job
+from edl.cluster.nodes import open_cluster
+from edl.cluster.store import ClusterQueues
+from edl.cluster.store import ClusterStore
+from edl.cluster.submission import submit_job
 from edl.coordination.session import Session
-from edl.core.cluster.manifest import JobManifest
+from edl.cluster.manifest import JobManifest
 
 with Session(sys.argv[1]) as session:
     store = ClusterStore(open_cluster(session, Access("lab", sys.argv[2])))
@@ -728,7 +724,7 @@ class TestLeader:
         assert writer.trim_events(keep=4, spare=6)
         assert [number for number, _ in store.events.read()] == list(range(10))
         monkeypatch.setattr("edl.coordination.events._AT_ONCE", 2)
-        monkeypatch.setattr("edl.coordination.cluster.writer._TRIM_S", 0.0)
+        monkeypatch.setattr("edl.cluster.writer._TRIM_S", 0.0)
         assert not writer.trim_events(keep=4, spare=5), "a call has a limited time"
         assert [number for number, _ in store.events.read()] == list(range(2, 10))
         monkeypatch.undo()

@@ -22,25 +22,12 @@ from edl import config
 from edl.cli.cluster.table import state_line
 from edl.cli.main import invoke
 from edl.client import Cluster
-from edl.coordination.access import Access
-from edl.coordination.cluster.host_registration import HostOwner, HostRegistration
-from edl.coordination.cluster.nodes import create_cluster, open_cluster
-from edl.coordination.cluster.store import ClusterStore
-from edl.coordination.cluster.submission import submit_job
-from edl.coordination.cluster.writer import (
-    ClusterWriter,
-    assigned_write,
-    jobs_to_remove,
-    life_write,
-    reasons_write,
-)
-from edl.coordination.job_store import JobStore
-from edl.coordination.secrets import CLUSTERS, JOBS, keep, new_secret
-from edl.coordination.session import Session
-from edl.core.cluster.job_life import LifeEvent, LifeState
-from edl.core.cluster.job_status import ClusterJobStatus
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import (
+from edl.cluster.controller.controller import Controller
+from edl.cluster.host.logs import LogPlaces, LogServer
+from edl.cluster.lifecycle import LifeEvent, LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.nodes import create_cluster, open_cluster
+from edl.cluster.records import (
     ClusterRecord,
     ControllerRecord,
     Goal,
@@ -51,6 +38,20 @@ from edl.core.cluster.records import (
     JobReasons,
     Wanted,
 )
+from edl.cluster.status import ClusterJobStatus
+from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
+from edl.cluster.submission import submit_job
+from edl.cluster.writer import (
+    ClusterWriter,
+    assigned_write,
+    jobs_to_remove,
+    life_write,
+    reasons_write,
+)
+from edl.coordination.access import Access
+from edl.coordination.job_store import JobStore
+from edl.coordination.secrets import CLUSTERS, JOBS, keep, new_secret
+from edl.coordination.session import Session
 from edl.core.events import Event, WorkerExitedDetails
 from edl.core.records import JobState
 from edl.errors import (
@@ -60,9 +61,6 @@ from edl.errors import (
     UnknownJob,
     UsageError,
 )
-from edl.scheduler.controller import Controller
-from edl.scheduler.host.log_places import LogPlaces
-from edl.scheduler.host.log_server import LogServer
 
 pytestmark = pytest.mark.integration
 

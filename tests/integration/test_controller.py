@@ -17,18 +17,16 @@ from hand_host import HandHost
 from kazoo.security import make_digest_acl
 from paths import ROOT
 
+from edl.cluster.lifecycle import LifeResult, LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.nodes import create_cluster, open_cluster, own_version
+from edl.cluster.records import ClusterRecord, Goal
+from edl.cluster.store import ClusterStore, StoredJob
+from edl.cluster.submission import submit_job
 from edl.coordination.access import Access
-from edl.coordination.cluster.format import own_version
-from edl.coordination.cluster.job_reader import StoredJob
-from edl.coordination.cluster.nodes import create_cluster, open_cluster
-from edl.coordination.cluster.store import ClusterStore
-from edl.coordination.cluster.submission import submit_job
 from edl.coordination.paths import JobPaths
 from edl.coordination.secrets import new_secret
 from edl.coordination.session import Session
-from edl.core.cluster.job_life import LifeResult, LifeState
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import ClusterRecord, Goal
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

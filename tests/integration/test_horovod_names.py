@@ -13,7 +13,7 @@ import pytest
 from horovod_calls import CALLS, REFUSED
 from paths import ROOT
 
-from edl.framework.horovod_absent import ABSENT, INTERNAL
+from edl.binding.api import ABSENT, INTERNAL
 
 pytestmark = pytest.mark.integration
 

@@ -414,7 +414,7 @@ def test_the_wrong_horovodrun_is_named(tmp_path: Path, zk_hosts: str) -> None:
     """
     script = tmp_path / "plain.py"
     script.write_text(
-        "from edl.framework.process import start\nstart(lambda: None, {})\nprint('alone')\n"
+        "from edl.binding.process import start\nstart(lambda: None, {})\nprint('alone')\n"
     )
     done = call(
         *QUICK, "-np", "2", sys.executable, script, OMP_NUM_THREADS="1", EDL_ZOOKEEPER=zk_hosts

@@ -19,7 +19,7 @@ from cli_shell import STANDIN
 from systemd_namespace import Systemd, booted
 
 from benchmarks.cluster.live import LiveCluster
-from edl.core.cluster.manifest import JobManifest
+from edl.cluster.manifest import JobManifest
 from edl.core.job_spec import JobSettings
 from edl.testing.zookeeper import ensemble
 
@@ -48,15 +48,15 @@ STARTS = """
 import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import HostAssignment, JobAssignment
-from edl.core.cluster.slot_limits import SlotLimits
-from edl.scheduler.host import agents as host_agents
-from edl.scheduler.host.agents import AgentOptions, HostAgents, StartOfRun
-from edl.scheduler.host.job_users import JobUser, JobUsers, job_users
-from edl.scheduler.host.log_places import LogPlaces
-from edl.scheduler.host.secret_files import SecretFiles
-from edl.scheduler.host.slices import Slices
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import HostAssignment, JobAssignment
+from edl.cluster.host_jobs import SlotLimits
+from edl.cluster.host import agents as host_agents
+from edl.cluster.host.agents import AgentOptions, HostAgents, StartOfRun
+from edl.cluster.host.users import JobUser, JobUsers, job_users
+from edl.cluster.host.logs import LogPlaces
+from edl.cluster.host.users import SecretFiles
+from edl.cluster.host.processes import Slices
 
 root, run = Path(sys.argv[1]), "0" * 24
 own = job_users(["nobody"]).find("j")

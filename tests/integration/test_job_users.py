@@ -15,13 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.core.cluster.manifest import JobManifest
-from edl.scheduler.host import agents as host_agents
-from edl.scheduler.host.agents import AgentOptions, HostAgents, StartOfRun
-from edl.scheduler.host.job_users import JobUser, JobUsers, job_users
-from edl.scheduler.host.log_places import LogPlaces
-from edl.scheduler.host.run_processes import RUN_VARIABLE, find_processes, run_mark
-from edl.scheduler.host.secret_files import SecretFiles
+from edl.cluster.host import agents as host_agents
+from edl.cluster.host.agents import AgentOptions, HostAgents, StartOfRun
+from edl.cluster.host.logs import LogPlaces
+from edl.cluster.host.processes import RUN_VARIABLE, find_processes, run_mark
+from edl.cluster.host.users import JobUser, JobUsers, SecretFiles, job_users
+from edl.cluster.manifest import JobManifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 import edl.tensorflow as edl
 from edl.core.policy import lr_tuner as policy
 from edl.core.policy.lr_fit import points
-from edl.framework import lr_tuner as shared
+from edl.binding import lr_tuner as shared
 from edl.tensorflow import probe as probes
 from edl.tensorflow.probe import Probe, TracedLoss
 """

@@ -10,16 +10,16 @@ import psutil
 import pytest
 from clusters import job, nodes
 
-from edl.core.cluster.state import ClusterState
+from edl.cluster.controller.policy_runner import PolicyProcess
+from edl.cluster.state import ClusterState
 from edl.errors import UsageError
-from edl.scheduler.policy_process import PolicyProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]  # tests/README.md, Time
 
 STATE = ClusterState([job("a", model=None)], nodes(2), {}, 0.0, {})
 MODULE = """
 import os, signal, time
-from edl.core.cluster.state import Allocation
+from edl.cluster.state import Allocation
 
 class Mine:
     def __call__(self, cluster):

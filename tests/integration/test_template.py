@@ -25,7 +25,7 @@ import pytest
 from cli_shell import STANDIN, WAIT_S, Shell, shell, until
 from paths import SCRIPTS
 
-from edl.framework.first_step import divided, write_imports
+from edl.binding.process import divided, write_imports
 from edl.launch.template import Child, Template, TemplateRefused, why_none
 from edl.launch.template.keeper import DEATHS, TemplateKeeper
 from edl.launch.workers import Workers
@@ -156,7 +156,7 @@ def test_what_is_not_there_and_what_is_a_folder(words: tuple[str, ...], place: P
 HOOK = """
 import sys
 sys.excepthook = lambda kind, error, trace: print("the script's own", error)
-import edl.framework.process as process
+import edl.binding.process as process
 from edl.errors import NewcomerDiffers
 process.speak_in_sentences()  # as edl.init() does
 raise {}
@@ -168,7 +168,7 @@ def test_a_hook_that_a_script_sets_before_it_imports_edl(error: str, place: Path
     command = (sys.executable, "-c", HOOK.format(error))
     code, text = executed(command, place, environment())
     assert (code, text) == ((78, "edl: x\n") if "x" in error else (1, "the script's own y\n"))
-    assert forked(command, place, environment(), "edl.framework.process") == (code, text)
+    assert forked(command, place, environment(), "edl.binding.process") == (code, text)
 
 
 SEEN = (

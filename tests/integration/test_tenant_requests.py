@@ -14,22 +14,20 @@ from typing import Any
 import pytest
 from test_tenants import LAB, Leader, P, manifest, secret_of
 
-from edl.coordination.cluster.jobs import ClusterJobs
-from edl.coordination.cluster.nodes import create_cluster
-from edl.coordination.cluster.request_nodes import RequestNodes
-from edl.coordination.cluster.store import ClusterStore
-from edl.coordination.cluster.submission import submit_job
-from edl.coordination.cluster.tenants import signing_key
+from edl.cluster import tenants
+from edl.cluster.controller import tenant_requests
+from edl.cluster.nodes import create_cluster
+from edl.cluster.plan import ClusterPlan
+from edl.cluster.records import ClusterRecord, Goal
+from edl.cluster.store import ClusterJobs, ClusterStore, signing_key
+from edl.cluster.submission import submit_job
+from edl.cluster.tenants import TenantRequest, TenantResponses, TenantVerb
+from edl.cluster.writer import RequestNodes
 from edl.coordination.nodes import content
 from edl.coordination.reads import children, delete_node, get
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
-from edl.core.cluster import tenants
-from edl.core.cluster.plan import ClusterPlan
-from edl.core.cluster.records import ClusterRecord, Goal
-from edl.core.cluster.tenants import TenantRequest, TenantResponses, TenantVerb
 from edl.errors import CoordinationError, LeadershipLost, UsageError
-from edl.scheduler import tenant_requests
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

@@ -22,30 +22,25 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 from edl import config
 from edl.cli.main import invoke
 from edl.client import Cluster
-from edl.client.cluster.host_logs import HostLogs
+from edl.cluster import store as cluster_tenants
+from edl.cluster import submission
+from edl.cluster.client.logs import HostLogs
+from edl.cluster.controller.tenant_requests import TenantRequests
+from edl.cluster.host.logs import LogPlaces, LogServer
+from edl.cluster.lifecycle import LifeEvent, LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.nodes import ClusterPaths, create_cluster, open_cluster
+from edl.cluster.plan import ClusterPlan
+from edl.cluster.records import ClusterRecord, Goal, HostOffer, parsed_word
+from edl.cluster.store import ClusterStore, signing_key, tenant_access, whole_acl
+from edl.cluster.submission import TenantStore, open_tenant_store, submit_job
+from edl.cluster.tenants import TenantRequest, TenantVerb
+from edl.cluster.view import HostView
+from edl.cluster.writer import ClusterWriter, jobs_to_remove, life_write
 from edl.coordination.access import Access
-from edl.coordination.cluster import tenant_store
-from edl.coordination.cluster import tenants as cluster_tenants
-from edl.coordination.cluster.nodes import create_cluster, open_cluster
-from edl.coordination.cluster.paths import ClusterPaths
-from edl.coordination.cluster.store import ClusterStore
-from edl.coordination.cluster.submission import submit_job
-from edl.coordination.cluster.tenant_store import TenantStore, open_tenant_store
-from edl.coordination.cluster.tenants import signing_key, tenant_access, whole_acl
-from edl.coordination.cluster.writer import ClusterWriter, jobs_to_remove, life_write
 from edl.coordination.secrets import CLUSTERS, keep
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
-from edl.core.cluster.job_life import LifeEvent, LifeState
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.plan import ClusterPlan
-from edl.core.cluster.records import ClusterRecord, Goal, HostOffer
-from edl.core.cluster.tenant_names import parsed_word
-from edl.core.cluster.tenants import (
-    TenantRequest,
-    TenantVerb,
-)
-from edl.core.cluster.view import HostView
 from edl.errors import (
     AccessDenied,
     CoordinationError,
@@ -54,9 +49,6 @@ from edl.errors import (
     UnknownJob,
     UsageError,
 )
-from edl.scheduler.host.log_places import LogPlaces
-from edl.scheduler.host.log_server import LogServer
-from edl.scheduler.tenant_requests import TenantRequests
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -227,7 +219,7 @@ class TestWhatATenantMay:
     def test_a_request_waits_for_a_controller(
         self, leader: Leader, tenant: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(tenant_store, "ANSWER_S", 0.2)
+        monkeypatch.setattr(submission, "ANSWER_S", 0.2)
         ann = tenant("ann")
         with pytest.raises(
             CoordinationError, match=r"has answered for 0.2 s; the request is in Zoo"
@@ -240,7 +232,7 @@ class TestWhatATenantMay:
         self, leader: Leader, tenant: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The leader dies between what it does and its answer."""
-        monkeypatch.setattr(tenant_store, "ANSWER_S", 0.1)
+        monkeypatch.setattr(submission, "ANSWER_S", 0.1)
         ann = tenant("ann")
         with pytest.raises(CoordinationError):
             ann.jobs.submit(manifest())

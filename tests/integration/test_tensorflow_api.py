@@ -1213,7 +1213,7 @@ assert not np.any(late.true_positives)
     "sums of types that NumPy does not know": (
         """
 from types import SimpleNamespace
-from edl.framework import gathering
+from edl.binding import reduction as gathering
 two = SimpleNamespace(exchange_bytes=lambda mine: [mine, mine])
 gathering.current_worker = lambda: two
 half = edl.sum(tf.constant([0.5, 1.5], tf.bfloat16))
@@ -1248,7 +1248,7 @@ assert np.allclose(synchronized(x, training=True), local(x, training=True), atol
 import logging
 from types import SimpleNamespace
 from edl.tensorflow import training
-from edl.framework import process
+from edl.binding import process
 from edl.tensorflow.loss import watch_losses
 said = []
 logging.getLogger("edl.tensorflow.loss").addHandler(
@@ -1307,7 +1307,7 @@ assert np.allclose(whole, shared), (whole, shared)
         """
 from types import SimpleNamespace
 from edl.worker.progress import Receive
-from edl.framework.random_numbers import RandomNumbers
+from edl.binding.loop import RandomNumbers
 from edl.tensorflow import training
 from edl.tensorflow.random_numbers import Seeder, last_seed, own_operation_seeds
 def drops(model): return float(model(np.ones((1, 64), np.float32), training=True).numpy().sum())
@@ -1517,7 +1517,7 @@ assert edl.step() == 8
     ),
     "callbacks of a worker that has joined after seven batches": (
         """
-from edl.core.step.update_order import UpdateOrder
+from edl.step.order import UpdateOrder
 from edl.tensorflow import training
 seen = []
 class Look(keras.callbacks.Callback):
@@ -1695,7 +1695,7 @@ with tf.compat.v1.Session() as session:
     "the groups of an elastic state, in a graph": (
         """
 graph()
-from edl.core.step.state_check import StateGroup
+from edl.step.state_check import StateGroup
 from edl.tensorflow.elastic import TensorFlowState
 for n in range(30): tf.compat.v1.get_variable(f"v{n}", initializer=tf.zeros(100))
 with tf.compat.v1.Session() as session:
@@ -2500,7 +2500,7 @@ for _way, _code in READS_DAMAGED.items():
 NOISE = """
 import os
 os.environ["EDL_NOISE_SCALE_STEPS"] = "1"
-from edl.core.step.noise_scale import NoiseScale, Squares, noise_sample
+from edl.step.noise import NoiseScale, Squares, noise_sample
 chance = np.random.default_rng(3)
 x = (chance.normal(size=(200, 1)) + 0.5).astype(np.float32)
 edl.init()
@@ -2547,7 +2547,7 @@ RIGHT_USES |= {
 
 
 DROPPED = """
-from edl.core.step.step_events import LeasesLost
+from edl.step.engine import LeasesLost
 edl.init()
 w = tf.Variable(0.0)
 ds = edl.Dataset(data, 2)  # 4 updates an epoch

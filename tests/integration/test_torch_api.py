@@ -288,9 +288,9 @@ sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1
 """
         + LOOP
         + """
-from edl.core.step.step_events import RepairDone
+from edl.step.engine import RepairDone
 from edl.errors import RingBroken
-from edl.framework.process import current_worker
+from edl.binding.process import current_worker
 worker = current_worker()
 def broken():
     raise RingBroken(1, "a test says so")

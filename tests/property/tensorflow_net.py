@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 from test_logical_bits import LogicalNet
 
+from edl.binding.loop import BatchSteps, RandomNumbers
 from edl.core.job.state_share import WHOLE_STATE, StateShare
-from edl.core.step.aligned import AlignedSource
-from edl.core.step.batching import Batching, logical_batching
-from edl.framework.random_numbers import RandomNumbers
-from edl.framework.steps import BatchSteps
+from edl.step.batching import Batching, logical_batching
+from edl.step.source import AlignedSource
 from edl.tensorflow import logical
 from edl.tensorflow.reduction import GradientReduction
 from edl.testing.counting import CountingBatchSource, CountingModel, Vector

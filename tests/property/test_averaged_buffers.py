@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from scenarios import points
 
+from edl.binding.loop import BatchSteps
+from edl.binding.replica import FrameworkReplica
 from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.records import JobState
-from edl.framework.replica import FrameworkReplica
-from edl.framework.steps import BatchSteps
 from edl.ring.ring import Ring
 from edl.testing.counting import Counting, CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker

@@ -21,10 +21,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from edl.core.cluster.job_life import LifeResult, LifeState
-from edl.core.cluster.placing import place_slots
-from edl.core.cluster.records import ClusterRecord, Goal, QueueRecord
-from edl.core.cluster.state import Allocation, ClusterState
+from edl.cluster.lifecycle import LifeResult, LifeState
+from edl.cluster.placing import place_slots
+from edl.cluster.records import ClusterRecord, Goal, QueueRecord
+from edl.cluster.state import Allocation, ClusterState
 
 POLICIES = ("max_min", "fifo_backfill", "tiresias", "elastic_tiresias", "edl", "jsa")
 REQUESTS: tuple[dict[str, Any], ...] = (

@@ -17,11 +17,11 @@ from scenarios import struck_around
 from edl.core.events import Event, StateDiffersDetails
 from edl.core.job.signature import Arithmetic, ScriptOfJob
 from edl.core.records import JobState
-from edl.core.step.source import SUBSET, Source
 from edl.errors import DataError, NewcomerDiffers, StepsBack
+from edl.step.source import SUBSET, Source
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
-from edl.worker.stream_sampler import StreamReader
+from edl.worker.sampler import StreamReader
 
 GROUPS = 50  # steps until all of a state was compared: a newcomer's is, after its first step
 

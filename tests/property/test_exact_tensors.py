@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.framework.exact_mean import Summands, exact_means
-from edl.framework.exact_sum import add_rounded, divide_into, rounding_constant
-from edl.torch import exact_tensors
-from edl.torch.exact_tensors import Tensors
+from edl.binding.exact import Summands, add_rounded, divide_into, exact_means, rounding_constant
+from edl.torch import logical
+from edl.torch.logical import Tensors
 
 TYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128,
@@ -101,8 +100,8 @@ def test_all_at_once_or_one_by_one(is_gpu: bool, chunk: int, data: st.DataObject
     drawn = data.draw(rows(pieces))
     expected = [one_by_one(row, pieces) for row in drawn]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact_tensors, "is_launched", lambda _: is_gpu)
-        patch.setattr(exact_tensors, "GPU_CHUNK", chunk)
+        patch.setattr(logical, "is_launched", lambda _: is_gpu)
+        patch.setattr(logical, "GPU_CHUNK", chunk)
         found = exact_means(drawn, pieces, [], Tensors(), lambda summed, _: summed)
     for mean, other in zip(found, expected, strict=True):
         assert (mean is None) == (other is None)

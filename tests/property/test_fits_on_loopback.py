@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from scenarios import points, sampled
 
+from edl.binding.loop import BatchSteps, end_batch
 from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits
 from edl.core.job.signature import ScriptOfJob
 from edl.core.records import JobState
-from edl.framework.steps import BatchSteps, end_batch
 from edl.testing.counting import Counting, CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cluster.jsa_program import best_sizes
+from edl.cluster.policies.jsa import best_sizes
 
 # Whole numbers, so that sums are exact; None: the job cannot have so many.
 VALUES = st.lists(st.none() | st.integers(0, 9), min_size=1, max_size=5)

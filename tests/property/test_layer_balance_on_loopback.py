@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenarios import SEEDS, Change
 
+from edl.binding.loop import BatchSteps
 from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.records import JobState
-from edl.core.step.batch import Batch
-from edl.core.step.state_check import WHOLE, StateGroup
 from edl.diagnose import LayerBalance
-from edl.framework.steps import BatchSteps
+from edl.step.engine import Batch
+from edl.step.state_check import WHOLE, StateGroup
 from edl.testing.counting import (
     CountingBatchSource,
     CountingModel,

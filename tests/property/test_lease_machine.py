@@ -14,10 +14,19 @@ from cluster_world import Request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cluster.lease_records import HostLease, LeaseLimits, LeaseState, LeaseTable, Shape
-from edl.core.cluster.leases import LeaseDecision, decide_leases, with_leases
-from edl.core.cluster.records import HostAssignment, HostOffer, HostReport, JobAssignment
-from edl.core.cluster.view import ClusterView, HostView, JobView
+from edl.cluster.leases import LeaseDecision, decide_leases, with_leases
+from edl.cluster.records import (
+    HostAssignment,
+    HostLease,
+    HostOffer,
+    HostReport,
+    JobAssignment,
+    LeaseLimits,
+    LeaseState,
+    LeaseTable,
+    Shape,
+)
+from edl.cluster.view import ClusterView, HostView, JobView
 
 ASKED, RUNNING, ENDED, UNKNOWN = (LeaseState(n) for n in ("asked", "running", "ended", "unknown"))
 LIMITS = LeaseLimits(Shape(2), max_hosts=3, idle_s=20.0, start_s=60.0, leave_s=30.0, stray_s=40.0)

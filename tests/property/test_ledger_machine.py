@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from edl.core.step.ledger import (
+from edl.step.ledger import (
     LeasePolicy,
     Ledger,
     Span,
@@ -25,7 +25,7 @@ from edl.core.step.ledger import (
     restore,
     start_epoch,
 )
-from edl.core.step.step_record import StepRecord, StepRecords, check_records
+from edl.step.record import StepRecord, StepRecords, check_records
 
 
 def positions(spans: tuple[Span, ...]) -> list[int]:

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from scenarios import Fault, Scenario, points
 
+from edl.binding.loop import BatchSteps
 from edl.core.records import JobState, RingFailure
-from edl.framework.steps import BatchSteps
 from edl.testing.counting import (
     Counted,
     Counting,

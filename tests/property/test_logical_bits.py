@@ -16,18 +16,17 @@ from hypothesis import strategies as st
 from loopback_tensors import MEMBERS, on_loopback
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
+from edl.binding.loop import BatchSteps, RandomNumbers
 from edl.core.events import EventKind, ExactAuditDetails
 from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.records import JobState
-from edl.core.step.aligned import AlignedSource
-from edl.core.step.batching import Batching, logical_batching
 from edl.errors import NewcomerDiffers, UsageError
-from edl.framework.random_numbers import RandomNumbers
-from edl.framework.steps import BatchSteps
+from edl.step.batching import Batching, logical_batching
+from edl.step.source import AlignedSource
 from edl.testing.counting import CountingBatchSource, CountingModel, Vector
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.torch import logical
-from edl.torch.last_step import LastStep
+from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction

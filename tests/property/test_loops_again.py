@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scenarios import Scenario, sampled
 
+from edl.binding.loop import BatchSteps
 from edl.core.records import JobState
-from edl.core.step.batch import Batch
-from edl.framework.steps import BatchSteps
+from edl.step.engine import Batch
 from edl.testing.counting import (
     Counted,
     Counting,

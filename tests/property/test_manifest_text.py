@@ -7,8 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.manifest_file import decoded_manifest, parse_manifest
+from edl.cluster.manifest import JobManifest, decoded_manifest, parse_manifest
 from edl.errors import ManifestError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "manifest.md"

@@ -12,9 +12,9 @@ from cluster_world import World
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.policies import POLICIES
-from edl.core.cluster.records import QueueRecord
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.policies.registry import POLICIES
+from edl.cluster.records import QueueRecord
 
 LIVE = [name for name in POLICIES if not name.startswith("jsa_")]
 FEW = settings(

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.history import JobHistoryState, SlotInterval, missed, replayed
-from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.cluster.history import JobHistoryState, SlotInterval, missed, replayed
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
 
 TIMES = st.floats(1.0, 1000.0)
 JOBS = st.sampled_from(["a", "b"])

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from scenarios import struck_around
 
+from edl.binding import elastic
+from edl.binding.elastic import Plain, State
+from edl.binding.replica import ByteRange, of_array
 from edl.core.events import StateDiffersDetails
 from edl.core.records import JobState
 from edl.errors import JobFailed, NewcomerDiffers, RingBroken, StateDiffers
-from edl.framework import elastic
-from edl.framework.digest import ByteRange, of_array
-from edl.framework.elastic import Plain, State
 from edl.ring.ring import Ring
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.worker.worker import Worker

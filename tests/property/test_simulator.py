@@ -1,6 +1,6 @@
 """Whatever jobs come to whatever nodes: what every policy and the engine must keep.
 
-The engine itself checks each decision (:func:`edl.core.cluster.validity.violation`): no slot twice,
+The engine itself checks each decision (:func:`edl.cluster.state.violation`): no slot twice,
 no job below its minimum or above its maximum.
 """
 
@@ -15,11 +15,9 @@ from clusters import Steps, decide, just_submitted, nodes, result, sizes, submit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cluster.edl_policy import EdlPolicy
-from edl.core.cluster.fair_wait import fair_wait_s
-from edl.core.cluster.max_min import MaxMin
-from edl.core.cluster.slot_values import curve
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterPolicy, QueuePolicy, slot_count
+from edl.cluster.policies.edl import EdlPolicy, curve, fair_wait_s
+from edl.cluster.policies.simple import MaxMin
+from edl.cluster.state import Allocation, ClusterJob, ClusterPolicy, QueuePolicy, slot_count
 from edl.simulator.failures import Failures
 from edl.simulator.published.policies.pollux_policy import Pollux
 from edl.simulator.registry import POLICIES, registered_policy

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edl.core.step.step_record import (
+from edl.errors import RingError, UnevenEnd
+from edl.step.record import (
     FIELDS,
     StepRecord,
     StepRecords,
@@ -20,8 +21,7 @@ from edl.core.step.step_record import (
     stopping,
     wanting_to_stop,
 )
-from edl.core.step.weighting import average_correction, send_weight
-from edl.errors import RingError, UnevenEnd
+from edl.step.weighting import average_correction, send_weight
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 RECORDS = st.builds(StepRecord, **dict.fromkeys(FIELDS, INT64))

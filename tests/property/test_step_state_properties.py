@@ -1,17 +1,11 @@
-"""The rules of :mod:`edl.core.step.step_state`, for any events that the table allows."""
+"""The rules of :mod:`edl.step.engine`, for any events that the table allows."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.step.step_state import (
-    DECIDED,
-    TRANSITIONS,
-    OptimizerStep,
-    StepEvent,
-    StepState,
-)
+from edl.step.engine import DECIDED, TRANSITIONS, OptimizerStep, StepEvent, StepState
 
 DECIDES = {StepEvent.AVERAGE, StepEvent.KEEP, StepEvent.DROP, StepEvent.SUPERSEDE}
 UNDONE = {StepEvent.REFUSE, StepEvent.FAIL}

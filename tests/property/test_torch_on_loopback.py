@@ -32,13 +32,13 @@ from several_optimizers import (
     Optimizer,
 )
 
+from edl.binding.loop import BatchSteps
 from edl.core.records import JobState
-from edl.framework.steps import BatchSteps
 from edl.ring.ring import Ring
 from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
 from edl.testing.loopback import LoopbackWorker
-from edl.torch import lr_schedule, lr_tuner, pending_allreduces
-from edl.torch.last_step import LastStep
+from edl.torch import gradients, lr_tuner, schedules
+from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction
@@ -48,7 +48,7 @@ from edl.worker.worker import Worker
 
 @pytest.fixture(autouse=True, scope="module")
 def loopback() -> Iterator[None]:
-    with on_loopback(pending_allreduces):
+    with on_loopback(gradients):
         yield
 
 
@@ -412,7 +412,7 @@ WORKERS: dict[int, Worker] = {}  # by thread
 
 @pytest.fixture
 def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (lr_tuner, lr_schedule):
+    for module in (lr_tuner, schedules):
         monkeypatch.setattr(module, "current_worker", lambda: WORKERS[threading.get_ident()])
     clock = SimpleNamespace(now=0.0)
 
@@ -420,7 +420,7 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         clock.now += 1e-3
         return float(clock.now)
 
-    monkeypatch.setattr("edl.framework.lr_tuner.now_s", now_s)
+    monkeypatch.setattr("edl.binding.lr_tuner.now_s", now_s)
     monkeypatch.setattr("edl.core.policy.lr_tuner.SETTLE", 2)  # these jobs are short
     yield
     WORKERS.clear()

@@ -2,7 +2,7 @@
 
 The workers are edl's own, on a loopback ring. A worker whose ring broke before it had the update
 has gradients of zero in its hands, and its script appends these to a history, which edl puts right
-(:mod:`edl.framework.tracked_copies`).
+(:mod:`edl.binding.replica`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from scenarios import points
 
+from edl.binding.loop import BatchSteps
+from edl.binding.replica import TrackedCopies
 from edl.core.records import JobState
-from edl.framework.steps import BatchSteps
-from edl.framework.tracked_copies import TrackedCopies
 from edl.ring.ring import Ring
 from edl.testing.counting import Counting, CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker

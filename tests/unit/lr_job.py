@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from edl.core.step.noise_scale import NoiseScale
-from edl.worker.update import Update
+from edl.step.noise import NoiseScale
+from edl.worker.loader_steps import Update
 
 
 class Job:
     """Updates of a job, as an optimizer sees them.
 
-    A test sets it as the ``loader`` of the worker that ``edl.torch.lr_schedule`` asks.
+    A test sets it as the ``loader`` of the worker that ``edl.torch.schedules`` asks.
     """
 
     def __init__(self) -> None:

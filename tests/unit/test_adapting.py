@@ -39,10 +39,10 @@ from edl.core.records import (
     Stage,
 )
 from edl.core.snapshot import Snapshot
-from edl.core.step.batching import Batching
-from edl.core.step.noise_scale import NoiseScale
 from edl.leader.policy_loop import UNTIMED, PolicyLoop, PolicyResult
 from edl.leader.size_policy import KEEP_S
+from edl.step.batching import Batching
+from edl.step.noise import NoiseScale
 from edl.testing.noise import known_noise
 
 TEXT = '[size]\nrule = "throughput"\nevery_steps = 10\nstaying_steps = 10\n'

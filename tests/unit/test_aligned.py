@@ -7,13 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edl.core.step.aligned import AlignedSource, dealt
-from edl.core.step.batch import Batch
-from edl.core.step.batching import Batching, logical_batching
-from edl.core.step.ledger import Ledger, complete_step, grant, start_epoch
-from edl.core.step.step_batches import StepBatches
-from edl.core.step.step_events import BatchStart, RingPlace
-from edl.core.step.step_record import StepRecord, StepRecords
+from edl.step.batching import Batching, logical_batching
+from edl.step.engine import Batch, BatchStart, RingPlace, StepBatches
+from edl.step.ledger import Ledger, complete_step, grant, start_epoch
+from edl.step.record import StepRecord, StepRecords
+from edl.step.source import AlignedSource, dealt
 from edl.worker.sampler import AlignedSampler
 
 # Global batches of 8, 8 and 4 samples.

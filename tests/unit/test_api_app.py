@@ -19,10 +19,10 @@ import docs_tables
 import pytest
 from test_api_waiting import RUNS
 
-from edl.client.cluster.history_file import HistoryFile
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import Goal, Wanted
+from edl.cluster.client.history_file import HistoryFile
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import Goal, Wanted
 from edl.errors import (
     AccessDenied,
     ConfigError,

@@ -16,12 +16,12 @@ from edl.api.listening import ListenAddress, check_packages, listen_address, lis
 from edl.cli.cluster import api as cluster_api
 from edl.cli.cluster.api import api_command
 from edl.client import http_api
-from edl.client.cluster.connection import access_to_start
 from edl.client.http_api import ApiClient
+from edl.cluster.client.connection import access_to_start
+from edl.cluster.nodes import ClusterPaths
+from edl.cluster.records import ClusterRecord
+from edl.cluster.submission import TenantNodes, TenantStore
 from edl.coordination.access import Access
-from edl.coordination.cluster.paths import ClusterPaths
-from edl.coordination.cluster.tenant_store import TenantNodes, TenantStore
-from edl.core.cluster.records import ClusterRecord
 from edl.errors import CoordinationError, UsageError
 from edl.http.api_credentials import AUDIENCE, api_key, new_token, token_end_s
 from edl.http.signing import authorization

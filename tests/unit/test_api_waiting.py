@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from edl.api.job_waiting import wait_for_end
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.job_status import ClusterJobStatus
-from edl.core.cluster.records import Goal
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.records import Goal
+from edl.cluster.status import ClusterJobStatus
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 RUNS = ClusterJobStatus(

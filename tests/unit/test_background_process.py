@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edl.scheduler import background_process
-from edl.scheduler.background_process import BackgroundProcess
+from edl.cluster.controller import policy_runner
+from edl.cluster.controller.policy_runner import BackgroundProcess
 
 
 def test_a_start_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def test_a_start_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPa
             ended.set()
 
     monkeypatch.setattr(subprocess, "Popen", Process)
-    monkeypatch.setattr(background_process, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(policy_runner, "FIRST_PAUSE_S", 0.0)
     one = BackgroundProcess(["host"], "edl host", said.append)
     one.start()
     assert started.wait(30.0)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from edl.core.step.batching import Batching, batching, logical_batching
-from edl.core.step.source import Source
 from edl.errors import UsageError
+from edl.step.batching import Batching, batching, logical_batching
+from edl.step.source import Source
 
 
 def shares(asked: Batching, size: int) -> list[int]:

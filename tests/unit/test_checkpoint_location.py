@@ -22,8 +22,8 @@ from edl.cli.main import invoke
 from edl.config import Config
 from edl.errors import CheckpointError, UsageError
 from edl.worker.checkpointing import Checkpointing
-from edl.worker.job_of_one import JobOfOne
-from edl.worker.loader_progress import LoaderProgress
+from edl.worker.coordinator import JobOfOne
+from edl.worker.progress import LoaderProgress
 from edl.worker.shared_state import SharedState
 
 URL = "memory://runs/17"

@@ -26,8 +26,8 @@ from edl.errors import CheckpointError, EdlError
 from edl.http.server import DaemonServer
 from edl.mount_point import mount_point
 from edl.worker.checkpointing import Checkpointing
-from edl.worker.job_of_one import JobOfOne
-from edl.worker.loader_progress import LoaderProgress
+from edl.worker.coordinator import JobOfOne
+from edl.worker.progress import LoaderProgress
 from edl.worker.shared_state import SharedState
 
 T = TypeVar("T")

@@ -24,15 +24,14 @@ from edl.core.job.fits import DoneFit
 from edl.core.job.signature import Arithmetic
 from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.core.job_spec import JobSettings
-from edl.core.step.batching import Batching, logical_batching
-from edl.core.step.source import SUBSET, Source
-from edl.core.step.training_length import TrainingLength
 from edl.errors import CheckpointError, UsageError
 from edl.mount_point import mount_point
+from edl.step.batching import Batching, logical_batching
+from edl.step.order import TrainingLength
+from edl.step.source import SUBSET, Source
 from edl.worker.checkpointing import Checkpointing
-from edl.worker.job_of_one import JobOfOne
-from edl.worker.loader_progress import LoaderProgress
-from edl.worker.progress import Receive
+from edl.worker.coordinator import JobOfOne
+from edl.worker.progress import LoaderProgress, Receive
 from edl.worker.shared_state import SharedState
 
 SOURCE = Source(total=100, batching=Batching(4), shuffle=True, seed=7, prefetch_batches=0)

@@ -45,12 +45,12 @@ from edl.core.records import (
 )
 from edl.core.snapshot import Snapshot
 from edl.core.status import JobStatus, job_status
-from edl.core.step.step_record import SwitchTimes
 from edl.core.switch_parts import SwitchParts
 from edl.errors import UsageError
 from edl.launch.address import check_own_name, own_address
 from edl.launch.command import check_command, missing_module_hint
 from edl.launch.live import LiveLine
+from edl.step.record import SwitchTimes
 
 SWITCH = Event(
     time=0.5,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cluster_world import SETTINGS, World, running
 
-from edl.core.cluster.job_life import MOST_BACK_OFF_S, HostLimit, JobLife, LifeState
-from edl.core.cluster.records import AllocationRecord, Goal, HostAssignment, JobAssignment
-from edl.core.cluster.times_ahead import allocation_by, assignment_by, life_by
+from edl.cluster.lifecycle import MOST_BACK_OFF_S, HostLimit, JobLife, LifeState
+from edl.cluster.records import AllocationRecord, Goal, HostAssignment, JobAssignment
+from edl.cluster.view import allocation_by, assignment_by, life_by
 
 HOUR_S = 3600.0
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from edl import config
-from edl.client.cluster import access
-from edl.client.cluster.access import known_access, known_store
+from edl.cluster.client import access
+from edl.cluster.client.access import known_access, known_store
 from edl.coordination.access import Access
 from edl.coordination.secrets import CLUSTERS, keep
 from edl.errors import UsageError

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from cluster_world import World, running
 
-from edl.core.cluster.active_jobs import ActiveJob, find_active_jobs
-from edl.core.cluster.devices import DeviceTable
-from edl.core.cluster.job_life import HostLimit
+from edl.cluster.candidates import ActiveJob, find_active_jobs
+from edl.cluster.lifecycle import HostLimit
+from edl.cluster.view import DeviceTable
 
 
 def active(world: World) -> dict[str, ActiveJob]:

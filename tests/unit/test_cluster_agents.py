@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from edl import config
-from edl.core.cluster.host_jobs import LastAgent, RunProcess
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import HostAssignment, JobAssignment
+from edl.cluster.host.agents import AgentOptions, HostAgents, StartOfRun
+from edl.cluster.host.logs import LogPlaces
+from edl.cluster.host.users import JobUser, JobUsers, SecretFiles
+from edl.cluster.host_jobs import LastAgent, RunProcess
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import HostAssignment, JobAssignment
 from edl.core.host.exit_codes import AgentEnd, AgentResult
-from edl.scheduler.host.agents import AgentOptions, HostAgents, StartOfRun
-from edl.scheduler.host.job_users import JobUser, JobUsers
-from edl.scheduler.host.log_places import LogPlaces
-from edl.scheduler.host.secret_files import SecretFiles
 
 ASSIGNED = HostAssignment({"j": JobAssignment("r1", (0,))})
 AGENT = RunProcess(7, 1, "j", "r1", is_agent=True)

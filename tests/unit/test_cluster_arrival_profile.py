@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from cluster_world import Hints, Profile, World
 
-from edl.core.cluster.arrival_profile import ProfileProgress, next_size
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.plan import plan
-from edl.core.cluster.records import Goal
+from edl.cluster.allocate import ProfileProgress, next_size
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.plan import plan
+from edl.cluster.records import Goal
 from edl.core.sizes import Sizes
 
 RUNNING = LifeState.RUNNING

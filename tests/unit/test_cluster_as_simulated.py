@@ -6,12 +6,12 @@ import pytest
 from cluster_world import Hints, World
 from clusters import nodes, run
 
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.policies import policy_named
-from edl.core.cluster.view import JobMeasurements
-from edl.core.step.batching import Batching
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.policies.registry import policy_named
+from edl.cluster.view import JobMeasurements
 from edl.simulator.timed_work import TimedWork
 from edl.simulator.work import SubmittedJob
+from edl.step.batching import Batching
 
 PARALLEL = 0.9  # the part of a step that more slots share
 # Arrival, samples (one a second on one slot), slots that it asks for, fewest, most.

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from clusters import Steps, decide, job, nodes, sizes
 
-from edl.core.cluster.edl_policy import EdlPolicy
-from edl.core.cluster.policies import policy_named
-from edl.core.cluster.slot_values import curve
-from edl.core.cluster.state import EXACT, Node, StepTimeError
+from edl.cluster.policies.edl import EdlPolicy, curve
+from edl.cluster.policies.registry import policy_named
+from edl.cluster.state import EXACT, Node, StepTimeError
 from edl.simulator.resize import parse_resize_cost
 
 RULE = EdlPolicy(patience=1000.0)  # nobody is due

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cluster_world import World, running
 
-from edl.core.cluster.job_life import LifeState
+from edl.cluster.lifecycle import LifeState
 
 
 def test_slots_are_not_counted_twice_while_a_job_grows_kueue_9322() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 from clusters import Steps, decide, job, nodes, sizes
 
-from edl.core.cluster.elastic_tiresias import ElasticTiresias, speedup
+from edl.cluster.policies.tiresias import ElasticTiresias, speedup
 
 RULE = ElasticTiresias()
 # A's speedups are 1, 1.667 and 2.

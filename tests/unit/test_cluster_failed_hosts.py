@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster_world import World
 
-from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.cluster.lifecycle import LifeResult, LifeState
 
 ONE = {"min": 1, "max": 2}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.cluster.fair_wait import (
+from edl.cluster.policies.edl import (
     JobDeadline,
     JobWait,
     fair_wait_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusters import Steps, decide, job, nodes, sizes
 
-from edl.core.cluster.fifo import Fifo
+from edl.cluster.policies.simple import Fifo
 from edl.simulator.published.policies.srtf import Srtf, remaining_s
 
 # 4 slots: a takes 2, b would need 3 of the 2 that are left, c and d need 1 each.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.coordination.cluster.format import check_settings, own_version
-from edl.core.cluster.records import FORMAT, ClusterRecord
+from edl.cluster.nodes import check_settings, own_version
+from edl.cluster.records import FORMAT, ClusterRecord
 from edl.errors import CoordinationError, UnsupportedFormat
 
 

@@ -6,12 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from edl.coordination.cluster.job_reader import StoredJob
-from edl.coordination.cluster.writer import jobs_to_remove
-from edl.core.cluster.goals import check_change, deleted, describe_change
-from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import Goal, Wanted
+from edl.cluster.lifecycle import (
+    JobLife,
+    LifeResult,
+    LifeState,
+    check_change,
+    deleted,
+    describe_change,
+)
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import Goal, Wanted
+from edl.cluster.store import StoredJob
+from edl.cluster.writer import jobs_to_remove
 from edl.errors import UsageError
 
 MANIFEST = JobManifest("digits", ("python", "train.py"), 1, 4)

@@ -13,13 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.client.cluster import history_file
-from edl.client.cluster.history_file import KEPT_S, HistoryFile
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.history import MISSED, REPLACED, JobHistory, SlotInterval
-from edl.core.cluster.job_life import LifeResult, LifeState
+from edl.cluster.client import history_file
+from edl.cluster.client.history_file import KEPT_S, HistoryFile
+from edl.cluster.controller.history_keeper import HistoryKeeper
+from edl.cluster.history import MISSED, REPLACED, JobHistory, SlotInterval
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
 from edl.errors import CoordinationError, DataError, EdlError
-from edl.scheduler.history_keeper import HistoryKeeper
 
 Numbered = tuple[int, ClusterEvent]
 UID = "5-1763632000000"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edl.core.cluster.host_jobs import (
+from edl.cluster.host_jobs import (
     REFUSED_AFTER,
     HostDecision,
     HostLimits,
@@ -16,8 +16,8 @@ from edl.core.cluster.host_jobs import (
     after_end,
     decide_host,
 )
-from edl.core.cluster.records import HostAssignment, HostOffer, JobAssignment, JobReport
-from edl.core.cluster.view import HostView
+from edl.cluster.records import HostAssignment, HostOffer, JobAssignment, JobReport
+from edl.cluster.view import HostView
 from edl.errors import ALREADY_HERE_EXIT
 
 LIMITS = HostLimits(by_itself_s=2.0, kill_after_s=10.0, stable_s=10.0, pause_s=1.0)

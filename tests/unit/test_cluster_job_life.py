@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edl.core.cluster.job_life import (
+from edl.cluster.lifecycle import (
     STABLE_S,
     TRANSITIONS,
     JobLife,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from edl.cluster.host.logs import LogPlaces
+from edl.cluster.host.users import JobUser, JobUsers, job_users
 from edl.errors import UsageError
-from edl.scheduler.host.job_users import JobUser, JobUsers, job_users
-from edl.scheduler.host.log_places import LogPlaces
 
 ANN = JobUser("alice", 1001, 1001, (1001, 44), Path("/home/alice"))
 REST = JobUser("edl", 1002, 1002, (1002,), Path("/srv/edl"))

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from clusters import Steps, decide, job, nodes, sizes
 
-from edl.core.cluster.jsa import LARGEST, RANDOM, SMALLEST, Jsa, fastest_batch
-from edl.core.cluster.jsa_program import best_sizes
-from edl.core.cluster.state import ClusterJob
+from edl.cluster.policies.jsa import LARGEST, RANDOM, SMALLEST, Jsa, best_sizes, fastest_batch
+from edl.cluster.state import ClusterJob
 
 NO = -math.inf
 

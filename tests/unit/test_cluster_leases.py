@@ -9,19 +9,8 @@ from typing import Any
 import pytest
 from cluster_world import Request
 
-from edl.core.cluster.active_jobs import find_active_jobs
-from edl.core.cluster.devices import DeviceTable
-from edl.core.cluster.job_life import JobLife, LifeState
-from edl.core.cluster.lease_records import (
-    HostLease,
-    LeaseLimits,
-    LeaseRecord,
-    LeaseState,
-    LeaseTable,
-    Shape,
-    left_borrowed,
-)
-from edl.core.cluster.leases import (
+from edl.cluster.candidates import find_active_jobs
+from edl.cluster.leases import (
     LastOffer,
     LeaseDecision,
     ReleaseHost,
@@ -31,19 +20,27 @@ from edl.core.cluster.leases import (
     with_leases,
     with_offers,
 )
-from edl.core.cluster.max_min import MaxMin
-from edl.core.cluster.plan import plan
-from edl.core.cluster.records import (
+from edl.cluster.lifecycle import JobLife, LifeState
+from edl.cluster.plan import plan
+from edl.cluster.policies.simple import MaxMin
+from edl.cluster.records import (
     ClusterRecord,
     Goal,
     HostAssignment,
+    HostLease,
     HostOffer,
     HostReport,
     JobAssignment,
+    LeaseLimits,
+    LeaseRecord,
+    LeaseState,
+    LeaseTable,
     QueueRecord,
+    Shape,
     Wanted,
+    left_borrowed,
 )
-from edl.core.cluster.view import ClusterView, HostView, JobView
+from edl.cluster.view import ClusterView, DeviceTable, HostView, JobView
 
 ASKED, RUNNING, ENDED, UNKNOWN = (LeaseState(n) for n in ("asked", "running", "ended", "unknown"))
 HELD = HostLease(LeaseState.HELD, "", "launch failed requeued held")

@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 from cluster_world import Batches, Hints, Request
 
-from edl.core.cluster import live_model as module
-from edl.core.cluster.job_life import JobLife, LifeState
-from edl.core.cluster.live_model import LEAST_SERVICE_S, StepTimeModels, batch_of, live_model
-from edl.core.cluster.throughput_curve import throughput_curve
-from edl.core.cluster.view import JobMeasurements, JobView
+from edl.cluster import candidates as module
+from edl.cluster.candidates import (
+    LEAST_SERVICE_S,
+    StepTimeModels,
+    batch_of,
+    live_model,
+    throughput_curve,
+)
+from edl.cluster.lifecycle import JobLife, LifeState
+from edl.cluster.view import JobMeasurements, JobView
 from edl.core.policy.step_time import StepTime, StepTimeSample
 from edl.core.policy.step_time_fits import fit_all
-from edl.core.step.batching import Batching
+from edl.step.batching import Batching
 
 
 def job(

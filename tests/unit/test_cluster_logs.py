@@ -14,18 +14,15 @@ from urllib.parse import parse_qs
 import pytest
 from made import make_job
 
-from edl.client.cluster.logs import ClusterJobLogs
+from edl.cluster.client.logs import ClusterJobLogs
+from edl.cluster.host.logs import KEPT_RUNS, KEPT_S, LogPlaces, bytes_in, read_part
+from edl.cluster.records import PART_BYTES, LogPart, chosen_logs
 from edl.coordination.access import Access
-from edl.core.cluster.log_choice import chosen_logs
-from edl.core.cluster.log_part import PART_BYTES, LogPart
 from edl.core.events import Event, WorkerExitedDetails
 from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.adoption import identity
 from edl.launch.log_reader import former, last_output
-from edl.scheduler.host.log_files import bytes_in
-from edl.scheduler.host.log_places import KEPT_RUNS, KEPT_S, LogPlaces
-from edl.scheduler.host.log_server import read_part
 
 
 @pytest.fixture
@@ -183,8 +180,8 @@ class Worker:
 
 def reader_of(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> ClusterJobLogs:
     """Return a reader of the log of ``worker``, w0 of job j on host h, which has looked."""
-    monkeypatch.setattr("edl.client.cluster.host_logs.send_change", worker.answer)
-    monkeypatch.setattr("edl.client.cluster.logs.choose_job", Mock(side_effect=UnknownJob("j")))
+    monkeypatch.setattr("edl.cluster.client.logs.send_change", worker.answer)
+    monkeypatch.setattr("edl.cluster.client.logs.choose_job", Mock(side_effect=UnknownJob("j")))
     access = Access("lab", "0" * 64)
     host = SimpleNamespace(name="h", offer=SimpleNamespace(address="127.0.0.1", port=1))
     store: Any = Mock()
@@ -212,7 +209,7 @@ def test_an_event_of_a_newer_edl_leaves_the_others(
         read=Mock(side_effect=unread), read_known=lambda after=-1, unreadable=None: [(0, end)]
     )
     run = SimpleNamespace(events=events, snapshot=lambda: Snapshot(make_job()))
-    monkeypatch.setattr("edl.client.cluster.logs.choose_job", lambda *_, **__: run)
+    monkeypatch.setattr("edl.cluster.client.logs.choose_job", lambda *_, **__: run)
     reader.look()
     assert reader.tails == {"w7": "last\n"}
 

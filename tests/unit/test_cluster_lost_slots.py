@@ -8,9 +8,9 @@ import pytest
 from cluster_world import World, running
 from clusters import decide, job, nodes, sizes
 
-from edl.core.cluster.fifo import Fifo
-from edl.core.cluster.state import ClusterPolicy
-from edl.core.cluster.tiresias import Tiresias
+from edl.cluster.policies.simple import Fifo
+from edl.cluster.policies.tiresias import Tiresias
+from edl.cluster.state import ClusterPolicy
 from edl.core.sizes import Sizes
 
 FIXED_SIZES = ("fifo", "fifo_backfill", "priority", "tiresias")

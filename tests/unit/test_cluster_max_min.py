@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clusters import decide, job, nodes, sizes
 
-from edl.core.cluster.max_min import MaxMin
+from edl.cluster.policies.simple import MaxMin
 
 JOBS = [job("a", max_slots=8), job("b", max_slots=2), job("c", max_slots=8)]
 

@@ -7,18 +7,24 @@ from dataclasses import replace
 
 import pytest
 
-from edl.core.cluster.job_life import run_order, run_token
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.measured_throughput import MeasuredThroughput, measurements
-from edl.core.cluster.run_records import RunRecords, resume_setting, status_period_s
-from edl.core.cluster.view import AgentView, JobMeasurements
+from edl.cluster.lifecycle import run_order, run_token
+from edl.cluster.manifest import JobManifest
+from edl.cluster.view import (
+    AgentView,
+    JobMeasurements,
+    MeasuredThroughput,
+    RunRecords,
+    measurements,
+    resume_setting,
+    status_period_s,
+)
 from edl.core.job_spec import JobSpec
 from edl.core.policy.observation import SizeMeasurement
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.step_time import StepTimeSample
 from edl.core.progress import ProgressSample, TrainingStatus
 from edl.core.records import Assigned, Desired, Generation, Host, Job, JobState
-from edl.core.step.batching import Batching
+from edl.step.batching import Batching
 
 
 def run(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from clusters import job
 
-from edl.core.cluster.node_pools import node_pools, parse_speeds, reserve, slowest_pool
-from edl.core.cluster.state import ClusterState, Node
+from edl.cluster.placing import node_pools, parse_speeds, reserve, slowest_pool
+from edl.cluster.state import ClusterState, Node
 from edl.errors import UsageError
 
 MACHINES = [Node("a", 4, "slow"), Node("b", 4, "fast"), Node("c", 2, "slow"), Node("d", 2)]

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import pytest
 from clusters import job, nodes
 
-from edl.core.cluster.placing import compact, place_packed, place_slots
-from edl.core.cluster.policies import POLICIES, policy_named
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, Node, Placements
-from edl.core.cluster.validity import violation
+from edl.cluster.placing import compact, place_packed, place_slots
+from edl.cluster.policies.registry import POLICIES, policy_named
+from edl.cluster.state import Allocation, ClusterJob, ClusterState, Node, Placements, violation
 from edl.errors import UsageError
 
 

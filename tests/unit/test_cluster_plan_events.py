@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cluster_world import World
 
-from edl.core.cluster.job_life import LifeResult, LifeState
-from edl.core.cluster.plan_events import PlannedEvent, plan_events
-from edl.core.cluster.records import Goal
+from edl.cluster.lifecycle import LifeResult, LifeState
+from edl.cluster.plan import PlannedEvent, plan_events
+from edl.cluster.records import Goal
 
 
 def told(world: World) -> list[tuple[str, str, str, str]]:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from cluster_world import World
 
-from edl.core.cluster.plan import ClusterPlan
-from edl.core.cluster.plan_parts import PlanPart, plan_parts
-from edl.core.cluster.records import Goal
+from edl.cluster.plan import ClusterPlan, PlanPart, plan_parts
+from edl.cluster.records import Goal
 
 
 def planned(world: World) -> tuple[ClusterPlan, list[PlanPart]]:

@@ -6,14 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edl.core.cluster.queue_shares import (
-    QueueRequest,
-    overbooked,
-    queue_shares,
-    surplus_slots,
-    unknown_queue,
-)
-from edl.core.cluster.records import QueueRecord
+from edl.cluster.queues import QueueRequest, overbooked, queue_shares, surplus_slots, unknown_queue
+from edl.cluster.records import QueueRecord
 
 
 def wants(

@@ -9,10 +9,10 @@ from cluster_world import Request, World
 from rich.console import Console
 
 from edl.cli.cluster.queue import queue_table
-from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
-from edl.core.cluster.queue_status import finish_time_fairness, queue_statuses
-from edl.core.cluster.records import QueueRecord
-from edl.core.cluster.view import JobView
+from edl.cluster.lifecycle import JobLife, LifeResult, LifeState
+from edl.cluster.queues import finish_time_fairness, queue_statuses
+from edl.cluster.records import QueueRecord
+from edl.cluster.view import JobView
 
 
 def finished(name: str, came_s: float, went_s: float, slot_s: float, most: int = 8) -> JobView:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from cluster_world import Machine, World
 
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.policies import POLICIES
-from edl.core.cluster.records import QueueRecord
-from edl.core.cluster.state import Allocation, ClusterState
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.policies.registry import POLICIES
+from edl.cluster.records import QueueRecord
+from edl.cluster.state import Allocation, ClusterState
 
 RUNNING = LifeState.RUNNING
 PROD, DEV = {"queue": "prod"}, {"queue": "dev"}
@@ -244,7 +244,7 @@ def test_a_job_that_has_lost_a_host_is_not_preempted_either(in_queue: bool) -> N
 
 
 def test_while_the_policy_cannot_be_asked_nothing_is_taken_back() -> None:
-    from edl.core.cluster.held_slots import HeldSlots
+    from edl.cluster.allocate import HeldSlots
 
     world = cluster(4, prod=4)
     world.submit("d", max=4, **DEV)

@@ -13,15 +13,15 @@ import pytest
 from cluster_world import World
 
 from edl.cli.main import invoke
-from edl.core.cluster.host_jobs import RunProcess
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import HostAssignment, JobAssignment
+from edl.cluster.host.agents import AgentOptions, HostAgents, StartOfRun
+from edl.cluster.host.logs import LogPlaces
+from edl.cluster.host.users import SECRETS_VARIABLE, SecretFiles, secret_root
+from edl.cluster.host_jobs import RunProcess
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import HostAssignment, JobAssignment
 from edl.core.host.exit_codes import AgentEnd, AgentResult
 from edl.keys import NONCE_BYTES, derived, seal, unseal
-from edl.scheduler.host.agents import AgentOptions, HostAgents, StartOfRun
-from edl.scheduler.host.log_places import LogPlaces
-from edl.scheduler.host.secret_files import SECRETS_VARIABLE, SecretFiles, secret_root
 
 KEY, NONCE = derived("a" * 64, "secrets", "lab"), bytes(range(NONCE_BYTES))
 TOKEN = b"hf_0123456789\n\x00\xff"

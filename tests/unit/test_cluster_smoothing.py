@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edl.core.cluster.smoothing import MOST_AVERAGED, averaged, smoothed
+from edl.cluster.policies.edl import MOST_AVERAGED, averaged, smoothed
 
 TRIED = np.meshgrid([1.0, 2.0, 3.0, 4.0, 8.0, 16.0, 32.0], [32.0, 64.0, 128.0, 256.0, 512.0])
 SLOTS, BATCHES = (of.ravel() for of in TRIED)

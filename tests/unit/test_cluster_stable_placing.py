@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edl.core.cluster.stable_placing import JobSize, place_stably, trimmed
+from edl.cluster.placing import JobSize, place_stably, trimmed
 from edl.core.sizes import Sizes
 
 

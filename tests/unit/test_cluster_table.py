@@ -14,15 +14,13 @@ from edl.cli.cluster.table import (
     newest_ended,
     state_line,
 )
-from edl.client.cluster.waiting import UNSEEN, described, wait_exit_code
-from edl.coordination.cluster.job_reader import StoredJob
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.job_life import JobLife, LifeResult, LifeState
-from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
-from edl.core.cluster.live_model import ThroughputSource
-from edl.core.cluster.manifest import BatchRange, JobManifest
-from edl.core.cluster.records import Goal, JobReasons, Wanted
-from edl.core.cluster.throughput_curve import ThroughputPoint
+from edl.cluster.candidates import ThroughputPoint, ThroughputSource
+from edl.cluster.client.waiting import UNSEEN, described, wait_exit_code
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, JobLife, LifeResult, LifeState
+from edl.cluster.manifest import BatchRange, JobManifest
+from edl.cluster.records import Goal, JobReasons, Wanted
+from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
+from edl.cluster.store import StoredJob
 from edl.core.job_summary import hidden_jobs_note
 
 NOW_S = 1000.0

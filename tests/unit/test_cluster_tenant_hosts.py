@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from cluster_world import World, running
 
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.records import HostOffer
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.records import HostOffer
 
 TWO = {"min": 1, "max": 2}
 

@@ -9,17 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edl.core.cluster import tenants
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import Goal, QueueRecord
-from edl.core.cluster.tenant_names import (
+from edl.cluster import tenants
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import (
+    Goal,
+    QueueRecord,
     is_tenant_name,
     own_name,
     parsed_word,
     secret_word,
     tenant_of,
 )
-from edl.core.cluster.tenants import (
+from edl.cluster.tenants import (
     MOST_A_MINUTE,
     MOST_TEXT,
     RESPONSES_KEPT,

@@ -6,7 +6,7 @@ import json
 
 from clusters import decide, job, nodes, sizes
 
-from edl.core.cluster.tiresias import Tiresias
+from edl.cluster.policies.tiresias import Tiresias
 
 LIMIT = 57600.0
 RULE = Tiresias()

@@ -7,19 +7,12 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.cluster.job_reader import StoredJob
-from edl.coordination.cluster.runs import RunReader, cluster_view
-from edl.coordination.cluster.store import ClusterSnapshot
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import Read
-from edl.coordination.wire import encode
-from edl.core.cluster.active_jobs import _why_fixed
-from edl.core.cluster.fifo import Fifo
-from edl.core.cluster.job_life import JobLife, LifeState, run_token
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.orders import CreateRun
-from edl.core.cluster.plan import ClusterPlan, plan
-from edl.core.cluster.records import (
+from edl.cluster.candidates import _why_fixed
+from edl.cluster.lifecycle import JobLife, LifeState, run_token
+from edl.cluster.manifest import JobManifest
+from edl.cluster.plan import ClusterPlan, plan
+from edl.cluster.policies.simple import Fifo
+from edl.cluster.records import (
     AllocationRecord,
     ClusterRecord,
     HostAssignment,
@@ -27,7 +20,12 @@ from edl.core.cluster.records import (
     JobAssignment,
     Wanted,
 )
-from edl.core.cluster.view import HostView
+from edl.cluster.runs import RunReader, cluster_view
+from edl.cluster.store import ClusterSnapshot, StoredJob
+from edl.cluster.view import CreateRun, HostView
+from edl.coordination.paths import JobPaths
+from edl.coordination.reads import Read
+from edl.coordination.wire import encode
 from edl.core.records import Host, Job
 from edl.errors import AccessDenied
 

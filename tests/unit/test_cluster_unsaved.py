@@ -8,9 +8,9 @@ import pytest
 from cluster_world import Hints, World, running
 from clusters import Steps, decide, job, nodes
 
-from edl.core.cluster.edl_policy import EdlPolicy
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.manifest import JobManifest
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.policies.edl import EdlPolicy
 
 LONG = {"min": 2, "max": 2, "hints": Hints(duration_s=100_000.0)}
 SHORT = {"min": 2, "max": 2, "hints": Hints(duration_s=100.0)}

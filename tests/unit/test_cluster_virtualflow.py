@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clusters import decide, job, just_submitted, nodes, sizes
 
-from edl.core.cluster.state import ClusterJob
+from edl.cluster.state import ClusterJob
 from edl.simulator.published.policies.virtualflow_policy import VirtualFlow, weighted_shares
 from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from edl.client.cluster import waiting
-from edl.client.cluster.waiting import JobCondition, wait_for_job
 from edl.client.waiting import ClientLimits
-from edl.coordination.cluster.job_reader import StoredJob
-from edl.core.cluster.job_life import JobLife, LifeState
-from edl.core.cluster.job_status import ClusterJobStatus
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import JobReasons, Wanted
+from edl.cluster.client import waiting
+from edl.cluster.client.waiting import JobCondition, wait_for_job
+from edl.cluster.lifecycle import JobLife, LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import JobReasons, Wanted
+from edl.cluster.status import ClusterJobStatus
+from edl.cluster.store import StoredJob
 from edl.errors import CoordinationError, TimedOut, UnknownJob, ZooKeeperUnreachable
 
 NOW = ClientLimits(poll_s=0.0)

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from edl.core.cluster.records import ControllerRecord
+from edl.cluster.controller.liveness import LivenessProbe, LivenessServer
+from edl.cluster.records import ControllerRecord
 from edl.launch.machine import machine_name
-from edl.scheduler.liveness import LivenessProbe, LivenessServer
 
 HERE = ControllerRecord("one", "here", os.getpid(), "127.0.0.1", machine=machine_name())
 

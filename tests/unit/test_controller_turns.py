@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl.scheduler.controller import BUSY_S, ControllerTerm
+from edl.cluster.controller.controller import BUSY_S, ControllerTerm
 
 
 class Term(ControllerTerm):
@@ -42,7 +42,7 @@ def test_old_records_are_removed_though_there_is_always_something_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 1000.0
-    monkeypatch.setattr("edl.scheduler.controller.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("edl.cluster.controller.controller.time.monotonic", lambda: now_s)
     term = Term()
     term._removed_s = now_s
     term.turn()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl.core.cluster.records import Goal, Wanted
+from edl.cluster.records import Goal, Wanted
 from edl.core.records import JobPolicy
 from edl.dashboard.actions import (
     CLUSTER_VERBS,

@@ -14,9 +14,9 @@ from http_calls import get
 from shown_cluster import NAME, NOW, SECRET, ShownCluster, event, stored
 from shown_job import ShownStore
 
-from edl.client.cluster.history_file import HistoryFile
-from edl.core.cluster.events import ClusterEventKind
-from edl.core.cluster.request_forecast import RequestForecast
+from edl.cluster.client.history_file import HistoryFile
+from edl.cluster.lifecycle import ClusterEventKind
+from edl.cluster.status import RequestForecast
 from edl.core.dashboard.forecast_form import requested_manifest
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
 from edl.dashboard.cluster_app import cluster_app

@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 from cluster_world import World
 
-from edl.core.cluster.cluster_status import ClusterStatus, HostStatus
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.job_life import LifeResult, LifeState
-from edl.core.cluster.job_status import ClusterJobStatus
-from edl.core.cluster.lease_records import LeaseRecord, LeaseState, LeaseTable
-from edl.core.cluster.queue_status import QueueStatus, queue_statuses
-from edl.core.cluster.records import Goal, QueueRecord
-from edl.core.cluster.request_forecast import request_forecast
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
+from edl.cluster.queues import QueueStatus, queue_statuses
+from edl.cluster.records import Goal, LeaseRecord, LeaseState, LeaseTable, QueueRecord
+from edl.cluster.status import ClusterJobStatus, ClusterStatus, HostStatus, request_forecast
 from edl.core.dashboard.cluster_event_page import ShownClusterEvent, shown_cluster_event
 from edl.core.dashboard.cluster_page import (
     ClusterObservation,

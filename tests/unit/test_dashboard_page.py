@@ -34,8 +34,7 @@ from edl.core.status import job_status
 from edl.dashboard.job_watcher import LEARNED_S
 from edl.dashboard.static_files import static_files
 from edl.leader.size_policy import KEEP_S
-from edl.worker.ring_watch import EVERY
-from edl.worker.step_timer import MEDIAN_OF_STEPS
+from edl.worker.loader_steps import EVERY, MEDIAN_OF_STEPS
 
 NOW = CREATED + 600.0
 FRESH = ReportAge(0.5)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from edl.core.cluster.history import SlotInterval
+from edl.cluster.history import SlotInterval
 from edl.core.dashboard.slot_chart import (
     COLUMNS,
     MOST_LANES,

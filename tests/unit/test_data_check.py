@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from edl.core.step.data_check import UNSTABLE, are_comparable, why_data_differ
-from edl.core.step.newcomers import StateReport
-from edl.framework.data_check import COUNT, DataCheck, held
+from edl.binding.data_check import COUNT, DataCheck, held
+from edl.step.state_check import UNSTABLE, StateReport, are_comparable, why_data_differ
 from edl.torch.seeding import read_seeded
 
 

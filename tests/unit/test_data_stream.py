@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from edl.binding.loop import stream_of
 from edl.data.stateful_stream import MARK_EVERY, MOST_MARKS, StatefulStream
 from edl.data.stream import Stream, refuse_in_stream, stream
 from edl.errors import UsageError
-from edl.framework.source import stream_of
 
 
 class Shards:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.cluster.devices import DeviceTable
-from edl.core.cluster.records import HostAssignment, HostOffer, JobAssignment
-from edl.core.cluster.view import AgentView, HostView, RunView
+from edl.cluster.records import HostAssignment, HostOffer, JobAssignment
+from edl.cluster.view import AgentView, DeviceTable, HostView, RunView
 
 NOW_S, STUCK_S = 1000.0, 60.0
 HAS = (0, 1, 2, 3)

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from edl.binding.loop import BatchSteps, asked_length
 from edl.config import Config
 from edl.core.events import EpochLeftDetails
 from edl.core.records import JobState
-from edl.core.step.batching import Batching
-from edl.core.step.epoch_end import EpochLeft, ended_by_count, ended_by_script
-from edl.core.step.source import Source
 from edl.errors import CheckpointError, JobFailed, JobTrained, NewcomerDiffers, UsageError
-from edl.framework.steps import BatchSteps, asked_length
 from edl.ring.loopback import LoopbackNetwork
+from edl.step.batching import Batching
+from edl.step.record import EpochLeft, ended_by_count, ended_by_script
+from edl.step.source import Source
 from edl.testing.counting import CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
-from edl.worker.job_of_one import JobOfOne
+from edl.worker.coordinator import JobOfOne
 from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from edl.binding import process
 from edl.core.host.exit_status import UNKNOWN_EXIT
 from edl.core.host.process import ScriptEnd
-from edl.framework import process
 from edl.launch.workers import Workers
 
 # What is registered before edl's own comes after: it sees what a launcher sees then. So does the
@@ -31,7 +31,7 @@ class After:
     def __del__(self):
         os.write(1, (marker() + chr(10)).encode())
 sys.__interactivehook__ = After()
-from edl.framework import ending
+from edl.binding import process as ending
 """
 
 
@@ -60,14 +60,14 @@ def run(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
 )
 def test_the_end_of_a_script_is_reported(tmp_path: Path, last: str, code: int) -> None:
     """While a library's exit handler runs that was registered before edl's, and after the last."""
-    done = run(tmp_path, "import edl.framework.process\nending.arm()\n" + last)
+    done = run(tmp_path, "import edl.binding.process\nending.arm()\n" + last)
     said = [f"edl-exiting:{code}", f"edl-ended:{code}"]
     assert (done.stdout.split(), done.returncode) == (said, code)
 
 
 def test_an_exit_that_the_script_has_caught_is_no_end(tmp_path: Path) -> None:
     script = """
-import edl.framework.process
+import edl.binding.process
 ending.arm()
 for exit in (sys.exit, early):
     try:
@@ -82,7 +82,7 @@ def test_an_exit_in_another_thread_ends_that_thread_only(tmp_path: Path) -> None
     """Python prints nothing of it: its threads ignore SystemExit, but not its subclasses."""
     script = """
 import threading
-import edl.framework.process
+import edl.binding.process
 ending.arm()
 def leave():
     raise SystemExit(3)
@@ -157,7 +157,7 @@ ending.Closing(close, lambda: print("unblocked", flush=True), lambda: 0.0).start
 
 CLOSING = """
 import signal, threading
-import edl.framework.process
+import edl.binding.process
 ending.arm()
 closing = ending.Closing(lambda: None, lambda: None, lambda: 0.0, lambda: print("told", flush=True))
 """
@@ -269,7 +269,7 @@ file.write("the last line")
 
 def test_an_end_that_the_job_was_told_of_is_reported_as_one(tmp_path: Path) -> None:
     script = """
-import edl.framework.process
+import edl.binding.process
 ending.arm()
 ending.Closing(lambda: None, lambda: None, lambda: 0.0, stopped=lambda: True).start()
 """
@@ -279,7 +279,7 @@ ending.Closing(lambda: None, lambda: None, lambda: 0.0, stopped=lambda: True).st
 def test_a_sigterm_ends_no_exit_handler(tmp_path: Path) -> None:
     script = """
 import signal, types
-from edl.framework import notices
+from edl.binding import process as notices
 def request_leave(own):
     raise SystemExit(0)
 notices.leave_on_notices(types.SimpleNamespace(request_leave=request_leave))

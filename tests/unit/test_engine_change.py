@@ -9,23 +9,22 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.cluster.paths import ClusterPaths
-from edl.coordination.election import Write
-from edl.core.cluster.engine_change import table_for, without_asking
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.lease_records import (
+from edl.cluster.allocate import table_for, without_asking
+from edl.cluster.fleet.runner import FleetStatus, LeaseKeeper
+from edl.cluster.leases import lease_summary
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind
+from edl.cluster.nodes import ClusterPaths
+from edl.cluster.records import (
     HostLease,
+    HostOffer,
     LeaseLimits,
     LeaseRecord,
     LeaseState,
     LeaseTable,
     Shape,
 )
-from edl.core.cluster.leases import lease_summary
-from edl.core.cluster.records import HostOffer
-from edl.core.cluster.view import ClusterView, HostView
-from edl.scheduler.fleet.fleet_runner import FleetStatus
-from edl.scheduler.fleet.lease_keeper import LeaseKeeper
+from edl.cluster.view import ClusterView, HostView
+from edl.coordination.election import Write
 
 RUNS = LeaseRecord(4, 1.0, LeaseState.RUNNING, "n1", offered_s=2.0, idle_s=2.0)
 OVER = replace(RUNS, state=LeaseState.ENDED, is_over=True)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edl.cli import events as verb
+from edl.cluster.nodes import ClusterPaths
+from edl.cluster.submission import TenantNodes, TenantStore
 from edl.coordination.access import Access
-from edl.coordination.cluster.paths import ClusterPaths
-from edl.coordination.cluster.tenant_store import TenantNodes, TenantStore
 from edl.coordination.events import OnUnreadable
 from edl.core.events import Event, FinishedDetails
 from edl.errors import UsageError

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from edl.core.step.exact_audit import (
-    AuditMismatch,
-    AuditResult,
-    AuditSteps,
-    AuditTable,
-    Pass,
-    repeated,
-)
-from edl.core.step.ledger import Ledger
+from edl.step.ledger import Ledger
+from edl.step.state_check import AuditMismatch, AuditResult, AuditSteps, AuditTable, Pass, repeated
 
 # Three workers share the positions 0 to 10, two of them the positions 10 to 13.
 LEDGER = Ledger(13, 0, (), ((4, ((0, 4), (10, 12))), (2, ((4, 8), (12, 13))), (7, ((8, 10),))))

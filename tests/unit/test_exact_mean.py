@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from edl.binding.exact import Summands, exact_means
 from edl.errors import UsageError
-from edl.framework.exact_mean import Summands, exact_means
-from edl.torch.exact_tensors import Tensors
+from edl.torch.logical import Tensors
 
 SHAPES = ((3, 5), (7,), (), (0,))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from edl.framework.exact_sum import CHUNK, add_rounded, divide_into, rounding_constant
+from edl.binding.exact import CHUNK, add_rounded, divide_into, rounding_constant
 
 SCRATCH = torch.empty(CHUNK, dtype=torch.float64)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import pytest
 
 from edl.config import Config
-from edl.core.step.batching import Batching
-from edl.core.step.source import Source
 from edl.errors import UsageError
 from edl.ring.loopback import LoopbackNetwork
-from edl.worker.exchange import packed, unpacked
-from edl.worker.job_of_one import JobOfOne
+from edl.step.batching import Batching
+from edl.step.source import Source
+from edl.worker.coordinator import JobOfOne
+from edl.worker.loader_steps import packed, unpacked
 from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 

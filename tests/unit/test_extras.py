@@ -8,8 +8,8 @@ import pytest
 
 import edl.huggingface
 import edl.lightning
+from edl.binding.api import import_adapter
 from edl.errors import UsageError
-from edl.framework.extras import import_adapter
 
 
 def test_without_lightning_one_sentence_says_what_to_install(

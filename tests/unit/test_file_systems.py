@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.client.cluster import file_systems
-from edl.client.cluster.file_systems import file_system, is_on_network
+from edl.cluster.client import access
+from edl.cluster.client.access import file_system, is_on_network
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -34,12 +34,12 @@ def test_other_machines_use_network_file_systems(
     device = tmp_path.stat().st_dev
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 1 {os.major(device)}:{os.minor(device)} / / rw - {kind} a rw\n")
-    monkeypatch.setattr(file_systems, "_MOUNTS", mounts)
+    monkeypatch.setattr(access, "_MOUNTS", mounts)
     assert is_on_network(tmp_path) is expected
 
 
 def test_without_a_list_of_mounts_a_file_system_counts_as_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_systems, "_MOUNTS", tmp_path / "none")
+    monkeypatch.setattr(access, "_MOUNTS", tmp_path / "none")
     assert not is_on_network(tmp_path)

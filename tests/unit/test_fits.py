@@ -11,10 +11,9 @@ import pytest
 
 from edl.core.job.fits import DoneFit, ScriptFits, as_json, ended_before, fits_of, json_value
 from edl.core.job.signature import ALIKE_IN_FITS, why_unfit
-from edl.core.step.batching import Batching
-from edl.core.step.source import Source
-from edl.worker.loader_progress import LoaderProgress
-from edl.worker.progress import Receive
+from edl.step.batching import Batching
+from edl.step.source import Source
+from edl.worker.progress import LoaderProgress, Receive
 
 FIRST = DoneFit(2, [0, 1], {"loss": [0.5, 0.25]})
 SECOND = DoneFit(5, [2, 3, 4], {"loss": [0.2, 0.1, 0.1]})

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from edl.core.cluster.lease_records import HostLease, LeaseState, Shape
-from edl.core.cluster.leases import ReleaseHost
+from edl.cluster.fleet.fleet import FleetUnreachable, HostCommand, LeaseRefused, kept_environment
+from edl.cluster.fleet.options import FleetOptions, LeaseOwner, fleet_of
+from edl.cluster.fleet.ray import RayFleet
+from edl.cluster.fleet.runner import FleetRunner
+from edl.cluster.fleet.slurm import SlurmFleet, parsed
+from edl.cluster.leases import ReleaseHost
+from edl.cluster.records import HostLease, LeaseState, Shape
 from edl.errors import UsageError
-from edl.scheduler.fleet.fleet import FleetUnreachable, LeaseRefused
-from edl.scheduler.fleet.fleet_options import FleetOptions, LeaseOwner, fleet_of
-from edl.scheduler.fleet.fleet_runner import FleetRunner
-from edl.scheduler.fleet.lease_command import HostCommand, kept_environment
-from edl.scheduler.fleet.ray_fleet import RayFleet
-from edl.scheduler.fleet.slurm import SlurmFleet, parsed
 
 ASKED, RUNNING, ENDED, UNKNOWN = (LeaseState(n) for n in ("asked", "running", "ended", "unknown"))
 SHAPE = Shape(2, {"gpu": "h100"}, "fast")

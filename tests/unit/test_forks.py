@@ -7,11 +7,11 @@ import socket
 import subprocess
 import sys
 
-from edl.framework.forks import let_go_of_the_network
+from edl.binding.process import let_go_of_the_network
 
 CHILD = """
 import os, signal, socket, sys, time
-from edl.framework.forks import free_all_forks
+from edl.binding.process import free_all_forks
 server = socket.create_server(("127.0.0.1", 0))
 one = socket.create_connection(server.getsockname())
 two, _ = server.accept()
@@ -58,7 +58,7 @@ def test_numbers_stay_taken_and_pipes_stay_open() -> None:
 
 ENDED_AT_ONCE = """
 import multiprocessing, os, signal, sys, threading, time
-from edl.framework.forks import free_all_forks
+from edl.binding.process import free_all_forks
 signal.signal(signal.SIGTERM, lambda *_: None)  # the worker's: it leaves later
 free_all_forks()
 
@@ -109,7 +109,7 @@ def test_a_fork_ends_by_a_sigterm_that_comes_at_once() -> None:
 
 FORK_OF_FORK = """
 import os, signal, time
-from edl.framework.forks import free_all_forks, holding_sigterm
+from edl.binding.process import free_all_forks, holding_sigterm
 signal.signal(signal.SIGTERM, lambda *_: None)
 free_all_forks()
 with holding_sigterm():

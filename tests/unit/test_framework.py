@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.errors import UsageError
-from edl.framework import process
-from edl.framework.broadcast import FIRST_PIECE_BYTES, LENGTH_BYTES, broadcast_message
-from edl.framework.digest import of_value
-from edl.framework.horovod_errors import classify_error, refusal
-from edl.framework.interrupt import raise_in
-from edl.framework.state import (
+from edl.binding import process
+from edl.binding.process import raise_in
+from edl.binding.reduction import (
+    FIRST_PIECE_BYTES,
+    LENGTH_BYTES,
+    broadcast_message,
+    classify_error,
+    refusal,
+)
+from edl.binding.replica import (
     LARGE_BYTES,
     Reference,
     describe,
@@ -26,9 +29,11 @@ from edl.framework.state import (
     few,
     fill,
     map_leaves,
+    of_value,
     references,
     transfers,
 )
+from edl.errors import UsageError
 from edl.ring.ring import CollectiveFailed
 
 FITS = FIRST_PIECE_BYTES - LENGTH_BYTES

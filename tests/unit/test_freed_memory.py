@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from edl.framework.freed_memory import keep_freed_memory
+from edl.binding.process import keep_freed_memory
 
 # Frees and allocates a block of 40 MB three times, and prints the page faults of the last two.
 SCRIPT = """
 import ctypes, resource
-from edl.framework.freed_memory import keep_freed_memory
+from edl.binding.process import keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]

@@ -11,13 +11,12 @@ import pytest
 
 from edl.cli.cluster import history as verb
 from edl.cli.cluster.history import history_table, slot_lines
-from edl.client.cluster.history_file import HistoryFile, history_path
+from edl.cluster.client.history_file import HistoryFile, history_path
+from edl.cluster.history import JobHistory, SlotInterval
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
+from edl.cluster.nodes import ClusterPaths
+from edl.cluster.submission import TenantNodes, TenantStore
 from edl.coordination.access import Access
-from edl.coordination.cluster.paths import ClusterPaths
-from edl.coordination.cluster.tenant_store import TenantNodes, TenantStore
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.history import JobHistory, SlotInterval
-from edl.core.cluster.job_life import LifeResult, LifeState
 from edl.errors import UsageError
 
 DAY_S = 86400.0

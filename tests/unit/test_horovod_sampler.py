@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
-from edl.framework import process
+from edl.binding import process
 from edl.torch import elastic
 from edl.torch.sampler import ElasticSampler
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from edl.core.cluster.host_jobs import HostDecision
-from edl.scheduler.host.keeper import HostKeeper
+from edl.cluster.host.keeper import HostKeeper
+from edl.cluster.host_jobs import HostDecision
 
 
 def test_a_job_that_no_process_can_have_is_told() -> None:

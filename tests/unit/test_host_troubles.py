@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
+from edl.binding.process import tell
+from edl.cluster.host.processes import start_of
 from edl.core.policy.observation import SizeMeasurement
-from edl.framework.first_step import tell
 from edl.http.client import ask_all
 from edl.launch.adoption import identity
 from edl.launch.workers import End, Workers, log_directory, script_end
 from edl.leader.fitting import Fitting
 from edl.ring.ring import Ring
-from edl.scheduler.host.run_processes import start_of
 from edl.worker.activity import ThreadWatch
 
 CUT = "обучение модели".encode()[:15]  # as Linux cuts the name of a process, in a character

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from edl.core.step.evaluation import open_parts, parts_of
-from edl.core.step.label_weights import Counts, batch_factor, step_factor
-from edl.core.step.steps_left import steps_left
 from edl.huggingface.job_state import TrainerJobState
 from edl.huggingface.label_weights import divisor
 from edl.huggingface.refused import refused_model, refused_option, refused_plugin
+from edl.step.label_weights import Counts, batch_factor, step_factor
+from edl.step.order import open_parts, parts_of, steps_left
 
 
 def arguments(**changed: Any) -> SimpleNamespace:

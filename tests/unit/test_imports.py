@@ -2,31 +2,31 @@
 
 ::
 
-    errors <- core (text and records <- step <- job <- host; step, job <- policy <- cluster;
-      policy, cluster <- dashboard)
-    errors, core/policy, core/cluster <- simulator <- simulator/published
+    errors <- core (text, records) <- step <- core/job <- core/host; step, core/job <- core/policy
+    step, core/policy <- cluster's pure files; core/policy, cluster <- core/dashboard
+    errors, core/policy, cluster <- simulator <- simulator/published
       <- simulator's registry, built_in, trace, runs <- cli/simulation
-    errors <- keys, clock, failpoints, horovod_build, mount_point
-    errors <- secret_file, policy_source
-    errors, core/policy, core/cluster <- cluster_policies <- client/cluster, scheduler, cli
+    errors <- keys, clock, failpoints, horovod_build, mount_point, secret_file, policy_source
+    errors, core/policy, cluster <- cluster_policies <- cluster/client, cluster/controller, cli
     errors, secret_file, core's records (a job's settings are declared there) <- config
     all these
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
-    coordination <- coordination/cluster <- client/cluster, scheduler, cli
-    client <-> client/cluster (a job of a cluster is opened as any other job)
-    launch, client <- scheduler/host <- scheduler (the controller)
+    coordination <- cluster's store, nodes, runs, submission, writer
+      <- cluster/client, cluster/controller, cli
+    client <-> cluster/client (a job of a cluster is opened as any other job)
+    launch, client <- cluster/host <- cluster/controller <-> cluster/fleet
     client, http, launch <- api (FastAPI and uvicorn, which only a verb asks for) <- cli
     core/dashboard, http, coordination, client, launch, api <- dashboard (Starlette, uvicorn) <- cli
-    core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
+    core, config, ring, checkpoint <- worker <- daemon <- binding <- torch, tensorflow
     torch <- lightning (Lightning's strategy, which no other part imports)
     torch <- huggingface (transformers and accelerate, an extra), which only scripts import
     torch, tensorflow, launch's template <- transparent (for unchanged Horovod scripts)
-    errors, config <- data <- framework
-    errors, core/step <- schedules <- core/policy, torch, tensorflow
-    errors <- figures <- diagnose <- framework; figures <- cli
+    errors, config <- data <- binding
+    errors, step <- schedules <- core/policy, torch, tensorflow
+    errors <- figures <- diagnose <- binding; figures <- cli
     errors, config, horovod_build <- install
-    launch, client <- program (edl.run; its worker's side: framework <- program)
-    testing, cli, cli/cluster: anything but what trains; testing also drives daemon and framework
+    launch, client <- program (edl.run; its worker's side: binding <- program)
+    testing, cli, cli/cluster: anything but what trains; testing also drives daemon and binding
 
 ``http`` knows no ring, ``checkpoint`` and ``leader`` know no daemon: they take values.
 """
@@ -47,16 +47,17 @@ BASE |= {"policy_source", "mount_point"}
 POLICIES = {"cluster_policies"}  # imports what a user has written
 CORE = {
     "core",
-    "core/step",
+    "step",
     "core/job",
     "core/host",
     "core/policy",
-    "core/cluster",
+    "cluster",
     "core/dashboard",
+    "cluster/policies",
 }
 PLANES = BASE | CORE | {"http", "ring", "checkpoint", "coordination"}
-OF_CLUSTERS = {"coordination/cluster"}  # the records of a cluster, which no job needs
-CLIENTS = {"client", "client/cluster"}
+OF_CLUSTERS = {"cluster/zookeeper"}  # the records of a cluster, which no job needs
+CLIENTS = {"client", "cluster/client"}
 MAY_IMPORT = {
     "": set(),  # edl/__init__.py stays light: it imports `program` by its name, in a call
     "errors": set(),
@@ -68,57 +69,74 @@ MAY_IMPORT = {
     "failpoints": {"errors"},
     "horovod_build": {"errors"},
     "mount_point": set(),
-    "cluster_policies": {"errors", "core/policy", "core/cluster"},
+    "cluster_policies": {"errors", "core/policy", "cluster", "cluster/policies"},
     "core": {"errors"},
-    "core/step": {"errors", "core"},
-    "core/job": {"errors", "core", "core/step"},
-    "core/host": {"errors", "core", "core/step", "core/job"},
-    "core/policy": {"errors", "core", "core/step", "core/job", "schedules"},
-    "core/cluster": {"errors", "core", "core/step", "core/policy"},
-    "core/dashboard": {"errors", "core", "core/job", "core/policy", "core/cluster"},
-    "simulator": {"errors", "core", "core/policy", "core/cluster", "simulator/published"},
-    "simulator/published": {"errors", "core", "core/policy", "core/cluster", "simulator"},
+    "step": {"errors", "core"},
+    "core/job": {"errors", "core", "step"},
+    "core/host": {"errors", "core", "step", "core/job"},
+    "core/policy": {"errors", "core", "step", "core/job", "schedules"},
+    "cluster": {"errors", "core", "step", "core/policy", "cluster/policies"},
+    "cluster/policies": {"errors", "core", "step", "core/policy", "cluster"},
+    "core/dashboard": {"errors", "core", "core/job", "core/policy", "cluster"},
+    "simulator": {
+        "errors",
+        "core",
+        "core/policy",
+        "cluster",
+        "cluster/policies",
+        "simulator/published",
+    },
+    "simulator/published": {
+        "errors",
+        "core",
+        "core/policy",
+        "cluster",
+        "cluster/policies",
+        "simulator",
+    },
     "http": BASE | CORE,
     "ring": BASE | CORE | {"http"},
     "checkpoint": BASE | CORE,
     "coordination": BASE | CORE | {"http"},
-    "coordination/cluster": BASE | CORE | {"http", "coordination"},
+    "cluster/zookeeper": BASE | CORE | {"http", "coordination"},
     "leader": PLANES - {"checkpoint"},
     "launch": PLANES - {"ring", "checkpoint"},
-    "client": PLANES - {"ring", "checkpoint"} | {"client/cluster"},
-    "client/cluster": PLANES - {"ring", "checkpoint"} | {"client"} | POLICIES | OF_CLUSTERS,
+    "client": PLANES - {"ring", "checkpoint"} | {"cluster/client"},
+    "cluster/client": PLANES - {"ring", "checkpoint"} | {"client"} | POLICIES | OF_CLUSTERS,
     "chaos": PLANES - {"checkpoint"},
-    "scheduler/wakeup": set(),
-    "scheduler/host": PLANES - {"ring", "checkpoint"} | {"launch", *CLIENTS} | OF_CLUSTERS,
+    "cluster/wakeup": set(),
+    "cluster/host": PLANES - {"ring", "checkpoint"} | {"launch", *CLIENTS} | OF_CLUSTERS,
     "api": BASE | CORE | {"http", "coordination", "launch", *CLIENTS} | POLICIES,
     "dashboard": BASE | CORE | {"http", "coordination", "launch", "api", *CLIENTS} | OF_CLUSTERS,
     "worker": BASE | CORE | {"ring", "checkpoint", "http"},
     "daemon": PLANES | {"leader", "chaos", "worker"},
     "data": {"errors", "config"},
-    "schedules": {"errors", "core", "core/step"},
+    "schedules": {"errors", "core", "step"},
     "figures": {"errors"},
     "diagnose": {"errors", "figures"},
     "install": {"errors", "config", "horovod_build"},
-    "program": BASE | CORE | {"checkpoint", "coordination", "launch", "client", "framework"},
+    "program": BASE | CORE | {"checkpoint", "coordination", "launch", "client", "binding"},
     "cli": PLANES
-    | {"launch", *CLIENTS, "scheduler", "api", "dashboard", "chaos", "install", "figures"},
+    | {"launch", *CLIENTS, "cluster/controller", "api", "dashboard", "chaos", "install", "figures"},
 }
-MAY_IMPORT["scheduler/host"] |= {"scheduler/wakeup"}
-MAY_IMPORT["scheduler"] = MAY_IMPORT["scheduler/host"] | {"scheduler/host"} | POLICIES
-MAY_IMPORT["cli"] |= {"cli/cluster", "scheduler/host"} | POLICIES | OF_CLUSTERS
+MAY_IMPORT["cluster/host"] |= {"cluster/wakeup"}
+MAY_IMPORT["cluster/controller"] = MAY_IMPORT["cluster/host"] | {"cluster/host", "cluster/fleet"}
+MAY_IMPORT["cluster/controller"] |= POLICIES
+MAY_IMPORT["cluster/fleet"] = MAY_IMPORT["cluster/controller"] | {"cluster/controller"}
+MAY_IMPORT["cli"] |= {"cli/cluster", "cluster/host", "cluster/fleet"} | POLICIES | OF_CLUSTERS
 MAY_IMPORT["cli/cluster"] = MAY_IMPORT["cli"] | {"cli"}
 MAY_IMPORT["cli/simulation"] = BASE | CORE | {"cli", "simulator", "simulator/published"} | POLICIES
 MAY_IMPORT["cli/simulation"] |= {"figures"}
-MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
+MAY_IMPORT["binding"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
 MAY_IMPORT |= dict.fromkeys(
-    ("torch", "tensorflow"), MAY_IMPORT["framework"] | {"framework", "schedules"}
+    ("torch", "tensorflow"), MAY_IMPORT["binding"] | {"binding", "schedules"}
 )
 
 MAY_IMPORT["lightning"] = MAY_IMPORT["torch"] | {"torch"}
 MAY_IMPORT["huggingface"] = MAY_IMPORT["torch"] | {"torch"}
 MAY_IMPORT["transparent"] = MAY_IMPORT["torch"] | {"torch", "tensorflow", "launch"}
 
-MAY_IMPORT["testing"] = MAY_IMPORT["framework"] | {"framework", "launch", "client", "install"}
+MAY_IMPORT["testing"] = MAY_IMPORT["binding"] | {"binding", "launch", "client", "install"}
 
 # What simulates jobs with what papers published: the rest of the simulator knows no paper.
 WITH_PUBLISHED = {f"simulator/{name}.py" for name in ("registry", "built_in", "trace", "runs")}
@@ -137,11 +155,16 @@ IMPURE = {"time", "datetime", "threading", "os", "socket", "random", "subprocess
 IMPURE |= {"kazoo", "horovod", "logging", "pathlib", "secrets", "tempfile", "multiprocessing"}
 
 
-def part_of(module: str) -> str:
-    """Return the layer of a file: its first folder, or its name at the top.
+# The files of `cluster` that are not pure.
+OF_THEIR_OWN = {f"cluster/{name}": "cluster/zookeeper" for name in ("nodes", "store", "runs")}
+OF_THEIR_OWN |= dict.fromkeys(("cluster/submission", "cluster/writer"), "cluster/zookeeper")
+OF_THEIR_OWN["cluster/wakeup"] = "cluster/wakeup"
 
-    `core` has more layers within.
-    """
+
+def part_of(module: str) -> str:
+    """Return the layer of a file: its first folder, a folder within, or its name at the top."""
+    if module.removesuffix(".py") in OF_THEIR_OWN:
+        return OF_THEIR_OWN[module.removesuffix(".py")]
     first, *rest = module.removesuffix(".py").split("/")
     if rest and f"{first}/{rest[0]}" in MAY_IMPORT:
         return f"{first}/{rest[0]}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from edl.binding.api import described, of_mkl, of_onednn, processor
 from edl.core.job.signature import Arithmetic
-from edl.framework.instructions import described, of_mkl, of_onednn, processor
 
 CPU_INFO = """processor\t: 0
 vendor_id\t: {maker}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.cluster.job_reader import JobReader
-from edl.coordination.cluster.paths import ClusterPaths
+from edl.cluster.lifecycle import JobLife
+from edl.cluster.manifest import JobManifest
+from edl.cluster.nodes import ClusterPaths
+from edl.cluster.records import Wanted
+from edl.cluster.store import JobReader
 from edl.coordination.reads import CHILDREN, Read
 from edl.coordination.wire import encode
-from edl.core.cluster.job_life import JobLife
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import Wanted
 from edl.errors import CoordinationError
 
 

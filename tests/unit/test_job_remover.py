@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from edl.cluster.controller.controller import REMOVALS_S, REMOVER_REST_S, JobRemover
 from edl.errors import CoordinationError, NotRemovable
-from edl.scheduler.job_remover import REMOVALS_S, REST_S, JobRemover
 
 STUCK = NotRemovable("stuck", "/edl/jobs/stuck", "is nested too deeply")
 
@@ -71,12 +71,12 @@ def test_what_an_administrator_has_to_do_is_said_once_and_is_seldom_tried() -> N
     for _ in range(3):
         cluster.turn()
     assert cluster.tried == ["stuck"]
-    cluster.now_s += REST_S
+    cluster.now_s += REMOVER_REST_S
     cluster.turn()
     assert cluster.tried == ["stuck"] * 2
     assert cluster.said == [str(STUCK)]
     cluster.answers["stuck"] = True
-    cluster.now_s += REST_S
+    cluster.now_s += REMOVER_REST_S
     cluster.turn()
     assert cluster.jobs == []
 
@@ -86,7 +86,7 @@ def test_a_job_that_is_stuck_once_more_is_said_once_more() -> None:
     cluster.turn()
     for answer in (False, STUCK):
         cluster.answers["stuck"] = answer
-        cluster.now_s += REST_S
+        cluster.now_s += REMOVER_REST_S
         cluster.turn()
     assert cluster.said == [str(STUCK)] * 2
 

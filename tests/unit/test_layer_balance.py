@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edl.binding import diagnose
+from edl.binding.diagnose import JobBalance
 from edl.diagnose import LayerBalance, Phases, phases_of
 from edl.errors import UsageError
-from edl.framework import diagnose
-from edl.framework.diagnose import JobBalance
 
 Array = npt.NDArray[np.float64]
 

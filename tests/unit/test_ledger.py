@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from edl.core.step.ledger import (
+from edl.errors import DataError
+from edl.step.ledger import (
     LeasePolicy,
     Ledger,
     complete_batch,
@@ -18,8 +19,7 @@ from edl.core.step.ledger import (
     restore,
     start_epoch,
 )
-from edl.core.step.step_record import StepRecord, StepRecords
-from edl.errors import DataError
+from edl.step.record import StepRecord, StepRecords
 
 POLICY = LeasePolicy(batch_size=4, lease_batches=2)
 

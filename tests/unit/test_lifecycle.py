@@ -10,6 +10,8 @@ import pytest
 from kazoo.exceptions import NoNodeError, NotEmptyError
 from made import make_job
 
+from edl.cluster.controller.controller import RunWriter
+from edl.cluster.view import CreateRun
 from edl.coordination import job_tree, lifecycle
 from edl.coordination.access import OPEN, Access
 from edl.coordination.lifecycle import create_job, delete_ended
@@ -17,10 +19,8 @@ from edl.coordination.paths import JobPaths
 from edl.coordination.reads import CHILDREN, GET, Read
 from edl.coordination.session import Refused
 from edl.coordination.wire import encode
-from edl.core.cluster.orders import CreateRun
 from edl.core.records import NO_POLICY, Assigned, Generation, JobState, RingMember
 from edl.errors import AccessDenied, CoordinationError, JobExists, NotRemovable, PartlyRemoved
-from edl.scheduler.runs import RunWriter
 
 PATHS = JobPaths("ann.x")
 RUNS = make_job("ann.x")
@@ -191,7 +191,7 @@ class StoredJob:
 def test_the_leader_of_a_cluster_replaces_a_run_without_asking(
     asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edl.scheduler.runs.resume_setting", lambda *_: "")
+    monkeypatch.setattr("edl.cluster.controller.controller.resume_setting", lambda *_: "")
     session = session_of(RUNS, ports=2)
     stored: Any = StoredJob()
     order: Any = CreateRun("ann.x", "r1", {"h": ("0", "1")}, 64)
@@ -327,7 +327,7 @@ def test_what_an_administrator_has_to_remove_is_an_error_that_says_so(
     stored: Any = StoredJob()
     assert set(more) < set(session.nodes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edl.scheduler.runs.resume_setting", lambda *_: "")
+        patch.setattr("edl.cluster.controller.controller.resume_setting", lambda *_: "")
         refused = writer.carry_out(order, stored, SECRET)
     assert "with `deleteall`" in refused
     assert not session.done

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from edl.core.step.update_interval import UpdateInterval
 from edl.errors import UsageError
 from edl.lightning import collectives, loaders
 from edl.lightning.checks import Fit, check_own_steps, why_refused
@@ -20,6 +19,7 @@ from edl.lightning.epoch_counts import EpochCounts
 from edl.lightning.loaders import RankSampler, limited_batches, shared, training_loader
 from edl.lightning.lr_steps import InBatches, accumulated_batches
 from edl.lightning.preparing import PreparationLock
+from edl.step.order import UpdateInterval
 
 
 @pytest.mark.parametrize(

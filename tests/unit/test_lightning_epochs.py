@@ -11,10 +11,10 @@ import torch
 from lr_job import elastic_sgd
 from torch.optim import lr_scheduler as lr
 
-from edl.core.step.update_interval import EpochPosition, UpdateInterval
 from edl.lightning import epoch_counts
 from edl.lightning.epoch_counts import EpochCounts, old_counts
 from edl.lightning.lr_steps import InBatches
+from edl.step.order import EpochPosition, UpdateInterval
 
 
 class Place:

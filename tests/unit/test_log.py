@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from edl.binding import api as log_module
+from edl.binding.api import log
 from edl.checkpoint import logged_steps
 from edl.checkpoint.logged_steps import LoggedSteps
 from edl.core.learning_meter import LearningMeter
 from edl.errors import UsageError
-from edl.framework import log as log_module
-from edl.framework.log import log
 
 
 class Worker:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.cluster.log_part import LOGS_PATH
+from edl.cluster.host.logs import LogPlaces, LogServer
+from edl.cluster.host.users import JobUser, JobUsers
+from edl.cluster.records import LOGS_PATH
 from edl.http.connection import HttpRequest, Response
 from edl.http.signing import authorization, http_key
-from edl.scheduler.host.job_users import JobUser, JobUsers
-from edl.scheduler.host.log_places import LogPlaces
-from edl.scheduler.host.log_server import LogServer
 
 JOB, OWN, SECRET = "ann.x", "5" * 64, "of the cluster"
 

@@ -16,9 +16,9 @@ from made import make_job
 
 from edl.cli import logs as verb
 from edl.cli.main import invoke
-from edl.client.cluster import waiting
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.log_choice import HostedLog
+from edl.cluster.client import waiting
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.records import HostedLog
 from edl.core.events import Event, WorkerExitedDetails
 from edl.core.host.worker_hosts import worker_hosts
 from edl.core.records import Assigned, Generation, Host, Member, RingMember

@@ -11,15 +11,17 @@ import docs_tables
 import pytest
 from jsonschema import Draft202012Validator
 
-from edl.client.cluster.manifest_reading import job_manifest, manifest_in, read_job_manifest
-from edl.core.cluster.manifest import BatchRange, JobManifest, PolicyHints
-from edl.core.cluster.manifest_file import (
+from edl.cluster.client.manifest_reading import job_manifest, manifest_in, read_job_manifest
+from edl.cluster.manifest import (
     MOST_BYTES,
+    BatchRange,
+    JobManifest,
+    PolicyHints,
     checked_manifest,
     decoded_manifest,
+    manifest_schema,
     parse_manifest,
 )
-from edl.core.cluster.manifest_schema import manifest_schema
 from edl.core.job_spec import JobSettings
 from edl.core.sizes import Sizes
 from edl.errors import ManifestError, UsageError

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from edl.binding import api
 from edl.core.learning_meter import LearningMeter
-from edl.core.step.batching import Batching
-from edl.core.step.mean import weighted_means
-from edl.core.step.source import Source
-from edl.core.step.step_events import BatchStart, RingPlace, StepEnd
 from edl.errors import UsageError
-from edl.framework import metrics
-from edl.worker.loader_progress import LoaderProgress
-from edl.worker.progress import Receive
+from edl.step.batching import Batching
+from edl.step.engine import BatchStart, RingPlace, StepEnd
+from edl.step.source import Source
+from edl.step.weighting import weighted_means
+from edl.worker.progress import LoaderProgress, Receive
 
 
 def test_rows_count_as_much_as_the_samples_behind_them() -> None:
@@ -47,7 +46,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
         step=7,
         learning=LearningMeter(),
     )
-    monkeypatch.setattr(metrics, "current_worker", lambda: worker)
+    monkeypatch.setattr(api, "current_worker", lambda: worker)
     return rows
 
 
@@ -58,14 +57,14 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
 )
 def test_the_weight_is_that_of_the_batch(others: list[list[float]], value: Any) -> None:
     others.append([1, 6.0])
-    assert metrics.mean(value) == 4.0
-    assert metrics.mean(value, weight=1) == 4.5
-    assert metrics.mean(value, weight=0) == 6.0
+    assert api.mean(value) == 4.0
+    assert api.mean(value, weight=1) == 4.5
+    assert api.mean(value, weight=0) == 6.0
 
 
 def test_several_numbers_by_name(others: list[list[float]]) -> None:
     others.append([2, 0.0, 4.0])  # by name: accuracy, loss
-    assert metrics.mean({"loss": torch.tensor(2.0), "accuracy": 1}) == {
+    assert api.mean({"loss": torch.tensor(2.0), "accuracy": 1}) == {
         "accuracy": 0.5,
         "loss": 3.0,
     }
@@ -74,13 +73,13 @@ def test_several_numbers_by_name(others: list[list[float]]) -> None:
 @pytest.mark.parametrize("value", [torch.zeros(2), "many", None, [1.0, 2.0]], ids=str)
 def test_what_is_no_number_is_refused(others: list[list[float]], value: Any) -> None:
     with pytest.raises(UsageError, match=r"^edl\.mean takes a number, or a tensor with one"):
-        metrics.mean(value)
+        api.mean(value)
 
 
 @pytest.mark.parametrize("weight", [-1, math.nan])
 def test_so_is_a_weight_that_is_none(others: list[list[float]], weight: float) -> None:
     with pytest.raises(UsageError, match=r"^edl\.mean: the weight is "):
-        metrics.mean(1.0, weight)
+        api.mean(1.0, weight)
 
 
 # --- the weight of a batch ---

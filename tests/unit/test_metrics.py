@@ -33,7 +33,7 @@ from edl.core.worker_metrics import WORKER_METRICS, WorkerSnapshot, worker_sampl
 from edl.http.exposition import exposition
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob
-from edl.worker.step_timer import StepTimer
+from edl.worker.loader_steps import StepTimer
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0"
 

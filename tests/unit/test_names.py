@@ -19,12 +19,14 @@ STANDARD_TERMS = Path(__file__).with_name("standard_terms.txt")
 # Folders whose modules may share a name, because it is one idea there: the two bindings and what
 # they have in common, and a verb from its command to its decision.
 ALIKE = (
-    {"torch", "tensorflow", "framework", "worker", "transparent"},
-    {"cli", "client", "coordination", "core", "framework"},
+    {"torch", "tensorflow", "binding", "worker", "transparent"},
+    {"cli", "client", "coordination", "core", "binding", "cluster"},
     {"cli", "simulator"},
 )
 # The same idea in more than these places.
 SAME = {
+    "Batch": "the samples of a step, and the stage of tf.data",
+    "check_alike": "what is summed exactly, and the batch sizes of workers",
     "Dataset": "PyTorch's and TensorFlow's",
     "Job": "the record of a job, and the handles by which a program and a test reach it",
     "Session": "ZooKeeper's, and that of a TensorFlow graph",

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from edl.framework.noise_meter import LARGE, PARTS
-from edl.torch.noise import TorchNoise
-from edl.worker.gradient_noise import GradientNoise
+from edl.binding.noise import LARGE, PARTS
+from edl.torch.reduction import TorchNoise
+from edl.worker.progress import GradientNoise
 
 
 def meter(step: int) -> Any:

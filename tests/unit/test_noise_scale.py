@@ -9,14 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edl.core.step.noise_scale import (
-    UNKNOWN,
-    WINDOWS,
-    NoiseSample,
-    NoiseScale,
-    Squares,
-    noise_sample,
-)
+from edl.step.noise import UNKNOWN, WINDOWS, NoiseSample, NoiseScale, Squares, noise_sample
 from edl.testing.noise import known_noise
 from examples.digits_data import load
 

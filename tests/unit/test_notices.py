@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from edl.framework.forks import NOTICES
-from edl.framework.notices import leave_on_notices
+from edl.binding.process import NOTICES, leave_on_notices
 
 
 class Caller:

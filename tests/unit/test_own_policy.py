@@ -13,16 +13,16 @@ import pytest
 from clusters import job, nodes
 
 from edl.cli.main import invoke
+from edl.cluster.policies.registry import MOST_REASON_CHARS, OwnPolicy
+from edl.cluster.state import Allocation, ClusterState
 from edl.cluster_policies import load_policy
-from edl.core.cluster.own_policy import MOST_REASON_CHARS, OwnPolicy
-from edl.core.cluster.state import Allocation, ClusterState
 from edl.errors import UsageError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "writing-a-policy.md"
 MODULE = """
 import sys
 from dataclasses import dataclass
-from edl.core.cluster.state import Allocation
+from edl.cluster.state import Allocation
 
 def function(cluster):
     return Allocation({}, {})
@@ -135,7 +135,7 @@ class TestAnswers:
     @pytest.mark.parametrize(
         ("answer", "sentence"),
         [
-            (None, "has answered NoneType; it must return an edl.core.cluster.state.Allocation"),
+            (None, "has answered NoneType; it must return an edl.cluster.state.Allocation"),
             (Allocation({"a": {"n0": 1}}, {"a": "has"}), "is no Allocation: Expected `array`"),  # type: ignore[dict-item]
             (Allocation({"a": (("n0", "1"),)}, {}), "is no Allocation: Expected `int`"),  # type: ignore[dict-item]
             (Allocation({}, {"a": "waits"}, {"x": object()}), "is no Allocation: Encoding objects"),

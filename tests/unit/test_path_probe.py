@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.scheduler.host import path_probe
-from edl.scheduler.host.path_probe import AGAIN_S, FORGOTTEN_S, HANGS_S, PathProbe, exists_here
+from edl.cluster.host import path_probe
+from edl.cluster.host.path_probe import AGAIN_S, FORGOTTEN_S, HANGS_S, PathProbe, exists_here
 
 
 class Clock:

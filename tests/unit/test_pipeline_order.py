@@ -5,18 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edl.core.step.pipeline_order import (
-    Batch,
-    Pipeline,
-    PipelineOrder,
-    Repeat,
-    Shard,
-    Shuffle,
-    Skip,
-    Stage,
-    Take,
-)
 from edl.errors import UsageError
+from edl.step.order import Batch, Pipeline, PipelineOrder, Repeat, Shard, Shuffle, Skip, Stage, Take
 
 
 def order(total: int, *stages: Stage, ranks: int = 2, steps: int | None = None) -> PipelineOrder:

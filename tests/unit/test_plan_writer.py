@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from cluster_world import World
 
-from edl.coordination.cluster.paths import ClusterPaths
-from edl.coordination.cluster.writer import byte_count
+from edl.cluster.controller.controller import PlanWriter
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeState
+from edl.cluster.nodes import ClusterPaths
+from edl.cluster.plan import ClusterPlan
+from edl.cluster.writer import byte_count
 from edl.coordination.election import Write
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.plan import ClusterPlan
-from edl.scheduler.plan_writer import PlanWriter
 
 
 class Leader:
@@ -62,7 +61,7 @@ class Leader:
 
 def leader(monkeypatch: pytest.MonkeyPatch, world: World, most_bytes: int) -> Leader:
     for limit in ("MOST_BYTES", "TRANSACTION_BYTES"):
-        monkeypatch.setattr(f"edl.scheduler.plan_writer.{limit}", most_bytes)
+        monkeypatch.setattr(f"edl.cluster.controller.controller.{limit}", most_bytes)
     return Leader(world, most_bytes)
 
 

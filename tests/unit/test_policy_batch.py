@@ -12,8 +12,8 @@ from edl.core.policy.batch import best_global_batch, choose_batch
 from edl.core.policy.goodput import Goodput
 from edl.core.policy.observation import Observation, SizeMeasurement
 from edl.core.sizes import Sizes
-from edl.core.step.batching import Batching
-from edl.core.step.noise_scale import NoiseScale
+from edl.step.batching import Batching
+from edl.step.noise import NoiseScale
 from edl.testing.noise import known_noise
 
 

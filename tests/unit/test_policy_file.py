@@ -13,9 +13,9 @@ from edl.core.policy.stragglers import Stragglers
 from edl.core.policy.throughput import Throughput
 from edl.core.policy.votes import Votes
 from edl.core.sizes import Sizes
-from edl.core.step.batching import Batching
 from edl.errors import UsageError
 from edl.schedules import Knee, Scaling, Step
+from edl.step.batching import Batching
 
 BIG = 400 * "9"  # above all floats
 SHORT = """

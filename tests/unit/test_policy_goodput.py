@@ -16,7 +16,7 @@ from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.step_time import StepTime
 from edl.core.records import Host, JobPolicy
 from edl.core.sizes import Sizes
-from edl.core.step.batching import Batching
+from edl.step.batching import Batching
 from edl.testing.noise import known_noise
 
 RULE = Goodput()

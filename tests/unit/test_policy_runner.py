@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from clusters import job, nodes
 
-from edl.core.cluster.fifo import Fifo
-from edl.core.cluster.held_slots import HeldSlots
-from edl.core.cluster.records import ClusterRecord
-from edl.core.cluster.state import ClusterState
-from edl.scheduler import policy_runner
-from edl.scheduler.policy_process import PolicyProcess
-from edl.scheduler.policy_runner import REST_S, PolicyRunner
+from edl.cluster.allocate import HeldSlots
+from edl.cluster.controller import policy_runner
+from edl.cluster.controller.policy_runner import REST_S, PolicyProcess, PolicyRunner
+from edl.cluster.policies.simple import Fifo
+from edl.cluster.records import ClusterRecord
+from edl.cluster.state import ClusterState
 
 
 class Clock:

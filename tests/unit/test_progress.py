@@ -11,16 +11,13 @@ from unittest.mock import Mock
 import pytest
 
 from edl.core.progress import WorkerProgress, is_status_due
-from edl.core.step.aligned import AlignedSource
-from edl.core.step.batching import Batching
-from edl.core.step.source import Source
-from edl.core.step.step_events import BatchStart, GradientAccumulation, PartStart, RingPlace
-from edl.core.step.step_record import StepRecord, StepRecords
-from edl.core.step.stream import StreamSource
-from edl.core.step.training_length import TrainingLength
 from edl.errors import DataError, NewcomerDiffers
-from edl.worker.loader_progress import LoaderProgress
-from edl.worker.progress import Receive
+from edl.step.batching import Batching
+from edl.step.engine import BatchStart, GradientAccumulation, PartStart, RingPlace
+from edl.step.order import TrainingLength
+from edl.step.record import StepRecord, StepRecords
+from edl.step.source import AlignedSource, Source, StreamSource
+from edl.worker.progress import LoaderProgress, Receive
 
 SAMPLES = Source(100, Batching(4), True, 7, 0)
 

@@ -15,15 +15,9 @@ import pytest
 import torch
 import torch.utils.data
 
-from edl.core.step.seeds import derived_seed
-from edl.framework import random_numbers
-from edl.framework.random_numbers import (
-    RandomNumbers,
-    end_alike,
-    numpy_is_seeded,
-    seed_alike,
-    seed_numpy,
-)
+from edl.binding import loop
+from edl.binding.loop import RandomNumbers, end_alike, numpy_is_seeded, seed_alike, seed_numpy
+from edl.step.source import derived_seed
 from edl.torch.seeding import (
     Items,
     Seeded,
@@ -283,7 +277,7 @@ def test_a_job_without_a_launcher_draws_as_without_edl() -> None:
 
 
 def test_no_half_of_a_pair_of_normal_numbers_passes_between_the_streams() -> None:
-    swaps, drawn = random_numbers._GlobalGenerators(), []
+    swaps, drawn = loop._GlobalGenerators(), []
     for count in (0, 1):
         seed_script()
         for _ in range(count):

@@ -6,11 +6,11 @@ import math
 from random import Random
 from typing import Any
 
-from edl.coordination.cluster.paths import ClusterPaths
+from edl.cluster.controller.reasons import EVERY_S, MOST_BYTES, MOST_CHARACTERS, ReasonWriter
+from edl.cluster.lifecycle import JobLife, LifeState
+from edl.cluster.nodes import ClusterPaths
+from edl.cluster.records import JobReasons
 from edl.coordination.wire import encode
-from edl.core.cluster.job_life import JobLife, LifeState
-from edl.core.cluster.records import JobReasons
-from edl.scheduler.reason_writer import EVERY_S, MOST_BYTES, MOST_CHARACTERS, ReasonWriter
 
 QUEUED, RUNNING = JobLife(since_s=5.0), JobLife(LifeState.RUNNING, since_s=5.0)
 

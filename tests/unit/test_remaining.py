@@ -6,7 +6,7 @@ import pytest
 
 from edl.core.progress import TrainingStatus
 from edl.core.remaining import bar, estimated_remaining_s, trained_fraction
-from edl.core.step.training_length import TrainingLength
+from edl.step.order import TrainingLength
 
 
 @pytest.mark.parametrize(

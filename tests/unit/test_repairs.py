@@ -11,7 +11,7 @@ from edl.core.job.repair_count import MOST_REPAIRS
 from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, RingMember
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError
-from edl.worker.repairs import Repairs
+from edl.worker.switching import Repairs
 
 LIMIT_S = JobSettings().elastic_timeout_s
 BROKEN, CUT = RingBroken(1, "it fails"), RendezvousFailed(1, "w1 does not answer")

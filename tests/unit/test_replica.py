@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
+from edl.binding.replica import ByteRange, FrameworkReplica, Reference, add_tracked, of_bytes
 from edl.errors import CheckpointError, RingBroken, UsageError
-from edl.framework.digest import ByteRange, of_bytes
-from edl.framework.replica import FrameworkReplica, add_tracked
-from edl.framework.state import Reference
 from edl.ring.ring import CollectiveFailed
 from edl.worker.progress import Receive
 

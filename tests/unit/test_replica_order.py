@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader, DistributedSampler
 
-from edl.core.step.aligned import AlignedSource
-from edl.core.step.batching import Batching, logical_batching
-from edl.core.step.replica_order import by_steps, samples_of_replica
+from edl.step.batching import Batching, logical_batching
+from edl.step.order import by_steps, samples_of_replica
+from edl.step.source import AlignedSource
 
 
 @pytest.mark.parametrize(

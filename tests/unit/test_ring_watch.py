@@ -7,9 +7,9 @@ from typing import Any
 
 from edl.core.policy.ring_report import NO_REPORT, RingReport
 from edl.core.records import Generation, RingMember
-from edl.core.step.batching import Batching
-from edl.core.step.step_record import StepRecord, StepRecords
-from edl.worker.ring_watch import EVERY, RingWatch
+from edl.step.batching import Batching
+from edl.step.record import StepRecord, StepRecords
+from edl.worker.loader_steps import EVERY, RingWatch
 
 
 def test_without_a_policy_the_times_and_batches_are_reported_and_nothing_else() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core.cluster.host_jobs import RunProcess
-from edl.core.cluster.records import HostAssignment, JobAssignment
-from edl.scheduler.host.run_processes import find_surely
+from edl.cluster.host.processes import find_surely
+from edl.cluster.host_jobs import RunProcess
+from edl.cluster.records import HostAssignment, JobAssignment
 
 ENDS, GOES_ON = JobAssignment("r1", (0,), ends=5), JobAssignment("r1", (1,))
 OF_A = RunProcess(10, 1, "a", "r1")

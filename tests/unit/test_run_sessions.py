@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from edl.errors import CoordinationError, LeadershipLost
-from edl.scheduler import run_sessions
-from edl.scheduler.run_sessions import (
+from edl.cluster.controller import run_sessions
+from edl.cluster.controller.run_sessions import (
     MOST_JOBS,
     MOST_SESSIONS,
     MOVE_S,
@@ -17,6 +16,7 @@ from edl.scheduler.run_sessions import (
     SPARE,
     RunSessions,
 )
+from edl.errors import CoordinationError, LeadershipLost
 
 
 class FakeSession:

@@ -9,8 +9,8 @@ import pytest
 from cluster_world import Batches, Request
 
 from edl.cli.cluster.hints import hint_lines
-from edl.core.cluster.scheduler_hints import SchedHints, SchedulerHints, scheduler_hints
-from edl.core.cluster.view import JobMeasurements, JobView
+from edl.cluster.status import SchedHints, SchedulerHints, scheduler_hints
+from edl.cluster.view import JobMeasurements, JobView
 from edl.core.policy.step_time import StepTimeSample
 
 STEPS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edl.core.step.shuffle import BLOCK, SORTED, EpochOrder, Indices
+from edl.step.source import BLOCK, SORTED, EpochOrder, Indices
 
 FIRST = [3, 2, 1, 8, 6, 0, 7, 4, 5, 9]
 SECOND = [7, 4, 5, 1, 9, 8, 6, 2, 0, 3]

@@ -9,9 +9,8 @@ from typing import ClassVar
 import pytest
 from clusters import Steps, nodes, result, run, submitted
 
-from edl.core.cluster.fifo import Fifo
-from edl.core.cluster.max_min import MaxMin
-from edl.core.cluster.state import Allocation, ClusterPolicy, ClusterState, Node
+from edl.cluster.policies.simple import Fifo, MaxMin
+from edl.cluster.state import Allocation, ClusterPolicy, ClusterState, Node
 from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
 from edl.simulator.engine import Rules

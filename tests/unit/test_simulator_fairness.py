@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from clusters import nodes, result, submitted
 
-from edl.core.cluster.fifo import Fifo
-from edl.core.cluster.max_min import MaxMin
+from edl.cluster.policies.simple import Fifo, MaxMin
 from edl.simulator.fairness import isolated_s, mean_beside
 
 

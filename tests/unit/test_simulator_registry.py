@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.cluster.policies import POLICIES as PRODUCT
+from edl.cluster.policies.registry import POLICIES as PRODUCT
 from edl.errors import UsageError
 from edl.simulator.published.policies.pollux_policy import Pollux
 from edl.simulator.registry import POLICIES, PUBLISHED_BEFORE, registered_policy

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from clusters import nodes, run
 
-from edl.core.cluster.fifo import Fifo
+from edl.cluster.policies.simple import Fifo
 from edl.errors import UsageError
 from edl.simulator.timed_work import TimedWork
 from edl.simulator.trace import parse_trace, read_trace

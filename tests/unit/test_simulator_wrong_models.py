@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from clusters import decide, job, nodes
 
-from edl.core.cluster.state import EXACT, Allocation, ClusterState
+from edl.cluster.state import EXACT, Allocation, ClusterState
 from edl.simulator.wrong_models import ErrorModelPolicy, ModelErrors, step_time_error
 
 JOBS = [job(f"j{number}") for number in range(40)]

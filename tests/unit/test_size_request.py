@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from made import Clock
 
+from edl.binding import api
 from edl.config import Config
 from edl.core.policy.file import parse_policy
 from edl.core.policy.throughput import Throughput
 from edl.core.policy.votes import Votes
 from edl.core.records import JobPolicy
 from edl.core.sizes import Sizes
-from edl.core.step.batching import Batching
 from edl.errors import UsageError
-from edl.framework import adapting
-from edl.worker.job_of_one import JobOfOne
+from edl.step.batching import Batching
+from edl.worker.coordinator import JobOfOne
+from edl.worker.loader_steps import SizeRequest
 from edl.worker.shared_state import SharedState
-from edl.worker.size_request import SizeRequest
 from edl.worker.worker import Worker
 
 SHORT = '[size]\nrule = "throughput"\n'
@@ -96,16 +96,16 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         is_shared=True, sizes=Sizes(1, 4), followed=[], size_request=SizeRequest(Clock())
     )
     one.policy = SimpleNamespace(propose=one.followed.append)
-    monkeypatch.setattr(adapting, "current_worker", lambda: one)
+    monkeypatch.setattr(api, "current_worker", lambda: one)
     return one
 
 
 def test_a_policy_is_a_file_or_its_text(worker: Any, tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text(SHORT)
-    adapting.policy(file)
-    adapting.policy(str(file))
-    adapting.policy(SHORT)
+    api.policy(file)
+    api.policy(str(file))
+    api.policy(SHORT)
     assert worker.followed == [
         JobPolicy(SHORT, str(file), 1800.0),
         JobPolicy(SHORT, str(file), 1800.0),
@@ -126,7 +126,7 @@ def test_a_policy_is_a_file_or_its_text(worker: Any, tmp_path: Path) -> None:
 )
 def test_a_policy_that_cannot_be_is_refused(worker: Any, policy: Any, said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        adapting.policy(policy)
+        api.policy(policy)
     assert said in str(refused.value)
     assert not worker.followed
 
@@ -134,18 +134,18 @@ def test_a_policy_that_cannot_be_is_refused(worker: Any, policy: Any, said: str)
 def test_a_policy_for_a_job_of_one_size_is_refused(worker: Any) -> None:
     worker.sizes = Sizes(2, 2)
     with pytest.raises(UsageError, match="is to find the job's size, and the job may have"):
-        adapting.policy(SHORT)
+        api.policy(SHORT)
     worker.is_shared = False
-    adapting.policy(SHORT)
+    api.policy(SHORT)
 
 
 def test_wishes_are_a_policy(worker: Any) -> None:
-    adapting.on_interval(lambda: 1, 90, "mean")
+    api.on_interval(lambda: 1, 90, "mean")
     [policy] = worker.followed
     assert policy.source == "edl.on_interval"
     assert parse_policy(policy.text, policy.source).size == Votes("mean", 90.0)
     with pytest.raises(UsageError, match=r"edl\.on_interval was called already"):
-        adapting.on_interval(lambda: 1)
+        api.on_interval(lambda: 1)
 
 
 BATCHES = "[batch]\nbatch_size = 4\n"
@@ -158,22 +158,20 @@ def test_the_function_does_not_replace_the_policy_of_the_script(
     """A file with the rule ``votes`` needs no second policy; with others the log names both."""
     worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=False))
     worker.replica = None
-    adapting.policy(BATCHES + size)
-    adapting.on_interval(lambda: 1)
+    api.policy(BATCHES + size)
+    api.on_interval(lambda: 1)
     assert len(worker.followed) == proposals
     assert worker.size_request.policy.batch == Batching(4)
 
 
-@pytest.mark.parametrize(
-    "earlier", [lambda: adapting.on_interval(int), lambda: adapting.policy(SHORT)]
-)
+@pytest.mark.parametrize("earlier", [lambda: api.on_interval(int), lambda: api.policy(SHORT)])
 def test_batches_of_a_later_policy_are_refused(worker: Any, earlier: Callable[[], None]) -> None:
     worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=False))
     worker.replica = None
     earlier()
     with pytest.raises(UsageError, match=r"call edl\.policy before edl\.on_interval, and once"):
-        adapting.policy(BATCHES)
-    adapting.policy('[size]\nrule = "throughput"\nthreshold = 0.2\n')
+        api.policy(BATCHES)
+    api.policy('[size]\nrule = "throughput"\nthreshold = 0.2\n')
     assert worker.size_request.policy.of_script == (None, None)
     assert worker.size_request.policy.size in (Votes(), Throughput())
 
@@ -190,7 +188,7 @@ def test_batches_of_a_later_policy_are_refused(worker: Any, earlier: Callable[[]
 )
 def test_what_cannot_be_asked_is_refused(worker: Any, arguments: Any, said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        adapting.on_interval(*arguments)
+        api.on_interval(*arguments)
     assert said in str(refused.value)
 
 
@@ -201,13 +199,13 @@ def test_batches_and_rates_are_said_before_the_loader_and_the_optimizer(
     worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=late == "loader"))
     worker.replica = object() if late == "optimizer" else None
     with pytest.raises(UsageError, match=r"or its optimizer already: call edl\.policy before both"):
-        adapting.policy("[batch]\nbatch_size = 4\n")
-    adapting.policy(SHORT)
+        api.policy("[batch]\nbatch_size = 4\n")
+    api.policy(SHORT)
     assert worker.size_request.policy.of_script == (None, None)
 
 
 def test_a_script_follows_the_policy_that_it_proposes(worker: Any) -> None:
     worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=False))
     worker.replica = None
-    adapting.policy("[batch]\nbatch_size = 4\n")
+    api.policy("[batch]\nbatch_size = 4\n")
     assert worker.size_request.policy.batch == Batching(4)

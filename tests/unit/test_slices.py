@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from edl.core.cluster.slot_limits import slot_limits
+from edl.cluster.host import processes, users
+from edl.cluster.host.processes import Slices, check_slices
+from edl.cluster.host_jobs import slot_limits
 from edl.errors import UsageError
-from edl.scheduler.host import run_as, slices
-from edl.scheduler.host.slices import Slices, check_slices
 
 RUN, OTHER = ("a", "r1"), ("b", "r2")
 
@@ -49,7 +49,7 @@ class Systemd:
 @pytest.fixture
 def systemd(monkeypatch: pytest.MonkeyPatch) -> Systemd:
     one = Systemd()
-    monkeypatch.setattr(slices.subprocess, "run", one)
+    monkeypatch.setattr(processes.subprocess, "run", one)
     return one
 
 
@@ -89,7 +89,7 @@ def test_the_command_reaches_no_program_that_runs_as_root(systemd: Systemd) -> N
             *("systemd-run", "--scope", "--quiet", "--collect", f"--slice={name}"),
             "--description=edl agent of job a",
         )
-        stage = (sys.executable, "-I", run_as.__file__, str(launch.descriptor))
+        stage = (sys.executable, "-I", users.__file__, str(launch.descriptor))
         assert launch.words[before + 1 :] == stage
         assert json.loads(os.read(launch.descriptor, 1000)) == [list(words), theirs, None]
     with pytest.raises(OSError, match="Bad file"):
@@ -137,14 +137,14 @@ def test_slices_of_runs_that_are_over_are_removed(systemd: Systemd) -> None:
 
 
 def test_limits_need_root_and_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(slices.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(slices, "BOOTED", tmp_path)
-    monkeypatch.setattr(slices.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(processes.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(processes, "BOOTED", tmp_path)
+    monkeypatch.setattr(processes.os, "geteuid", lambda: 0)
     check_slices()
-    monkeypatch.setattr(slices, "BOOTED", tmp_path / "none")
+    monkeypatch.setattr(processes, "BOOTED", tmp_path / "none")
     with pytest.raises(UsageError, match="that systemd has started"):
         check_slices()
-    monkeypatch.setattr(slices.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(processes.os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="to run as root"):
         check_slices()
 
@@ -156,14 +156,14 @@ def test_the_command_runs_as_its_user_with_its_environment(
     if user is not None and os.geteuid() != 0:
         user = (os.getuid(), os.getgid(), tuple(os.getgroups()))  # nobody else is possible
     script = "id -u; id -G; env | sort; umask"
-    command = run_as.UserCommand(
+    command = users.UserCommand(
         ("/bin/sh", "-c", script), {"K": "\udcff", "PATH": os.environ["PATH"]}, user
     )
     file = tmp_path / "order"
     file.write_text(json.dumps(command))
     with file.open() as opened:
         done = subprocess.run(
-            [sys.executable, "-I", run_as.__file__, str(opened.fileno())],
+            [sys.executable, "-I", users.__file__, str(opened.fileno())],
             pass_fds=[opened.fileno()],
             env={"LD_BIND_NOW": "1", "PYTHONHOME": "/nowhere"},
             stdout=subprocess.PIPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.cluster.slot_limits import NO_LIMITS, SlotLimits, slot_limits
+from edl.cluster.host_jobs import NO_LIMITS, SlotLimits, slot_limits
 from edl.errors import UsageError
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, Dataset
 
-from edl.torch.small_tensors import MOST_BYTES, _rebuilt, _reduced, send_small_tensors_by_value
+from edl.torch.loader import MOST_BYTES, _rebuilt, _reduced, send_small_tensors_by_value
 
 NUMBERS = torch.arange(12.0).reshape(3, 4)
 
@@ -70,7 +70,7 @@ def test_others_are_sent_as_pytorch_does(
     tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("edl.torch.small_tensors.reduce_tensor", lambda one: seen.append(one) or "")
+    monkeypatch.setattr("edl.torch.loader.reduce_tensor", lambda one: seen.append(one) or "")
     _reduced(tensor)
     assert seen[0] is tensor
 

@@ -29,8 +29,8 @@ from edl.ring import gloo
 from edl.ring.gloo import gloo_ring
 from edl.ring.ring import Ring
 from edl.worker.activity import ThreadWatch
-from edl.worker.newcomer import Newcomer
 from edl.worker.shared_state import SharedState
+from edl.worker.switching import Newcomer
 
 
 def report(worker: int, doing: str | None, since_s: float = 12.0, records: int = 7) -> Report:

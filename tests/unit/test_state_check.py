@@ -15,42 +15,39 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.binding.replica import ByteRange, StateArrays, of_value, places
 from edl.core.events import Details, StateDiffersDetails
 from edl.core.job_spec import JobSettings
-from edl.core.step.batching import Batching
-from edl.core.step.newcomers import (
-    TRIAL_STEPS,
-    StateReport,
-    newcomers_that_leave,
-    on_trial,
-    why_they_leave,
-)
-from edl.core.step.source import Source
-from edl.core.step.state_check import (
+from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
+from edl.step.batching import Batching
+from edl.step.record import StepRecord, StepRecords, Stop
+from edl.step.source import Source
+from edl.step.state_check import (
     ALIGN_BYTES,
     PARTS_OF_SCRIPT,
     STEP_VALUE,
+    TRIAL_STEPS,
     WHOLE,
     StateGroup,
+    StateReport,
     coarser,
     due,
     due_at_save,
     extents,
     first_difference,
     fold,
+    newcomers_that_leave,
+    on_trial,
     reason,
     resynced,
     split_by_digest,
     split_of,
     undecided,
+    why_they_leave,
 )
-from edl.core.step.step_record import StepRecord, StepRecords, Stop
-from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
-from edl.framework.digest import ByteRange, StateArrays, of_value, places
 from edl.torch.digest import digests, weighted_word_sum
 from edl.torch.replica import TorchReplica
-from edl.worker.loader_progress import LoaderProgress
-from edl.worker.progress import Receive
+from edl.worker.progress import LoaderProgress, Receive
 from edl.worker.state_check import StateCheck
 from edl.worker.switching import Switching
 

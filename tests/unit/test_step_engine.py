@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.core.step.batch import Batch
-from edl.core.step.engine import StepEngine
-from edl.core.step.step_events import (
+from edl.errors import IllegalTransition, RingBroken, RingError, UsageError
+from edl.step.engine import (
     ALLREDUCE_DONE,
     GRADIENT_ACCUMULATION,
     RECORD_DONE,
@@ -20,6 +19,7 @@ from edl.core.step.step_events import (
     START_RECORD,
     WAIT_RECORDS,
     Allreduce,
+    Batch,
     BatchStart,
     Event,
     Instruction,
@@ -39,14 +39,15 @@ from edl.core.step.step_events import (
     RingPlace,
     StartRecord,
     StepEnd,
+    StepEngine,
+    StepEvent,
+    StepState,
     StepSuperseded,
     WaitRecords,
     WeightsRequest,
 )
-from edl.core.step.step_record import StepRecord, StepRecords, Stop
-from edl.core.step.step_state import StepEvent, StepState
-from edl.core.step.weighting import Averaging, Weights
-from edl.errors import IllegalTransition, RingBroken, RingError, UsageError
+from edl.step.record import StepRecord, StepRecords, Stop
+from edl.step.weighting import Averaging, Weights
 
 SIZE = 4  # samples of a full batch
 RING = RingPlace(alone=False, warming_up=False, batch_size=SIZE)

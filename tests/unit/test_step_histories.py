@@ -16,22 +16,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from edl.core.step.batch import Batch
-from edl.core.step.engine import StepEngine
-from edl.core.step.step_events import (
+from edl.binding.reduction import Branch, StepReduction
+from edl.errors import RingBroken, RingError
+from edl.step.engine import (
+    Batch,
     BatchStart,
     RepairDone,
     RingPlace,
     StepEnd,
+    StepEngine,
+    StepEvent,
     StepSkipped,
+    StepState,
     StepSuperseded,
 )
-from edl.core.step.step_record import StepRecord, StepRecords
-from edl.core.step.step_state import StepEvent, StepState
-from edl.core.step.weighting import Weights
-from edl.errors import RingBroken, RingError
-from edl.framework.reduction import Branch, StepReduction
-from edl.worker.step_driver import StepDriver
+from edl.step.record import StepRecord, StepRecords
+from edl.step.weighting import Weights
+from edl.worker.loader_steps import StepDriver
 
 BATCH = 4
 GRADIENTS = ("a", "b", "c")

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edl.core.step.step_record import (
+from edl.errors import RingError
+from edl.step.record import (
     FIELDS,
     PARTS,
     WIDTH,
@@ -24,7 +25,6 @@ from edl.core.step.step_record import (
     stopping,
     wanting_to_stop,
 )
-from edl.errors import RingError
 
 ROW = StepRecord(
     generation=3,

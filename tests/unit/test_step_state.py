@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.step.step_state import (
+from edl.errors import IllegalTransition
+from edl.step.engine import (
     CHANGES_NOTHING,
     DECIDED,
     DONE,
@@ -15,7 +16,6 @@ from edl.core.step.step_state import (
     StepEvent,
     StepState,
 )
-from edl.errors import IllegalTransition
 
 ADR = Path(__file__).parents[2] / "docs" / "adr" / "0012-one-place-decides-a-step.md"
 IN_CODE = {(s, event): after for s, row in TRANSITIONS.items() for event, after in row.items()}

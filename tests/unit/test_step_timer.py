@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.worker.step_timer import StepTimer
+from edl.worker.loader_steps import StepTimer
 
 
 def test_a_new_ring_begins_with_nothing_of_the_one_before() -> None:

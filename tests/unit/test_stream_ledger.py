@@ -7,12 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from edl.core.step.batching import Batching
-from edl.core.step.ledger import Ledger, complete_step, free_leases, grant, restore, start_epoch
-from edl.core.step.spans import common, joined, subtract_spans, take
-from edl.core.step.step_record import StepRecord, StepRecords
-from edl.core.step.stream import MOST_SHARDS, SHARD, ShardPolicy, StreamSource, by_shard
 from edl.errors import DataError
+from edl.step.batching import Batching
+from edl.step.ledger import (
+    Ledger,
+    common,
+    complete_step,
+    free_leases,
+    grant,
+    joined,
+    restore,
+    start_epoch,
+    subtract_spans,
+    take,
+)
+from edl.step.record import StepRecord, StepRecords
+from edl.step.source import MOST_SHARDS, SHARD, ShardPolicy, StreamSource, by_shard
 
 POLICY = ShardPolicy(batch_size=4)
 

@@ -6,14 +6,13 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from edl.coordination.cluster.paths import ClusterPaths
-from edl.coordination.cluster.writer import MOST_BYTES, byte_count
-from edl.core.cluster.events import ClusterEvent
-from edl.core.cluster.job_life import JobLife
-from edl.core.cluster.plan import ClusterPlan
-from edl.core.cluster.tenants import TenantView
+from edl.cluster.controller.tenant_requests import TenantRequests
+from edl.cluster.lifecycle import ClusterEvent, JobLife
+from edl.cluster.nodes import ClusterPaths
+from edl.cluster.plan import ClusterPlan
+from edl.cluster.tenants import TenantView
+from edl.cluster.writer import MOST_BYTES, byte_count
 from edl.errors import CoordinationError
-from edl.scheduler.tenant_requests import TenantRequests
 
 P = ClusterPaths("lab")
 

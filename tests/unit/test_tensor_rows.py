@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from edl.torch.tensor_rows import TensorRows, as_read, is_of_tensors
+from edl.torch.loader import TensorRows, as_read, is_of_tensors
 
 ORDER = [[3, 1, 1, 2], [0]]  # indices of batches
 NUMBERS = torch.arange(60.0).reshape(10, 2, 3)

@@ -12,11 +12,9 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DistributedSampler
 
 import edl.torch  # noqa: F401 (it makes schedulers look)
-from edl.core.step.batch import Batch
-from edl.core.step.engine import StepEngine
-from edl.core.step.step_events import BatchStart, RingPlace
+from edl.binding import process
 from edl.errors import UsageError
-from edl.framework import process
+from edl.step.engine import Batch, BatchStart, RingPlace, StepEngine
 from edl.torch.optimizer import _refuse_unlike, listen
 from edl.torch.reduction import GradientReduction
 from edl.worker.worker import Worker

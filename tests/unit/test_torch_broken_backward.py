@@ -12,9 +12,8 @@ from test_torch_reduction import Job, Worker, ones
 from torch.utils.checkpoint import checkpoint
 
 from edl.errors import UsageError
-from edl.torch.backward import BackwardEnd
+from edl.torch.gradients import PRESENT, BackwardEnd
 from edl.torch.optimizers import Optimizers
-from edl.torch.pending_allreduces import PRESENT
 
 Tensor = torch.Tensor
 

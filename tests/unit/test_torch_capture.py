@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 
 from edl.checkpoint import format as files
 from edl.errors import CheckpointError
-from edl.torch import groups as groups_module
-from edl.torch import names as names_module
+from edl.torch import optimizer_state as groups_module
+from edl.torch import optimizer_state as names_module
 from edl.torch import replica as replica_module
-from edl.torch.capture import Copier, to_tensors
-from edl.torch.replica import TorchReplica
+from edl.torch.replica import Copier, TorchReplica, to_tensors
 
 
 class Tracked:

@@ -13,9 +13,8 @@ from test_torch_optimizers import Script, refused, run
 from test_torch_reduction import Job, Worker
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from edl.torch import lr_schedule, pending_allreduces
-from edl.torch.closures import after_closure
-from edl.torch.last_step import LastStep
+from edl.torch import gradients, schedules
+from edl.torch.gradients import LastStep, after_closure
 from edl.torch.optimizer import _evaluates_again, listen
 from edl.torch.optimizer_state import complete
 from edl.torch.optimizers import Optimizers
@@ -224,7 +223,7 @@ def test_the_ring_breaks_with_complex_gradients_on_their_way(
     job.reduction._hook_new()
     worker.begin(present=torch.tensor([1.0, 1.0]))
     waited: list[int] = []
-    finish = pending_allreduces.finish
+    finish = gradients.finish
 
     def wait(handle: int) -> Any:
         """As Horovod: nothing comes of a second wait for the same."""
@@ -235,7 +234,7 @@ def test_the_ring_breaks_with_complex_gradients_on_their_way(
             worker.breaks = [lambda: False]
         return finish(handle)
 
-    monkeypatch.setattr(pending_allreduces, "finish", wait)
+    monkeypatch.setattr(gradients, "finish", wait)
     (job.a + job.c.real.sum()).backward()
     assert job.c.grad is not None
     assert torch.equal(job.c.grad, torch.full((2,), 0.5 + 0j))
@@ -460,12 +459,12 @@ def test_a_rate_by_samples_is_set_before_the_update_of_both_forms(
     has_closure: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = SimpleNamespace(loader=SimpleNamespace(update=7))
-    monkeypatch.setattr(lr_schedule, "current_worker", lambda: worker)
+    monkeypatch.setattr(schedules, "current_worker", lambda: worker)
     net = torch.nn.Linear(2, 1)
     sam: Any = Sam(net.parameters(), lr=0.5)
     sam.synchronize = lambda: None
     updates: list[Any] = []
-    lr_schedule.before_each_update(sam, updates.append, "edl.LRSchedule")
+    schedules.before_each_update(sam, updates.append, "edl.LRSchedule")
     net(torch.ones(1, 2)).sum().backward()
     if has_closure:
         sam.step(lambda: net(torch.ones(1, 2)).sum().backward())

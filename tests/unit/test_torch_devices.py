@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from edl.binding import process
 from edl.errors import UsageError
-from edl.framework import process
-from edl.torch.devices import gpu_of_slot
+from edl.torch.collectives import gpu_of_slot
 
 
 def test_the_gpu_is_that_of_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:

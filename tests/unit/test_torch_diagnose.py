@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from edl.errors import UsageError
-from edl.torch.capture import Copier, to_tensors
 from edl.torch.diagnose import layer_balance
+from edl.torch.replica import Copier, to_tensors
 
 
 class Net(nn.Module):

@@ -8,15 +8,14 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from edl.binding.replica import map_leaves
 from edl.config import Config
-from edl.core.step.batching import Batching
-from edl.core.step.source import Source
 from edl.errors import UsageError
-from edl.framework.state import map_leaves
+from edl.step.batching import Batching
+from edl.step.source import Source
 from edl.torch.elastic import TorchState
-from edl.worker.job_of_one import JobOfOne
-from edl.worker.progress import Receive
-from edl.worker.script_progress import ScriptProgress
+from edl.worker.coordinator import JobOfOne
+from edl.worker.progress import Receive, ScriptProgress
 from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import edl.torch as edl
+from edl.binding import reduction
 from edl.errors import UsageError
-from edl.framework import gathering
 
 
 @pytest.fixture
@@ -26,13 +26,13 @@ def on_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             return [payload]
 
         monkeypatch.setattr(
-            gathering, "current_worker", lambda: SimpleNamespace(exchange_bytes=exchange)
+            reduction, "current_worker", lambda: SimpleNamespace(exchange_bytes=exchange)
         )
         for value in values:
             act(value)
         everything = [*sent]
         told = SimpleNamespace(exchange_bytes=lambda _: everything)
-        monkeypatch.setattr(gathering, "current_worker", lambda: told)
+        monkeypatch.setattr(reduction, "current_worker", lambda: told)
         return [act(value) for value in values]
 
     return run

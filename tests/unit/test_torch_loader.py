@@ -18,20 +18,15 @@ from torch.utils.data import ConcatDataset, RandomSampler, Subset, random_split
 
 import edl.data
 import edl.torch
+from edl.binding.loop import BatchSteps, attach_source, attach_stream, refuse_logical
 from edl.core.events import DataSkippedDetails, Details
 from edl.core.job_spec import JobSettings
 from edl.core.policy.file import PolicyFile
-from edl.core.step.aligned import AlignedSource
-from edl.core.step.batch import Batch
-from edl.core.step.batching import Batching
-from edl.core.step.seeds import derived_seed
-from edl.core.step.source import Source
 from edl.errors import UsageError
-from edl.framework.source import attach_source, attach_stream, refuse_logical
-from edl.framework.steps import BatchSteps
-from edl.torch.batch_source import Leases, LoaderBatchSource
-from edl.torch.loader_options import training_options
-from edl.torch.tensor_rows import TensorRows
+from edl.step.batching import Batching
+from edl.step.engine import Batch
+from edl.step.source import AlignedSource, Source, derived_seed
+from edl.torch.loader import Leases, LoaderBatchSource, TensorRows, training_options
 from edl.worker.worker import Worker
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from edl.errors import UsageError
-from edl.torch.loader_options import training_options
+from edl.torch.loader import training_options
 
 
 def test_a_training_loader_of_pytorch_becomes_options() -> None:

@@ -9,21 +9,20 @@ from typing import Any, cast
 import pytest
 import torch
 
-from edl.core.step.exact_audit import AuditSteps
-from edl.core.step.weighting import Averaging, Weights
+from edl.binding.exact import Summands, exact_means
 from edl.errors import UsageError
-from edl.framework.exact_mean import Summands, exact_means
-from edl.torch import exact_tensors, logical_buffers
-from edl.torch.gradient import Gradient
-from edl.torch.logical import LogicalSums
-from edl.torch.logical_buffers import LogicalBuffers
+from edl.step.state_check import AuditSteps
+from edl.step.weighting import Averaging, Weights
+from edl.torch import logical
+from edl.torch.gradients import Gradient
+from edl.torch.logical import LogicalBuffers, LogicalSums
 from edl.worker.worker import Worker
 
 
 @pytest.fixture(autouse=True, params=["cpu", "gpu"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let the tensors be treated as those of a CPU, and as those of a GPU."""
-    for module in (exact_tensors, logical_buffers):
+    for module in (logical, logical):
         monkeypatch.setattr(module, "is_launched", lambda _: request.param == "gpu")
     return str(request.param)
 
@@ -163,7 +162,7 @@ def test_a_mean_lies_in_memory_as_its_parameter(is_alike: bool, dtype: torch.dty
     if is_alike:
         own = [(numbers.T.contiguous().T, 1.0) for _ in range(2)]
     (mean,) = exact_means(
-        [Summands(parameter, own, 1.0)], 2, [], exact_tensors.Tensors(), lambda alone, _: alone
+        [Summands(parameter, own, 1.0)], 2, [], logical.Tensors(), lambda alone, _: alone
     )
     assert torch.equal(mean, 2 * numbers)
     assert mean.stride() == parameter.stride()
@@ -199,7 +198,7 @@ class Several(torch.nn.Module):
 def test_only_buffers_that_a_pass_has_changed_have_a_mean(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(logical_buffers, "SMALL", 4)  # so that the one of five is large
+    monkeypatch.setattr(logical, "SMALL", 4)  # so that the one of five is large
     model = Several()
     buffers, names = LogicalBuffers(model), [name for name, _ in model.named_buffers()]
     before = {name: each.clone() for name, each in model.named_buffers()}

@@ -17,10 +17,10 @@ from edl.core.policy.learning_rate import LearningRate
 from edl.errors import UsageError
 from edl.schedules import Constant, Linear, Scaling
 from edl.testing.noise import known_noise
-from edl.torch import lr_schedule, schedulers
-from edl.torch.lr_schedule import InSamples, LRSchedule, in_samples
+from edl.torch import schedules as lr_schedule
+from edl.torch import schedules as schedulers
 from edl.torch.replica import TorchReplica
-from edl.torch.schedulers import STAYS, Schedulers
+from edl.torch.schedules import STAYS, InSamples, LRSchedule, Schedulers, in_samples
 from edl.worker.progress import Receive
 
 LINEAR = Linear(peak_lr=1.0, total=100)

@@ -16,16 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import lr_scheduler as lr
 
+from edl.binding import lr_tuner as shared
 from edl.core.policy.lr_fit import points
 from edl.errors import UsageError
-from edl.framework import lr_tuner as shared
 from edl.schedules import Knee
-from edl.torch import lr_schedule, lr_tuner
-from edl.torch.lr_schedule import LRSchedule
-from edl.torch.lr_tuner import LRTuner
-from edl.torch.probe import Probe
-from edl.torch.schedulers import Schedulers
-from edl.worker.update import Update
+from edl.torch import lr_tuner, schedules
+from edl.torch.lr_tuner import LRTuner, Probe
+from edl.torch.schedules import LRSchedule, Schedulers
+from edl.worker.loader_steps import Update
 
 ROOT = Path(__file__).resolve().parents[2]
 AT = points(2.0)
@@ -71,7 +69,7 @@ class Job:
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     found = Job()
     found.trained = 190  # the next update is the first that may be measured
-    for module in (lr_tuner, lr_schedule):
+    for module in (lr_tuner, schedules):
         monkeypatch.setattr(module, "current_worker", lambda: found)
     monkeypatch.setattr(shared, "now_s", lambda: found.now_s)
     return found

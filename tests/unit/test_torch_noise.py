@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_torch_reduction import BATCH, Job, Worker, ones
 
-from edl.torch import noise as noise_module
+from edl.torch import reduction as noise_module
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import optim
 
-from edl.torch.capture import Copier, to_tensors
 from edl.torch.optimizer_state import load_state, state_of
-from edl.torch.replica import TorchReplica
+from edl.torch.replica import Copier, TorchReplica, to_tensors
 from edl.worker.progress import Receive
 
 KINDS: dict[str, Any] = {

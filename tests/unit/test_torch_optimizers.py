@@ -9,13 +9,13 @@ import pytest
 import torch
 from several_optimizers import Models
 
-from edl.core.step.batching import Batching
-from edl.core.step.source import Source
+from edl.binding.loop import BatchSteps
 from edl.errors import UsageError
-from edl.framework.steps import BatchSteps
+from edl.step.batching import Batching
+from edl.step.source import Source
 from edl.testing.counting import CountingBatchSource
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
-from edl.torch.last_step import LastStep
+from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction

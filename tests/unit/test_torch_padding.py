@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from edl.torch.batch_source import Leases, LoaderBatchSource
-from edl.torch.padding import PaddingData
+from edl.torch.loader import Leases, LoaderBatchSource, PaddingData
 from edl.worker.worker import Worker
 
 Pair = namedtuple("Pair", ["x", "y"])

@@ -13,31 +13,28 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from edl.core.step.batch import Batch
-from edl.core.step.batching import Batching
-from edl.core.step.engine import StepEngine
-from edl.core.step.step_events import (
+from edl.errors import RingBroken, UsageError
+from edl.ring.ring import CollectiveFailed
+from edl.step.batching import Batching
+from edl.step.engine import (
     GRADIENT_ACCUMULATION,
+    Batch,
     BatchStart,
     LeasesLost,
     RepairDone,
     RingPlace,
     StepEnd,
+    StepEngine,
     StepSkipped,
     StepSuperseded,
 )
-from edl.core.step.step_record import StepRecord, StepRecords
-from edl.errors import RingBroken, UsageError
-from edl.ring.ring import CollectiveFailed
-from edl.torch import pending_allreduces
-from edl.torch.accumulation import Contribution
-from edl.torch.gradient import Gradient
-from edl.torch.last_step import LastStep
+from edl.step.record import StepRecord, StepRecords
+from edl.torch import gradients
+from edl.torch.gradients import PRESENT, Contribution, Gradient, LastStep
 from edl.torch.optimizers import Optimizers
-from edl.torch.pending_allreduces import PRESENT
 from edl.torch.reduction import GradientReduction
 from edl.worker import activity
-from edl.worker.step_driver import StepDriver
+from edl.worker.loader_steps import StepDriver
 
 Tensor = torch.Tensor
 BATCH = 2
@@ -61,8 +58,8 @@ class Worker:
         self.sent: list[str] = []
         self.breaks: list[Callable[[], bool]] = []  # the next waits fail; what a repair answers
         self.flights: list[tuple[Tensor, Tensor, str]] = []
-        monkeypatch.setattr(pending_allreduces, "average_start", self._start)
-        monkeypatch.setattr(pending_allreduces, "finish", self._finish)
+        monkeypatch.setattr(gradients, "average_start", self._start)
+        monkeypatch.setattr(gradients, "finish", self._finish)
 
     def begin(self, samples: int = BATCH, other_samples: int = BATCH, **other: Tensor) -> None:
         if self.engine.is_open and not self.engine.batches.may_grow:
@@ -750,7 +747,7 @@ def test_a_wait_at_the_end_of_backward_is_found_in_any_thread(
 
     job = Job(worker, "a")
     worker.begin(samples=0)
-    monkeypatch.setattr(pending_allreduces, "finish", wait)
+    monkeypatch.setattr(gradients, "finish", wait)
     thread = threading.Thread(target=job.a.backward)
     with _joined(thread, go_on):
         assert waiting.wait(10)

@@ -13,18 +13,17 @@ import torch
 from lr_job import Job, elastic_sgd
 from torch.optim import lr_scheduler as lr
 
-from edl.core.step.step_interval import StepInterval
-from edl.torch import lr_schedule
-from edl.torch.lr_schedule import in_samples
+from edl.step.order import StepInterval
+from edl.torch import schedules
 from edl.torch.replica import TorchReplica
-from edl.torch.schedulers import Schedulers
+from edl.torch.schedules import Schedulers, in_samples
 from edl.worker.progress import Receive
 
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     found = Job()
-    monkeypatch.setattr(lr_schedule, "current_worker", lambda: SimpleNamespace(loader=found))
+    monkeypatch.setattr(schedules, "current_worker", lambda: SimpleNamespace(loader=found))
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.amp import GradScaler
 
 from edl.checkpoint import format as files
-from edl.torch import scalers as module
+from edl.torch import replica as module
 from edl.torch.replica import TorchReplica
 from edl.worker.progress import Receive
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import edl.torch as edl
-from edl.core.step.moments import Moments, combined, weighted_sum
+from edl.step.moments import Moments, combined, weighted_sum
 from edl.torch import sync_batch_norm
 from edl.torch.sync_batch_norm import _Normalise, _track
 

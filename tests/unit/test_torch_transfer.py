@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from edl.framework.state import describe, fill, references
-from edl.torch import transfer
-from edl.torch.transfer import TorchArrays
+from edl.binding.replica import describe, fill, references
+from edl.torch import replica
+from edl.torch.replica import TorchArrays
 
 STATE = {
     "weights": torch.arange(400_000.0),
@@ -30,8 +30,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
         flat.copy_(pieces.pop(0))
         return 0
 
-    monkeypatch.setattr(transfer, "broadcast_start", broadcast_start)
-    monkeypatch.setattr(transfer, "finish", lambda handle: None)
+    monkeypatch.setattr(replica, "broadcast_start", broadcast_start)
+    monkeypatch.setattr(replica, "finish", lambda handle: None)
     return pieces
 
 
@@ -39,7 +39,7 @@ def bytes_of(state: dict[str, torch.Tensor], arrays: TorchArrays) -> list[torch.
     """Return what the sender of a state puts into its broadcasts, each of its whole group."""
     taken: list[torch.Tensor] = []
     described = references(describe(state, taken, arrays.refer))
-    groups = transfer.transfers(described)
+    groups = replica.transfers(described)
     return [
         torch.cat([taken[one.index].reshape(-1).view(torch.uint8) for one in g]) for g in groups
     ]
@@ -69,7 +69,7 @@ def test_a_large_tensor_comes_in_broadcasts_of_a_limited_size(
     keep: bool, sent: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that has the state receives all of them in memory of that size."""
-    monkeypatch.setattr(transfer, "COLLECTIVE_BYTES", 500_000)
+    monkeypatch.setattr(replica, "COLLECTIVE_BYTES", 500_000)
     allocated: list[int] = []
     empty = torch.empty
 

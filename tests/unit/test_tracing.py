@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from edl import config
-from edl.core.step.step_record import SwitchTimes
-from edl.core.step.switch_spans import TimedSpan, checkpoint_spans, switch_spans
-from edl.framework import tracing
+from edl.binding import tracing
+from edl.step.record import SwitchTimes
+from edl.step.timing import TimedSpan, checkpoint_spans, switch_spans
 
 END_S = 1000.0
 
@@ -93,7 +93,7 @@ def test_the_variables_of_opentelemetry_decide(
 
 def test_nothing_is_imported_without_them() -> None:
     code = (
-        "import sys; import edl.framework.process as p; import edl.framework.tracing as t\n"
+        "import sys; import edl.binding.process as p; import edl.binding.tracing as t\n"
         "t.trace_worker(None, None, '')\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edl.framework import process
+from edl.binding import process
 from edl.transparent.ranks import Ranks
 
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from edl.core.step.batching import Batching
-from edl.core.step.source import Source
-from edl.core.step.step_record import StepRecord, StepRecords
 from edl.schedules import Scaling
-from edl.worker.loader_progress import LoaderProgress
-from edl.worker.loader_steps import LoaderSteps
-from edl.worker.update import Update
+from edl.step.batching import Batching
+from edl.step.record import StepRecord, StepRecords
+from edl.step.source import Source
+from edl.worker.loader_steps import LoaderSteps, Update
+from edl.worker.progress import LoaderProgress
 
 LR, MU = 0.1, 0.9
 SCALING = Scaling(batch=64)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edl.core.step.update_interval import EpochPosition, UpdateInterval
+from edl.step.order import EpochPosition, UpdateInterval
 
 BATCH = 8
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edl.core.step.weighting import (
+from edl.errors import DataError
+from edl.step.weighting import (
     Averaging,
     Share,
     Weights,
@@ -15,7 +16,6 @@ from edl.core.step.weighting import (
     send_weight,
     weigh,
 )
-from edl.errors import DataError
 
 
 def update(gradients: list[float], samples: list[int], batch_size: int) -> float:

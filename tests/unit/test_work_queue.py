@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.coordination.cluster.work_queue import WorkQueue
+from edl.cluster.store import WorkQueue
 
 
 def test_what_has_changed_is_taken_once() -> None:

@@ -9,7 +9,7 @@ import typer
 
 from edl.api.listening import check_packages, listen_address
 from edl.cli.common import ClusterOption, ZooKeeperOption, line_writer
-from edl.client.cluster.connection import connected_cluster
+from edl.cluster.client.connection import connected_cluster
 from edl.core.duration import seconds
 from edl.errors import UsageError
 from edl.http.api_credentials import new_token

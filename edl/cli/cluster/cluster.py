@@ -38,32 +38,29 @@ from edl.cli.common import (
     line_writer,
 )
 from edl.cli.tables import columns, facts_table, print_table
-from edl.client.cluster.client import Cluster
-from edl.client.cluster.connection import DEFAULT_NAME, access_to_start, connected_cluster
-from edl.client.cluster.history_file import HistoryFile, history_path
-from edl.client.cluster.plans import (
-    plan_with_host,
-)
 from edl.client.connection import connected
+from edl.cluster.client.client import Cluster
+from edl.cluster.client.connection import DEFAULT_NAME, access_to_start, connected_cluster
+from edl.cluster.client.history_file import HistoryFile, history_path
+from edl.cluster.client.plans import plan_with_host
+from edl.cluster.controller.controller import Controller
+from edl.cluster.controller.history_keeper import HistoryKeeper
+from edl.cluster.controller.policy_runner import BackgroundProcess, slots_here
+from edl.cluster.fleet.options import FleetOptions, LeaseOwner, fleet_of
+from edl.cluster.nodes import own_version
+from edl.cluster.policies.registry import POLICIES, OwnPolicy
+from edl.cluster.records import ClusterRecord, ControllerRecord
+from edl.cluster.status import ClusterStatus, JobPlan
 from edl.cluster_policies import is_own, load_policy
 from edl.config import LOOPBACK
-from edl.coordination.cluster.format import own_version
 from edl.coordination.local_server import start_local
 from edl.coordination.secrets import CLUSTERS
-from edl.core.cluster.cluster_status import ClusterStatus, JobPlan
-from edl.core.cluster.own_policy import OwnPolicy
-from edl.core.cluster.policies import POLICIES
-from edl.core.cluster.records import ClusterRecord, ControllerRecord
 from edl.core.host.devices import CUDA
 from edl.core.plural import by_host, counted, verb
 from edl.errors import UsageError, some
 from edl.launch.address import own_address
 from edl.launch.machine import machine_name
 from edl.launch.signals import TO_END, handled
-from edl.scheduler.background_process import BackgroundProcess, slots_here
-from edl.scheduler.controller import Controller
-from edl.scheduler.fleet.fleet_options import FleetOptions, LeaseOwner, fleet_of
-from edl.scheduler.history_keeper import HistoryKeeper
 
 app = typer.Typer(
     help="A cluster shares hosts among elastic jobs.",

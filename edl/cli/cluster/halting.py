@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from edl.cli.common import ClusterJobArgument, ClusterOption, ZooKeeperOption
-from edl.client.cluster.client import Cluster
+from edl.cluster.client.client import Cluster
 
 
 def halt(

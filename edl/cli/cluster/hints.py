@@ -8,8 +8,8 @@ import typer
 
 from edl.cli.cluster.table import throughput_text
 from edl.cli.common import ClusterJobArgument, ClusterOption, JsonOption, ZooKeeperOption
-from edl.client.cluster.client import Cluster
-from edl.core.cluster.scheduler_hints import SchedulerHints
+from edl.cluster.client.client import Cluster
+from edl.cluster.status import SchedulerHints
 
 
 def hints(

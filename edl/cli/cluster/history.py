@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
-from edl.client.cluster.connection import connected_cluster
-from edl.client.cluster.history_file import MOST_ROWS, HistoryFile, history_path
-from edl.core.cluster.history import JobHistory, SlotInterval
+from edl.cluster.client.connection import connected_cluster
+from edl.cluster.client.history_file import MOST_ROWS, HistoryFile, history_path
+from edl.cluster.history import JobHistory, SlotInterval
 from edl.core.duration import rounded
 from edl.core.plural import counted
 

@@ -16,17 +16,17 @@ from edl.cli.common import (
     line_writer,
     settings_of_agent,
 )
-from edl.client.cluster.connection import connected_cluster
+from edl.cluster.client.connection import connected_cluster
+from edl.cluster.host.keeper import HostSettings, keep_host
+from edl.cluster.host.processes import check_slices
+from edl.cluster.host.users import job_users
+from edl.cluster.host_jobs import slot_limits
 from edl.coordination.paths import check_name
-from edl.core.cluster.slot_limits import slot_limits
 from edl.core.host.devices import CUDA, entries
 from edl.core.host.offered_devices import offered_devices
 from edl.core.names import RULE, is_name
 from edl.errors import UsageError
 from edl.launch.address import check_own_name, own_address
-from edl.scheduler.host.job_users import job_users
-from edl.scheduler.host.slices import check_slices
-from edl.scheduler.host.start import HostSettings, keep_host
 
 
 def host(

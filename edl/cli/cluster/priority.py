@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import ClusterJobArgument, ClusterOption, ZooKeeperOption
-from edl.client.cluster.client import Cluster
+from edl.cluster.client.client import Cluster
 
 # So that a negative priority is no option.
 COMMAND = {"context_settings": {"ignore_unknown_options": True}}

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
 from edl.cli.tables import columns, print_table
-from edl.client.cluster.client import Cluster
-from edl.core.cluster.queue_status import QueueStatus
+from edl.cluster.client.client import Cluster
+from edl.cluster.queues import QueueStatus
 
 NO_LIMIT = 0  # as `--max 0`
 

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
-from edl.client.cluster.client import Cluster
-from edl.coordination.cluster.secrets import MOST_BYTES
+from edl.cluster.client.client import Cluster
+from edl.cluster.store import MOST_BYTES
 from edl.core.duration import rounded
 from edl.core.plural import counted, verb
 from edl.errors import UsageError

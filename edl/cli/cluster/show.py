@@ -15,7 +15,7 @@ from edl.cli.common import (
     ZooKeeperOption,
     console,
 )
-from edl.client.cluster.client import Cluster
+from edl.cluster.client.client import Cluster
 
 
 def show(

@@ -11,11 +11,11 @@ import typer
 from edl.cli.cluster.table import state_line
 from edl.cli.common import ClusterOption, JsonOption, WaitTimeoutOption, ZooKeeperOption
 from edl.cli.ending import complain
-from edl.client.cluster.client import Cluster
-from edl.client.cluster.manifest_reading import manifest_in, read_job_manifest
-from edl.client.cluster.waiting import TIMED_OUT, wait_exit_code
-from edl.core.cluster.job_status import ClusterJobStatus
-from edl.core.cluster.manifest import JobManifest
+from edl.cluster.client.client import Cluster
+from edl.cluster.client.manifest_reading import manifest_in, read_job_manifest
+from edl.cluster.client.waiting import TIMED_OUT, wait_exit_code
+from edl.cluster.manifest import JobManifest
+from edl.cluster.status import ClusterJobStatus
 from edl.errors import ManifestError, TimedOut, UsageError
 
 STANDARD_INPUT = "-"

@@ -8,12 +8,11 @@ from typing import Any
 
 import yaml
 
-from edl.core.cluster.events import ClusterEvent
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.job_status import ClusterJobDetails, ClusterJobStatus
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.records import Goal
-from edl.core.cluster.throughput_curve import ThroughputPoint
+from edl.cluster.candidates import ThroughputPoint
+from edl.cluster.lifecycle import ClusterEvent, LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.records import Goal
+from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
 from edl.core.duration import rounded
 from edl.core.plural import by_host, workers
 from edl.launch.output import wrapped

@@ -9,7 +9,7 @@ import typer
 
 from edl import config
 from edl.cli.common import ClusterOption, ZooKeeperOption
-from edl.client.cluster.client import Cluster
+from edl.cluster.client.client import Cluster
 from edl.coordination.secrets import CLUSTERS, replace_file
 from edl.core.plural import counted
 

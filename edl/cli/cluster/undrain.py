@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import ClusterOption, ZooKeeperOption
-from edl.client.cluster.client import Cluster
+from edl.cluster.client.client import Cluster
 
 
 def undrain(

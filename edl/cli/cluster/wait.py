@@ -16,8 +16,8 @@ from edl.cli.common import (
     progress,
 )
 from edl.cli.ending import complain
-from edl.client.cluster.client import Cluster
-from edl.client.cluster.waiting import TIMED_OUT, wait_exit_code
+from edl.cluster.client.client import Cluster
+from edl.cluster.client.waiting import TIMED_OUT, wait_exit_code
 from edl.errors import TimedOut
 
 

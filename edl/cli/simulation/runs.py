@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edl.cluster.policies.registry import OwnPolicy
 from edl.cluster_policies import is_own, load_own_policy
-from edl.core.cluster.own_policy import OwnPolicy
 from edl.errors import UsageError
 from edl.simulator import trace
 from edl.simulator.built_in import JSA, MIX, POLLUX, SETS, TRACE, VIRTUALFLOW, JobSet

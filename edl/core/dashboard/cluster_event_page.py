@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from edl.core.cluster.events import ClusterEvent, ClusterEventKind
-from edl.core.cluster.history import BY_USERS
-from edl.core.cluster.job_life import LifeResult
+from edl.cluster.history import BY_USERS
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult
 from edl.core.record import Record
 
 _ABOUT_HOSTS = frozenset({ClusterEventKind.HOST, ClusterEventKind.LEASE})

@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from edl.core.cluster.cluster_status import ClusterStatus, HostStatus
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.job_status import ClusterJobStatus
-from edl.core.cluster.lease_records import LeaseState, LeaseTable
-from edl.core.cluster.tenant_names import tenant_of
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.records import LeaseState, LeaseTable, tenant_of
+from edl.cluster.status import ClusterJobStatus, ClusterStatus, HostStatus
 from edl.core.dashboard.job_choice import job_counts
 from edl.core.dashboard.slot_chart import natural_order
 from edl.core.plural import counted

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edl.core.cluster.manifest import JobManifest
-from edl.core.cluster.manifest_file import manifest_of_values
+from edl.cluster.manifest import JobManifest, manifest_of_values
 from edl.errors import UsageError
 
 NUMBERS = ("np", "min", "max", "priority")

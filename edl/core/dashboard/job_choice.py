@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from edl.core.cluster.job_life import LifeState
-from edl.core.cluster.job_status import ClusterJobStatus
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.status import ClusterJobStatus
 from edl.core.record import Record
 
 PAGE = 50

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Annotated
 
-from edl.core.cluster.history import SlotInterval
+from edl.cluster.history import SlotInterval
 from edl.core.record import Record
 
 MOST_LANES = 96  # of all hosts together; a lane is 13 pixels high

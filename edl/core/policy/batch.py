@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from edl.core.policy.observation import Observation, alike
-from edl.core.step.batching import Batching
+from edl.step.batching import Batching
 
 CANDIDATES = 50  # in equal ratios, as in adaptdl
 LEAST_GAIN = 0.05  # of goodput: for less nothing is changed

@@ -30,8 +30,8 @@ from edl.core.policy.stragglers import Stragglers
 from edl.core.policy.throughput import Throughput
 from edl.core.policy.votes import Votes
 from edl.core.sizes import Sizes
-from edl.core.step.batching import NAMES, Batching, batching
 from edl.errors import UsageError
+from edl.step.batching import NAMES, Batching, batching
 
 RULES: Mapping[str, type[Any]] = {
     "throughput": Throughput,

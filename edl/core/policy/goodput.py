@@ -3,7 +3,7 @@
 :class:`Goodput` is the rule, that of Pollux (OSDI 2021). The throughput of sizes that the job never
 had comes from a model of the step time (:mod:`edl.core.policy.step_time`). The statistical
 efficiency is how much a sample is worth in a larger batch. It follows from the gradient noise scale
-(:mod:`edl.core.step.noise_scale`), which a job measures while it has this rule; until it is known
+(:mod:`edl.step.noise`), which a job measures while it has this rule; until it is known
 the efficiency is 1.
 
 The size changes only if goodput grows by at least 5 % (``least_gain``), and if the rest of the

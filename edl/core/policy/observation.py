@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from edl.core.record import Record
 from edl.core.sizes import Sizes
-from edl.core.step.batching import Batching
-from edl.core.step.noise_scale import UNKNOWN, NoiseScale
+from edl.step.batching import Batching
+from edl.step.noise import UNKNOWN, NoiseScale
 
 KEPT_STEPS = 200  # that a throughput is the mean of: a job may become slower, or faster
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from edl.core.learning_meter import LearningSample
 from edl.core.policy.stragglers import NO_MITIGATION, Mitigation, Times
-from edl.core.step.batching import Batching
-from edl.core.step.noise_scale import UNKNOWN, NoiseScale
+from edl.step.batching import Batching
+from edl.step.noise import UNKNOWN, NoiseScale
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from edl.core.progress import ProgressSample
 from edl.core.record import Record
 from edl.core.records import JobPolicy
 from edl.core.sizes import Sizes
-from edl.core.step.batching import Batching
-from edl.core.step.noise_scale import UNKNOWN, NoiseScale
+from edl.step.batching import Batching
+from edl.step.noise import UNKNOWN, NoiseScale
 
 KEPT = 200  # sizes with their batches
 

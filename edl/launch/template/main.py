@@ -5,7 +5,7 @@ The launcher runs this file by its path, with the interpreter and the options of
     python [options] main.py DESCRIPTOR IMPORTS
 
 DESCRIPTOR is the number of a socket to the launcher, which is the parent of this process. IMPORTS
-is the file that the job's first worker has written (:mod:`edl.framework.first_step`). This program
+is the file that the job's first worker has written (:mod:`edl.binding.process`). This program
 imports nothing of edl by itself, so that a worker finds the same modules, in the same order, as a
 worker that was started by ``exec``.
 
@@ -244,7 +244,7 @@ def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
     _show_as(order["command"], order["environment"])
     importlib.invalidate_caches()
     _draw_anew()
-    process = sys.modules.get("edl.framework.process")
+    process = sys.modules.get("edl.binding.process")
     if process is not None:
         process.guard_output()
     sys.orig_argv = order["command"]

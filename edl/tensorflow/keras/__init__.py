@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edl.framework.horovod_absent import absent
-from edl.framework.process import (
+from edl.binding.api import absent
+from edl.binding.process import (
     cross_rank,
     cross_size,
     is_initialized,

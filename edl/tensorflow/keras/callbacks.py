@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from edl.framework import elastic, process
-from edl.framework.horovod_absent import absent
+from edl.binding import elastic, process
+from edl.binding.api import absent
 from edl.tensorflow.horovod_names import allreduce, broadcast_variables
 
 __all__ = [

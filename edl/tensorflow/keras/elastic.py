@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from edl.framework.process import current_worker
+from edl.binding.process import current_worker
 from edl.tensorflow.elastic import TensorFlowKerasState, run
 from edl.tensorflow.fit import EPOCH_IS_OVER
 

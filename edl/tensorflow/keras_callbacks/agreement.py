@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.core.step.mean import weighted_means
-from edl.core.step.step_record import stopping
 from edl.errors import UsageError
+from edl.step.record import stopping
+from edl.step.weighting import weighted_means
 
 ROOM = 32  # for metrics in a row; with more of them, as much again
 

@@ -19,8 +19,8 @@ from typing import Any
 import keras
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
+from edl.binding.replica import Trackable
 from edl.errors import UsageError
-from edl.framework.state import Trackable
 from edl.tensorflow.keras_callbacks.values import (
     PLAIN,
     NoData,

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from edl.core.step.mean import weighted_means
 from edl.errors import UsageError
+from edl.step.weighting import weighted_means
 from edl.tensorflow.keras_callbacks.additive import is_additive
 from edl.worker.worker import Worker
 

@@ -36,8 +36,8 @@ from pathlib import Path
 import psutil
 
 from edl import failpoints
+from edl.binding import process as edl
 from edl.errors import RingBroken
-from edl.framework import process as edl
 
 GROUPS = json.loads(os.environ["EDL_TEST_FAULTS"])
 CLAIMS = Path(os.environ["EDL_TEST_CLAIMS"])

@@ -27,8 +27,8 @@ import time
 from pathlib import Path
 
 from edl import failpoints
+from edl.binding import process as edl
 from edl.errors import RingBroken
-from edl.framework import process as edl
 
 HISTORIES = json.loads(os.environ["EDL_TEST_HISTORIES"])
 PLACES = Path(os.environ["EDL_TEST_PLACES"])

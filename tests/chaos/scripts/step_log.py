@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from edl import config, failpoints
-from edl.framework import process
+from edl.binding import process
 from edl.testing import throttle
 
 

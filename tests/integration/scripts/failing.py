@@ -44,7 +44,7 @@ elif "FLUSHES_S" in os.environ:
     atexit.register(flush)
 
 from edl import failpoints  # noqa: E402 - after what is set up above
-from edl.framework import process as edl  # noqa: E402 - after what is set up above
+from edl.binding import process as edl  # noqa: E402 - after what is set up above
 
 steps = 0
 

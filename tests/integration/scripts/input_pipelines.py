@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import edl.tensorflow
-from edl.core.step.pipeline_order import Batch, Repeat, Shard, Shuffle, Skip, Take
+from edl.binding import process
 from edl.errors import UsageError
-from edl.framework import process
+from edl.step.order import Batch, Repeat, Shard, Shuffle, Skip, Take
 from edl.tensorflow.random_numbers import last_seed
 from edl.transparent import input_pipeline, keras_fit
 from edl.transparent.input_pipeline import InputPipelines, recorded, undivided, without_shard

@@ -28,9 +28,9 @@ from pathlib import Path
 from ramp_problem import flat
 
 from edl import failpoints
+from edl.binding import process as edl
+from edl.binding.api import batch_weight
 from edl.errors import RingBroken
-from edl.framework import process as edl
-from edl.framework.metrics import batch_weight
 
 FIRST = 5  # updates until the third worker comes
 WAIT_S = 300.0  # at most, for what is due

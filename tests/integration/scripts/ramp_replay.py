@@ -61,5 +61,5 @@ found = [
     ]
     for updates in json.load(sys.stdin)
 ]
-assert "edl.framework" not in sys.modules
+assert "edl.binding" not in sys.modules
 print(json.dumps(found))

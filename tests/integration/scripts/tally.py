@@ -29,8 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edl.framework import process as edl
-from edl.framework.adapting import on_interval
+from edl.binding import process as edl
+from edl.binding.api import on_interval
 from edl.testing import throttle
 
 PAUSE_S = 0.5

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import edl.tensorflow as edl
 from edl import failpoints
-from edl.framework import process
+from edl.binding import process
 from edl.testing.throttle import throttle_step
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -26,8 +26,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edl.core.cluster.placing import compact, place_slots
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
+from edl.cluster.placing import compact, place_slots
+from edl.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
 

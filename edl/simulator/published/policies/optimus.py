@@ -21,8 +21,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import compact, place_slots
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
+from edl.cluster.placing import compact, place_slots
+from edl.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
 

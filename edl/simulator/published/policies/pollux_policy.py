@@ -31,7 +31,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from edl.core.cluster.state import (
+from edl.cluster.state import (
     Allocation,
     ClusterJob,
     ClusterState,

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import compact
-from edl.core.cluster.ranked import Ranked, admit
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
+from edl.cluster.placing import compact
+from edl.cluster.policies.tiresias import Ranked, admit
+from edl.cluster.state import Allocation, ClusterJob, ClusterState
 
 
 @dataclass(frozen=True)

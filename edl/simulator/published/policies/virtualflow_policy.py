@@ -27,8 +27,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import place_slots
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
+from edl.cluster.placing import place_slots
+from edl.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
 

@@ -16,7 +16,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from edl.core.cluster.state import EXACT, StepTimeError
+from edl.cluster.state import EXACT, StepTimeError
 from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
 from edl.simulator.arrivals import HOUR_S, MINUTE_S, shape, times

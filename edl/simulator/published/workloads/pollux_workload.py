@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.core.cluster.state import EXACT, StepTimeError
+from edl.cluster.state import EXACT, StepTimeError
 from edl.errors import UsageError
 from edl.simulator.published.workloads.application import Application, interpolator
 from edl.simulator.published.workloads.pollux_measurements import measured_applications, pollux_rows

@@ -1,0 +1,359 @@
+"""Reduce the gradients of one optimizer in each step (:class:`StepReduction`).
+
+To *reduce* a gradient is to average it over all workers by an allreduce. What becomes of a step is
+decided by :mod:`edl.step.engine`: how gradients are weighted, whether the step is completed in
+another ring after a break, dropped, or superseded because other workers had completed it. A
+framework only sends gradients, waits for their averages and applies them, in one of two ways:
+
+- PyTorch and Keras' eager code have the gradients reduced (:meth:`StepReduction.reduce`,
+  :meth:`StepReduction.complete`): the engine calls them back to send and to wait.
+- A graph that TensorFlow runs calls edl back: :meth:`StepReduction.begin` before the gradients are
+  sent, and :meth:`~StepReduction.end` when they have come back or failed. ``end`` says which branch
+  of the graph follows. In ``Branch.AGAIN`` the graph calls :meth:`~StepReduction.agree` and
+  :meth:`~StepReduction.end`, until the gradients have come back in one ring.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from edl import failpoints
+from edl.binding import process
+from edl.binding.api import ADASUM
+from edl.binding.process import current_worker
+from edl.errors import RingBroken, UsageError
+from edl.ring.ring import CollectiveFailed
+from edl.step.engine import (
+    DECIDED,
+    EXCHANGING,
+    GraphEnd,
+    MessagesFailed,
+    OptimizerEvent,
+    OptimizerStep,
+    ReductionRequest,
+    StepEvent,
+    StepState,
+    WeightsRequest,
+)
+from edl.step.weighting import Averaging, Share, Weights
+from edl.worker.loader_steps import Reducer
+from edl.worker.worker import Worker
+
+# ------------------------------------------------------------
+# Broadcast a message of any length; Horovod's broadcast needs equal lengths on all workers.
+
+
+FIRST_PIECE_BYTES = 2**15  # a progress header, or the description of a small state
+
+LENGTH_BYTES = 8
+
+Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's data
+
+
+def broadcast_message(payload: bytes, sending: bool, name: str, broadcast: Broadcast) -> bytes:
+    """Send the root's message to all workers; return it on each of them, the root included."""
+    first = bytearray(FIRST_PIECE_BYTES)
+    if sending:
+        head = len(payload).to_bytes(LENGTH_BYTES, "big") + payload
+        first[: len(head)] = head[:FIRST_PIECE_BYTES]
+    first = broadcast(first, name)  # all workers must come here
+    length = int.from_bytes(first[:LENGTH_BYTES], "big")
+    received = first[LENGTH_BYTES : LENGTH_BYTES + length]
+    if missing := length - len(received):  # equal on all: a second collective for the rest
+        rest = payload[-missing:] if sending else bytes(missing)
+        received += broadcast(bytearray(rest), f"{name}.rest")
+    return bytes(received)
+
+
+# ------------------------------------------------------------
+# Gather NumPy arrays of all workers between two steps, for `edl.gather` and `edl.sum`.
+#
+# `gather_arrays` does it. All workers get the same answer, even if one of them dies during the
+# exchange (`exchange`).
+
+
+Array = npt.NDArray[Any]
+
+
+def gather_arrays(
+    arrays: Mapping[str, Array],
+    empty_fits: bool = False,  # arrays without elements may be of any type
+    exchange: Callable[[bytes], list[bytes]] | None = None,  # None: that between two steps
+) -> list[dict[str, Array]]:
+    """Return the arrays of all workers, which all call this: a dict for each, in rank order."""
+    forms = [[name, str(array.dtype), [*array.shape]] for name, array in sorted(arrays.items())]
+    header = json.dumps(forms).encode()
+    parts = [np.ascontiguousarray(array).tobytes() for _, array in sorted(arrays.items())]
+    # The message: the length of the header, the header (JSON), the bytes of the arrays.
+    payload = b"".join([len(header).to_bytes(LENGTH_BYTES, "little"), header, *parts])
+    send = current_worker().exchange_bytes if exchange is None else exchange
+    found = [_read(each) for each in send(payload)]
+    if empty_fits:
+        found = _with_fitting_types(found)
+    kinds = [{name: str(array.dtype) for name, array in each.items()} for each in found]
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise UsageError(
+                f"the worker of rank {rank} gathers {_told(kind)}, and that of rank 0 "
+                f"{_told(kinds[0])}; all must give the same names and types"
+            )
+    return found
+
+
+def check_rows(name: str, parts: list[Array]) -> None:
+    """Check that the arrays of all workers can be concatenated along the first dimension."""
+    shapes = [part.shape for part in parts]
+    if len({shape[1:] for shape in shapes}) > 1 or len({len(shape) for shape in shapes}) > 1:
+        raise UsageError(
+            f"edl.gather{name and f' of {name}'}: the workers' shapes are "
+            f"{', '.join(map(str, shapes))}; they may differ in the first dimension only"
+        )
+
+
+def check_same_shape(name: str, parts: list[Array]) -> None:
+    """Check that the arrays of all workers can be added up: their shapes must be equal."""
+    shapes = [part.shape for part in parts]
+    if len({*shapes}) > 1:
+        raise UsageError(
+            f"edl.sum{name and f' of {name}'}: the workers' shapes are "
+            f"{', '.join(map(str, shapes))}; they must be equal"
+        )
+
+
+def _read(payload: bytes) -> dict[str, Array]:
+    """Return the arrays of one worker by name, from its message `payload`."""
+    begin = LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")
+    arrays = {}
+    for name, kind, shape in json.loads(payload[LENGTH_BYTES:begin]):
+        count = int(np.prod(shape, dtype=np.int64))
+        array = np.frombuffer(payload, kind, count, begin).reshape(shape)
+        arrays[name], begin = array.copy(), begin + array.nbytes  # which can be written to
+    return arrays
+
+
+def _with_fitting_types(found: list[dict[str, Array]]) -> list[dict[str, Array]]:
+    """Return the arrays of all workers, with empty ones converted to the type of the others."""
+    types: dict[str, Any] = {}
+    for each in found:
+        for name, array in each.items():
+            if array.size:
+                types.setdefault(name, array.dtype)
+    return [
+        {
+            name: array if array.size else array.astype(types.get(name, array.dtype))
+            for name, array in each.items()
+        }
+        for each in found
+    ]
+
+
+def _told(kind: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {each}".strip() for name, each in kind.items()) or "nothing"
+
+
+# ------------------------------------------------------------
+# Recognise, by its message, an error by which Horovod refuses a collective in an intact ring.
+#
+# Horovod raises the same exception as for a broken ring, but a repair of the ring would only lead
+# to the same refusal. The messages are those of Horovod's controller.cc and common.h, and of NCCL.
+
+
+_REFUSAL = re.compile(
+    r"Mismatched |with the same name as another|is not supported|tried to |No \w+ operation enabled"
+)
+
+_NO_ADASUM = "No Adasum operation enabled"
+
+_NCCL = re.compile(r"ncclCommInitRank failed: invalid (usage|argument)")
+
+
+def refusal(message: str, hint: str) -> UsageError | None:
+    """Return the error for a call that Horovod refuses in any ring; None: build the ring anew."""
+    if _NO_ADASUM in message:
+        return UsageError(f"op=Adasum is not there: {ADASUM}")
+    # A worker with a trained state goes on: without the newcomer the ring can be built.
+    if _NCCL.search(message) is not None and not process.has_trained():
+        return UsageError(
+            f"{message}. NCCL refuses two workers on one GPU, for example: call "
+            "torch.cuda.set_device(edl.local_rank()) after edl.init(), and start the job with "
+            "--slots = the number of GPUs of the host. NCCL_DEBUG=WARN shows NCCL's reason"
+        )
+    if _REFUSAL.search(message) is not None:
+        return UsageError(f"{message} (every worker must {hint})")
+    return None
+
+
+def classify_error(message: str) -> CollectiveFailed | UsageError:
+    """Return the error to raise for a collective that has failed; mostly the ring has broken."""
+    return refusal(message, "build the same model") or CollectiveFailed(message)
+
+
+Averages = TypeVar("Averages")
+
+NOTHING = Weights(Averaging.NONE)
+
+
+class Branch(IntEnum):
+    """The branch that a TensorFlow graph takes after it has exchanged gradients, or kept them."""
+
+    SKIP = 0  # nothing is applied
+    APPLY = 1
+    AGAIN = 2  # first the local gradients are sent, with weights or in a new ring
+    SHOW = 3  # they are measured, and applied
+
+
+_BRANCHES = {
+    StepState.HANDED_OUT: Branch.AGAIN,  # nothing was sent yet: it must be weighted
+    StepState.BROKEN: Branch.AGAIN,
+    StepState.REDUCED: Branch.APPLY,
+}
+
+
+class StepReduction:
+    """One optimizer's part of each step of a worker: how its gradients are reduced and applied."""
+
+    # For the training thread, or one for which that waits; any thread may read `is_sending`.
+
+    def __init__(self, worker: Worker, reducer: Reducer | None = None) -> None:
+        self._worker = worker
+        self._engine = worker.loader.engine
+        self._driver = worker.loader.driver
+        self.part = self._engine.add_optimizer()  # of the open step, with its gradients' factors
+        self.number = self.part.number  # in the script, from 0
+        self._driver.reducers.append(reducer or self)  # self: for `complete`, or a graph
+        worker.loader.progress.optimizers = self.number + 1
+        self._average: Callable[[Weights], Any] = lambda _: None
+        self._averages: Any = None
+
+    # --- how far the step is
+
+    @property
+    def step(self) -> OptimizerStep:
+        """The state of this optimizer's part of the step on the batch that was handed out last."""
+        return self.part.step
+
+    @property
+    def done(self) -> bool:
+        """Whether no gradient of this optimizer is left to reduce in the present step."""
+        return self.part.step.done
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether gradients of this optimizer are sent, and not yet back as averages."""
+        return self.part.step.state is StepState.SENDING
+
+    @property
+    def share(self) -> Share:
+        """How many samples and batches this worker has for this optimizer in the open step."""
+        return self._engine.batches.share(self.number)  # 0 samples if others made the update
+
+    # --- a framework that calls
+
+    def reduce(self) -> None:
+        """Turn this worker's gradients into the mean over the global batch, or drop them."""
+        # `step` is then REDUCED (of a lone worker, too), DROPPED (no worker has samples), or
+        # SUPERSEDED (others had completed it).
+        self._driver.tell(ReductionRequest(self.number))
+
+    def complete(self, average: Callable[[Weights], Averages]) -> Averages | None:
+        """Reduce this worker's gradients by a function; see `reduce` for what it may raise."""
+        # `average` must not change a local gradient: if the ring breaks, it is called in the next.
+        self._average, self._averages = average, None
+        self.reduce()
+        averages: Averages | None = self._averages
+        return averages
+
+    def allreduce(self, weights: Weights, again: bool) -> None:
+        """Call the function that was given to `complete`; see `Reducer`."""
+        self._averages = self._average(weights)
+
+    def place_result(self, again: bool) -> None:
+        """Do nothing: `complete` returns the result; see `Reducer`."""
+
+    def forget(self) -> None:
+        """Do nothing: what was sent in a broken ring is not kept; see `Reducer`."""
+
+    def sending(self) -> None:
+        """Record that gradients of this step are being sent; call this with the first of them."""
+        if self.part.step.state is not StepState.SENDING:
+            self._driver.tell(OptimizerEvent(self.number, StepEvent.SEND))
+            failpoints.reached("gradient")
+
+    # --- inside of the forward and backward passes
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether `exchange` may be called: all workers are in the passes of one step."""
+        alone = self._worker.warming_up or self._worker.ring.alone
+        return self._engine.is_open and not alone and self.part.step.state in EXCHANGING
+
+    def exchange(self, payload: bytes, hold: Callable[[], None] = lambda: None) -> list[bytes]:
+        """Send a message to all workers inside the open step; return all messages in rank order."""
+        # All must call this at the same point of the same batch, where `exchanges` is true.
+
+        def repair(error: RingBroken, _since: float) -> None:
+            hold()  # from now on no other thread may send gradients
+            self._driver.tell(MessagesFailed(self.number, error))
+
+        self._worker.loader.timer.wait()
+        return self._worker.loader.exchange_in_step(payload, repair)
+
+    # --- a framework that calls back
+
+    def begin(self) -> bool:
+        """Return whether TensorFlow's graph shall send its gradients at once, and unchanged."""
+        self._driver.tell(WeightsRequest(self.number, repairs=False))
+        agreed = self.part.agreed
+        return agreed is not None and agreed.averaging is Averaging.PLAIN
+
+    def end(self, received: Callable[[], None]) -> Branch:
+        """Return the branch that TensorFlow's graph takes, after it has sent gradients or not."""
+        broken: RingBroken | None = None
+        if self.is_sending:
+            try:
+                received()  # raises RingBroken unless all have come back
+                failpoints.reached("averaged")
+            except RingBroken as error:
+                broken = error
+        self._driver.tell(GraphEnd(self.number, broken))
+        if self.step.state in DECIDED:
+            self._worker.loader.reduced()
+        return _BRANCHES.get(self.step.state, Branch.SKIP)  # never SHOW
+
+    def agree(self) -> Weights:
+        """Return the weights of the gradients in an intact ring; repair a broken ring before."""
+        self._driver.tell(WeightsRequest(self.number, repairs=True))
+        # If others had completed the step, nothing is sent: the repair has loaded their state.
+        return self.part.agreed or NOTHING
+
+    def reopen(self) -> None:
+        """Open a reduced or dropped step again, for more gradients or to send the same again."""
+        self._driver.tell(OptimizerEvent(self.number, StepEvent.REOPEN))
+
+    # --- the end of a step
+
+    def apply(self) -> bool:
+        """Record that this optimizer comes to its update; return whether it shall make one."""
+        applies = self.step.state is StepState.REDUCED  # else dropped, or completed by others
+        self._driver.tell(OptimizerEvent(self.number, StepEvent.APPLY))
+        return applies
+
+    def end_step(self) -> None:
+        """End the step of a script with one optimizer, and mark its samples as done."""
+        self._driver.tell(OptimizerEvent(self.number, StepEvent.END))
+        self._worker.loader.end()
+
+    def refuse(self) -> None:
+        """Mark the step as refused: nothing more is sent in it; the script may begin the next."""
+        self._driver.tell(OptimizerEvent(self.number, StepEvent.REFUSE))
+
+    def fail(self) -> None:
+        """Mark the step as ended by an error that ends this worker; the caller then raises it."""
+        self._driver.tell(OptimizerEvent(self.number, StepEvent.FAIL))

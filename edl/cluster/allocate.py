@@ -1,0 +1,844 @@
+"""Ask the cluster policy about the jobs of each queue, with the slots that the queue may have.
+
+:func:`ask_by_queue` does so, in a cluster that has queues. Each queue is a cluster of its own for
+the policy:
+
+1. **Jobs that may not be preempted** get slots only within the quota of their queue, because others
+   could not get them back (:func:`edl.cluster.tenants.quota_limits`).
+2. **Shares.** :func:`edl.cluster.queues.queue_shares` says how many slots each queue may
+   have now. Its quota is met before anything else.
+3. **The policy** is asked about each queue, with as many slots as that.
+4. **What is left**, because the jobs of a queue can use a part of it only, goes to the others.
+
+A queue that has more slots than it may have gives them back (*reclaim*):
+
+- A job that trains shrinks before any is halted: none loses all slots as long as the fewest slots
+  of all jobs that train fit in the share of the queue, whatever the policy answers.
+- They do not fit only where another queue's quota needs the slots: surplus halts nobody. Then jobs
+  of the lowest priority are halted, of these the one that was submitted last. So a job whose fewest
+  slots are within the quota of its queue is never halted for another queue.
+- ``min_run_s`` and ``cool_down_s`` do not keep slots that another queue's quota needs: else a
+  manifest could keep them for ever. A job that starts keeps its slots until it trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from edl.cluster.candidates import ActiveJob, StepTimeModels, find_active_jobs, hosts_with_slots
+from edl.cluster.lifecycle import LifeState
+from edl.cluster.placing import JobSize, place_stably, trimmed
+from edl.cluster.queues import NO_QUEUE, QueueRequest, queue_shares, surplus_slots
+from edl.cluster.records import AllocationRecord, LeaseTable, QueueRecord
+from edl.cluster.state import Allocation, ClusterPolicy, ClusterState, Node, slot_count, violation
+from edl.cluster.tenants import QuotaRequest, quota_limits
+from edl.cluster.view import ClusterView, DeviceTable, JobView
+from edl.core.plural import counted, verb, workers
+from edl.core.sizes import Sizes
+
+# ------------------------------------------------------------
+# Decide with how many workers a new job of a cluster trains while its throughput is measured.
+#
+# A policy that knows nothing of a job's speed takes it to grow in proportion to the workers. So the
+# manifest may ask (`profile`) that a job of which nothing is known trains for a few seconds each
+# with a few numbers of workers, when it trains for the first time. The rules:
+#
+# 1. **Bounds.** At most `sizes` numbers of workers are measured, each for about `each_s` seconds,
+#    and all of it ends `within_s` seconds after the first step, once and for all
+#    (`profile_until_s`). All that this needs is in ZooKeeper.
+# 2. **Nobody loses anything by it.** The policy decides first, as if there were no profile. A job
+#    is profiled with fewer workers than the policy gives it, or with more on slots that the policy
+#    gives to nobody; and not with more while any job waits for slots. If the policy takes all slots
+#    of a job away, it has none. After the profile the job has what the policy gives it.
+# 3. **The order.** The size with which it starts is measured first; then each time the one that is
+#    farthest, by its factor, from all that are measured: for 8 slots 8, 1, 3. A size counts as
+#    measured when the job itself says how fast it was.
+
+
+def profile_end_s(job: JobView, now_s: float) -> float:
+    """Return until when a job that begins to train may be profiled, in seconds since 1970."""
+    limits, before_s = job.manifest.profile, job.life.profile_until_s
+    if limits is None or before_s:
+        return before_s
+    if job.measured.curve or job.manifest.hints.samples_per_s:
+        return now_s
+    return now_s + job.manifest.snooze_s + limits.within_s
+
+
+@dataclass(frozen=True)
+class ProfileProgress:
+    """How far the profile of a job is."""
+
+    known: tuple[int, ...]  # the numbers of workers that are measured, sorted
+    is_settled: bool  # whether the job has had its present slots for `each_s` seconds
+
+
+def profile_progress(
+    job: JobView, allocation: AllocationRecord, now_s: float
+) -> ProfileProgress | None:
+    """Return how far the profile of a job is; None: the job is not profiled, or not any more."""
+    limits, life = job.manifest.profile, job.life
+    if limits is None or life.state is not LifeState.RUNNING or now_s >= life.profile_until_s:
+        return None
+    if now_s - life.since_s < job.manifest.snooze_s:
+        return None
+    known = {one.workers for one in job.measured.steps}
+    return ProfileProgress(tuple(sorted(known)), now_s >= settled_s(job, allocation))
+
+
+def settled_s(job: JobView, allocation: AllocationRecord) -> float:
+    """Return when a job that is profiled has had its slots for long enough, since 1970."""
+    limits = job.manifest.profile
+    begun_s = max(allocation.changed_s.get(job.name, 0.0), job.life.since_s)
+    return begun_s + (limits.each_s if limits is not None else 0.0)
+
+
+def next_size(
+    progress: ProfileProgress, sizes: Sizes, present: int, most: int, count: int
+) -> int | None:
+    """Return the number of workers with which a job is profiled now; None: it is complete."""
+    known = progress.known
+    if not progress.is_settled or present not in known:
+        return present if present <= most and sizes.allows(present) else None
+    if len(known) >= count:
+        return None
+    others = [n for n in range(sizes.min_np, most + 1) if sizes.allows(n) and n not in known]
+
+    def rank(size: int) -> tuple[float, int]:
+        return min(abs(math.log(size / one)) for one in known), size
+
+    return max(others, key=rank, default=None)
+
+
+@dataclass(frozen=True)
+class ProfileSlots:
+    """The slots of the jobs that are profiled now."""
+
+    targets: Mapping[str, Mapping[str, int]]  # job -> host -> the number of its slots there
+    reasons: Mapping[str, str]  # job -> what is measured, as a clause
+
+
+def profiled_slots(
+    active: Sequence[ActiveJob],
+    nodes: Mapping[str, int],
+    targets: Mapping[str, Mapping[str, int]],
+    allocation: AllocationRecord,
+    now_s: float,
+) -> ProfileSlots:
+    """Return the slots that jobs get for their profiles in place of those that the policy gives."""
+    free = Counter(nodes)
+    for slots in targets.values():
+        free.subtract(slots)
+    somebody_waits = any(one.job.name not in targets for one in active)
+    found: dict[str, Mapping[str, int]] = {}
+    reasons: dict[str, str] = {}
+    for one in sorted(active, key=lambda one: one.job.order):
+        name, limits = one.job.name, one.job.manifest.profile
+        progress = profile_progress(one.job, allocation, now_s)
+        if limits is None or progress is None or name not in targets:
+            continue
+        if len(progress.known) >= limits.sizes and name not in allocation.profiled:
+            continue  # it has its slots again
+        given = targets[name]
+        present = allocation.targets.get(name, given)
+        spare = {} if somebody_waits else {host: n for host, n in free.items() if n > 0}
+        room = {host: given.get(host, 0) + spare.get(host, 0) for host in {*given, *spare}}
+        size = next_size(
+            progress,
+            one.job.manifest.allowed_sizes,
+            sum(present.values()),
+            _most(one, room),
+            limits.sizes,
+        )
+        if size is None:
+            continue
+        placed = _placed(one, size, present, room)
+        if sum(placed.values()) == size:
+            free.subtract(placed)
+            free.update(given)
+            found[name] = placed
+            measured = f"{len(progress.known)} of {limits.sizes} sizes measured"
+            reasons[name] = f"is profiled with {workers(size)}, {measured}"
+    return ProfileSlots(found, reasons)
+
+
+def _most(one: ActiveJob, room: Mapping[str, int]) -> int:
+    return min(one.most, sum(min(n, one.limits.get(host, 0)) for host, n in room.items()))
+
+
+def _placed(
+    one: ActiveJob, size: int, present: Mapping[str, int], room: Mapping[str, int]
+) -> Mapping[str, int]:
+    job = JobSize(one.job.name, size, present, (), one.limits, lambda count: count)
+    return place_stably([job], {host: room[host] for host in sorted(room)}).get(job.name, {})
+
+
+# ------------------------------------------------------------
+# Ask a cluster policy about groups of jobs, and fit its answer to live jobs.
+#
+# `ask_protecting` does so. The jobs of a higher priority are asked about first; of one priority,
+# those whose labels leave them the fewest hosts. Each group is a cluster of its own, with the slots
+# that the groups before it leave.
+
+
+Targets = dict[str, Mapping[str, int]]
+
+"""Job -> host -> number of slots."""
+
+
+@dataclass
+class Decision:
+    """The answers of a policy about the groups of jobs that it was asked about so far."""
+
+    # job -> host -> the number of slots that the job shall have there
+    targets: Targets = field(default_factory=dict)
+    # job -> why it has its slots or waits, as the policy's sentence
+    reasons: dict[str, str] = field(default_factory=dict)
+    # job -> the global batch that the policy chose, in samples
+    batches: dict[str, int] = field(default_factory=dict)
+    # group of jobs -> what the policy keeps for its next decision
+    state: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    problem: str = ""  # the rule that its decision broke, as a sentence; empty: it broke none
+
+    @property
+    def used(self) -> int:
+        """The number of slots that all jobs of the decision have together."""
+        return sum(sum(target.values()) for target in self.targets.values())
+
+
+@dataclass(frozen=True)
+class AllocationRequest:
+    """All that a policy is asked about together."""
+
+    active: Sequence[ActiveJob]  # the jobs that may get slots
+    nodes: Mapping[str, int]  # host -> the slots that they may have
+    cluster: ClusterView  # the cluster, with the policy's last decision
+    policy: ClusterPolicy
+    now_s: float
+    # jobs that are asked about later, in another request, with what this one leaves
+    later: Sequence[ActiveJob] = ()
+    most: int | None = None  # the most slots that the jobs may have together; None: all of `nodes`
+    queue: str = ""  # the queue whose jobs they are; empty: those of all queues
+
+
+Spare = Callable[[Sequence[ActiveJob], Decision], Mapping[str, str]]
+
+"""Gets the jobs that were asked about, and the answer. Returns the jobs that lose all slots and
+may not, each with the reason."""
+
+
+def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> Decision:
+    """Ask the policy, and again until no job loses all slots that may not."""
+    slots = sum(request.nodes.values()) if request.most is None else request.most
+    spare = spare or (
+        lambda asked, answer: {
+            **spare_unsaved(asked, answer, slots),
+            **spare_young(asked, answer, request.now_s),
+        }
+    )
+    asked = list(request.active)
+    while True:
+        answer = _ask(replace(request, active=asked))
+        spared = {} if answer.problem else spare(asked, answer)
+        if not spared:
+            return answer
+        asked = [
+            _at_fewest(one, spared[one.job.name]) if one.job.name in spared else one
+            for one in asked
+        ]
+
+
+def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> dict[str, str]:
+    """Return the jobs that lose all slots and may not, by their manifests, with reasons."""
+    found = {}
+    for one in losers(asked, answer):
+        name, least_s = one.job.name, one.job.manifest.min_run_s
+        # not fixed although it may not be preempted: it has lost slots, as with a host
+        if one.job.manifest.preemptible is False:
+            found[name] = "keeps its fewest slots: it may not be preempted"
+        elif now_s - one.job.life.since_s < least_s:
+            found[name] = f"keeps its fewest slots for {least_s:g} s after its start (min_run_s)"
+    return found
+
+
+def spare_unsaved(asked: Sequence[ActiveJob], answer: Decision, slots: int) -> Mapping[str, str]:
+    """Return the jobs that lose all slots to jobs of no higher priority, and save nothing."""
+    found: dict[str, str] = {}
+    kept = 0
+    lost = {one.job.name for one in losers(asked, answer)}
+    for one in sorted(asked, key=lambda one: one.group[0]):
+        if one.job.name not in lost or not one.job.saves_nothing:
+            continue
+        # its user has said whether it may be preempted
+        if one.job.manifest.preemptible is not None:
+            continue
+        higher = sum(
+            sum(answer.targets.get(other.job.name, {}).values())
+            for other in asked
+            if other.group[0] < one.group[0] or other.is_fixed
+        )
+        if higher + kept + one.job.min_slots <= slots:
+            kept += one.job.min_slots
+            found[one.job.name] = (
+                "keeps its fewest slots: it saves no checkpoint (preemptible: true lets others "
+                "of its priority halt it)"
+            )
+    return found
+
+
+def losers(asked: Sequence[ActiveJob], answer: Decision) -> list[ActiveJob]:
+    """Return the jobs that train on their fewest slots or more, and get none by `answer`."""
+    return [
+        one
+        for one in asked
+        if one.job.name not in answer.targets
+        and not one.is_fixed
+        and one.job.life.state is LifeState.RUNNING
+        and one.size >= one.job.min_slots
+    ]
+
+
+def _at_fewest(one: ActiveJob, why: str) -> ActiveJob:
+    """Return the active job with only the fewest of its present slots, fixed because of `why`."""
+    return replace(one, present=trimmed(one.present, one.job.min_slots), why_fixed=why)
+
+
+def _ask(request: AllocationRequest) -> Decision:
+    """Ask the policy about one group of jobs after the other, and return all answers together."""
+    cluster, left = request.cluster, dict(request.nodes)
+    answer, most, models = Decision(), request.most, StepTimeModels()
+    silent = [host.name for host in cluster.hosts if host.offer is None]
+    order = sorted(request.active, key=lambda one: one.group)
+    for group, members in groupby(order, key=lambda one: one.group):
+        jobs = sorted(members, key=lambda one: one.job.order)
+        own_later = [one for one in request.active if one.group > group]
+        later = [*own_later, *request.later]
+        # what later jobs keep is not for these
+        fixed = _sum(one.present for one in later if one.is_fixed)
+        free = {host: left[host] - fixed[host] for host in left if host in jobs[0].hosts}
+        free = {host: slots for host, slots in free.items() if slots > 0}
+        usable = free
+        if most is not None:
+            reserved = sum(one.size for one in own_later if one.is_fixed)
+            usable = _limited(free, most - reserved, jobs)
+        key = f"{-group[0]}/{group[2]}"
+        key = f"{request.queue}:{key}" if request.queue else key
+        state = ClusterState(
+            jobs=[one.cluster_job(request.now_s, models) for one in jobs],
+            nodes=[Node(host, slots, kind_of(cluster, host)) for host, slots in usable.items()],
+            present={one.job.name: tuple(one.present.items()) for one in jobs if one.present},
+            now_s=request.now_s,
+            state=cluster.allocation.state.get(key, {}),
+        )
+        decision = request.policy(state)
+        wrong = violation(decision, state)
+        if wrong is not None:
+            return Decision(problem=f"the policy's decision breaks a rule and is not used: {wrong}")
+        moving = _sum(one.present for one in later if not one.is_fixed)
+        sized = _sized(jobs, decision, sum(usable.values()))
+        placed = place_stably(sized, free, moving, silent)
+        taken = _sum(placed.values())
+        left = {host: slots - taken[host] for host, slots in left.items()}
+        most = None if most is None else most - sum(taken.values())
+        answer.targets |= placed
+        kept = {one.job.name: one.why_fixed for one in jobs if one.is_fixed}
+        answer.reasons |= {**decision.reasons, **kept}
+        answer.batches |= decision.batches
+        answer.state[key] = decision.state
+    return answer
+
+
+def kind_of(cluster: ClusterView, host: str) -> str:
+    """Return the kind of machine that a host offers; empty if it offers nothing just now."""
+    offer = cluster.host_named[host].offer
+    return offer.kind if offer is not None else ""
+
+
+def _limited(free: Mapping[str, int], most: int, jobs: Sequence[ActiveJob]) -> dict[str, int]:
+    """Return at most `most` of the `free` slots of hosts, in the same order."""
+    found: Counter[str] = Counter()
+    fixed = _sum(one.present for one in jobs if one.is_fixed)
+    present = _sum(one.present for one in jobs if not one.is_fixed)
+    # first what jobs keep, then what others have, then those of the hosts with the most
+    for wanted in (fixed, present, free):
+        for host in sorted(free, key=lambda host: found[host] - free[host]):
+            count = min(wanted[host], free[host] - found[host], most)
+            if count > 0:
+                found[host] += count
+                most -= count
+    return {host: found[host] for host in free if found[host]}
+
+
+def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return, by host, the sum of the numbers of slots in all mappings of `many`."""
+    total: Counter[str] = Counter()
+    for slots in many:
+        total.update(slots)
+    return total
+
+
+def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[JobSize]:
+    """Return the jobs that get slots by a policy's decision, each with an allowed size."""
+    suggested = decision.placements
+    sizes, left = {}, slots
+    for one in jobs:
+        given = slot_count(suggested.get(one.job.name, ()))
+        sizes[one.job.name] = one.job.manifest.allowed_sizes.below(given) or 0
+        left -= sizes[one.job.name]
+    # slots that smaller sizes leave go to jobs that reach their next size with them
+    for one in jobs:
+        size = sizes[one.job.name]
+        if 0 < size < slot_count(suggested[one.job.name]):
+            more = one.job.manifest.allowed_sizes.above(size + 1)
+            if more is not None and more <= one.most and more - size <= left:
+                left -= more - size
+                sizes[one.job.name] = more
+    return [
+        JobSize(
+            name=one.job.name,
+            size=sizes[one.job.name],
+            present=one.present,
+            suggested=suggested[one.job.name],
+            limits=one.limits,
+            fit=one.job.manifest.allowed_sizes.below,
+        )
+        for one in jobs
+        if sizes[one.job.name]
+    ]
+
+
+# ------------------------------------------------------------
+# Let each job keep its slots: what a live cluster does while its policy cannot be asked.
+#
+# A policy may fail with an error, or be one that this version of edl does not have. Jobs that end
+# or shrink give their slots back as ever; nobody gets them until the policy works again.
+
+
+@dataclass(frozen=True)
+class HeldSlots:
+    """The cluster policy that changes nothing: each job keeps its slots, and no job gets more."""
+
+    why: str = ""  # why the cluster's policy is not asked, as a sentence for the reasons
+
+    def __call__(self, cluster: ClusterState) -> Allocation:
+        kept, reasons = {}, {}
+        for job in cluster.jobs:
+            present = cluster.present.get(job.name, ())
+            size = slot_count(present)
+            what = "keeps its slots" if size else "waits"
+            if size >= job.min_slots:
+                # The hosts that are left may allow fewer.
+                kept[job.name] = tuple(trimmed(dict(present), job.max_slots).items())
+            elif size:
+                what = f"has {size} of at least {job.min_slots} slots, and gets no others"
+            reasons[job.name] = f"{what}: {self.why}"
+        return Allocation(kept, reasons, cluster.state)
+
+
+# ------------------------------------------------------------
+# Decide how a cluster goes on when its controller borrows hosts from another engine than before.
+#
+# Only a controller of the former engine can ask that engine to take its hosts back. So while the
+# records have leases of it, the present engine is asked for nothing, and the records stay as they
+# are: the hosts keep their jobs, and a controller of the former engine goes on with them.
+
+
+def table_for(engine: str, table: LeaseTable, forget: str = "") -> LeaseTable:
+    """Return the record of the leases with which a leader that borrows from `engine` goes on."""
+    if table.engine == engine or (_lease_count(table) and table.engine != forget):
+        return table
+    return replace(LeaseTable(engine), last=table.last)  # no number is used twice
+
+
+def without_asking(engine: str, table: LeaseTable) -> LeaseTable:
+    """Return `table`, of another engine, with the reason why `engine` is asked for nothing."""
+    former = table.engine
+    why = (
+        f"{engine} is asked for no host while {former} has {counted(_lease_count(table), 'lease')} "
+        f"of this cluster, which only a controller with --fleet {former} gives back: start it in "
+        f"place of this one, with --max-hosts 0, and drain those hosts; if {former} is gone for "
+        f"good, start one with --fleet {engine} --forget-fleet {former}"
+    )
+    # The former engine is asked again without a rest.
+    return replace(table, why=why, failures=0, not_before_s=0.0)
+
+
+def _lease_count(table: LeaseTable) -> int:
+    return sum(not one.is_over for one in table.leases.values()) + len(table.strays)
+
+
+SPARED = "keeps its fewest slots: no job is halted for another queue where smaller ones are enough"
+
+
+def ask_by_queue(request: AllocationRequest) -> Decision:
+    """Ask the policy about the jobs of each queue, with the slots that the queue may have."""
+    queues = request.cluster.queues
+    reasons: dict[str, str] = {}
+    by_queue: dict[str, list[ActiveJob]] = {}
+    for one in sorted(request.active, key=rank_in_queue):
+        by_queue.setdefault(one.job.manifest.queue, []).append(one)
+    requests = {}
+    for name in sorted(by_queue):
+        record = queues.get(name, NO_QUEUE)
+        by_queue[name] = _within_quota(name, by_queue[name], record, reasons)
+        requests[name] = _request_of(name, by_queue[name], record, request.nodes)
+    slots = sum(request.nodes.values())
+    shares = queue_shares(list(requests.values()), slots)
+    held = {name: sum(one.size for one in jobs) for name, jobs in by_queue.items()}
+
+    def order(name: str) -> tuple[int, int, str]:
+        fewest = min((len(one.hosts) for one in by_queue[name]), default=0)
+        return fewest, shares[name] - held[name], name
+
+    answers: dict[str, Decision] = {}
+    left, names = dict(request.nodes), sorted(by_queue, key=order)
+    for at, name in enumerate(names):
+        later = [one for other in names[at + 1 :] for one in by_queue[other]]
+        part = replace(request, active=by_queue[name], nodes=left, later=later, queue=name)
+        answers[name] = _ask_queue(part, shares[name])
+        if answers[name].problem:
+            return answers[name]
+        left = _without(left, answers[name])
+
+    def need(name: str) -> tuple[int, float, str]:
+        used, record = answers[name].used, queues.get(name, NO_QUEUE)
+        return min(0, used - held[name]), (used - record.quota) / record.weight, name
+
+    idle = slots - sum(one.used for one in answers.values())
+    for name in sorted(names, key=need):
+        used, most = answers[name].used, requests[name].limit
+        if idle <= 0 or used >= most:
+            continue
+        room = _with(left, answers[name], request.nodes)
+        part = replace(request, active=by_queue[name], nodes=room, queue=name)
+        more = min(most, used + idle)
+        again = _ask_queue(part, more)
+        if not again.problem and again.used > used:
+            answers[name], shares[name] = again, max(shares[name], again.used)
+            left, idle = _without(room, again), idle - again.used + used
+    return _together(request, answers, shares, reasons)
+
+
+def rank_in_queue(one: ActiveJob) -> tuple[int, int]:
+    """Return the rank of a job in its queue, for sorting: the lowest keeps its slots longest."""
+    return -one.job.wanted.priority, one.job.order
+
+
+def _within_quota(
+    queue: str, jobs: Sequence[ActiveJob], record: QueueRecord, reasons: dict[str, str]
+) -> list[ActiveJob]:
+    """Return the jobs of a queue without those that may not be preempted and exceed its quota."""
+    rigid = [
+        QuotaRequest(
+            name=one.job.name,
+            size=one.size,
+            least=one.job.min_slots,
+            most=max(one.size, one.job.min_slots) if one.is_fixed else one.most,
+            sizes=one.job.manifest.allowed_sizes,
+        )
+        for one in jobs
+        if one.job.manifest.preemptible is False
+    ]
+    limits, waiting = quota_limits(queue, rigid, record.quota)
+    reasons |= waiting
+    return [
+        replace(one, most=min(one.most, limits.get(one.job.name, one.most)))
+        for one in jobs
+        if one.job.name not in waiting
+    ]
+
+
+def _request_of(
+    name: str, jobs: Sequence[ActiveJob], record: QueueRecord, nodes: Mapping[str, int]
+) -> QueueRequest:
+    """Return what the jobs of the queue called `name` can use of `nodes`, host -> slots."""
+    wanted: dict[tuple[str, ...], int] = {}
+    for one in jobs:
+        wanted[one.hosts] = wanted.get(one.hosts, 0) + max(one.most, one.size)
+    total = sum(
+        min(count, sum(nodes[host] for host in hosts if host in nodes))
+        for hosts, count in wanted.items()
+    )
+    held = sum(one.size for one in jobs if _is_kept(one))
+    least = sum(
+        one.size if _is_kept(one) else one.job.min_slots
+        for one in jobs
+        if one.size >= one.job.min_slots
+    )
+    return QueueRequest(name, min(total, sum(nodes.values())), record, held, least)
+
+
+def _is_kept(one: ActiveJob) -> bool:
+    starts = one.job.life.state is LifeState.STARTING
+    return one.is_fixed and (starts or one.job.manifest.preemptible is False)
+
+
+def _ask_queue(request: AllocationRequest, most: int) -> Decision:
+    """Ask the policy about the jobs of one queue, which may have `most` slots together."""
+    held = sum(one.size for one in request.active)
+    # `cool_down_s` and the like do not keep what another queue's quota needs.
+    if sum(one.size for one in request.active if one.is_fixed) > most:
+        request = replace(
+            request,
+            active=[one if _is_kept(one) else replace(one, why_fixed="") for one in request.active],
+        )
+    asked, reasons = [], {}
+    for one in request.active:
+        size = one.job.manifest.allowed_sizes.below(min(one.most, most))
+        if one.is_fixed:
+            asked.append(one)
+        elif size is None:
+            reasons[one.job.name] = f"waits: it needs {counted(one.job.min_slots, 'slot')}"
+        else:
+            asked.append(replace(one, most=size))
+    asked = _requesting(asked, most)
+    survivors = _survivors(asked, most)
+    spare = partial(_spare, survivors=survivors, most=most, reclaims=held > most)
+    answer = ask_protecting(
+        replace(request, active=asked, most=most),
+        lambda jobs, answer: spare(jobs, answer, now_s=request.now_s),
+    )
+    if not answer.problem:
+        answer.reasons |= reasons
+    return answer
+
+
+def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
+    """Return the jobs of a queue, so that a policy of fixed sizes lets small ones train on."""
+    training = [one for one in jobs if one.size]
+    if sum(max(one.job.manifest.requested_np, one.size) for one in training) <= most:
+        return list(jobs)
+    # Shrunk so that another queue has its quota: a policy of fixed sizes would halt one else.
+    return [
+        replace(one, requested=min(one.size, one.job.manifest.requested_np)) if one.size else one
+        for one in jobs
+    ]
+
+
+def _survivors(jobs: Sequence[ActiveJob], most: int) -> frozenset[str]:
+    """Return the jobs that can keep their fewest slots if they have `most` together."""
+    left = most - sum(one.size for one in jobs if one.is_fixed)
+    found = []
+    for one in sorted(
+        jobs, key=lambda one: (one.job.manifest.preemptible is not False, *rank_in_queue(one))
+    ):
+        if not one.is_fixed and one.size >= one.job.min_slots <= left:
+            left -= one.job.min_slots
+            found.append(one.job.name)
+    return frozenset(found)
+
+
+def _spare(
+    asked: Sequence[ActiveJob],
+    answer: Decision,
+    survivors: frozenset[str],
+    most: int,
+    reclaims: bool,
+    now_s: float,
+) -> Mapping[str, str]:
+    """Return the jobs that lose all slots by `answer` and may not, each with the reason."""
+    kept = {**spare_unsaved(asked, answer, most), **spare_young(asked, answer, now_s)}
+    found = {name: why for name, why in kept.items() if name in survivors}
+    idle = most - answer.used
+    for one in sorted(losers(asked, answer), key=rank_in_queue):
+        name, least = one.job.name, one.job.min_slots
+        if name not in survivors or name in found:
+            continue
+        # Smaller jobs are enough for the other queue's quota, or it would be halted for nobody.
+        if reclaims or least <= idle:
+            found[name] = SPARED
+            idle -= least
+    return found
+
+
+def _together(
+    request: AllocationRequest,
+    answers: Mapping[str, Decision],
+    shares: Mapping[str, int],
+    reasons: Mapping[str, str],
+) -> Decision:
+    """Return the answers about all queues as one, with what a queue has in the reasons."""
+    found = Decision(reasons=dict(reasons))
+    for answer in answers.values():
+        found.targets |= answer.targets
+        found.reasons |= answer.reasons
+        found.batches |= answer.batches
+        found.state |= answer.state
+    queues, ranked = request.cluster.queues, sorted(request.active, key=rank_in_queue)
+    sizes = {name: sum(target.values()) for name, target in found.targets.items()}
+    surplus = surplus_slots(
+        [
+            (one.job.name, one.job.manifest.queue, sizes[one.job.name])
+            for one in ranked
+            if one.job.name in sizes
+        ],
+        queues,
+    )
+    for one in ranked:
+        name, queue = one.job.name, one.job.manifest.queue
+        quota = queues.get(queue, NO_QUEUE).quota
+        if name in surplus:
+            many = surplus[name]
+            what = f"{many} of its slots {verb(many, 'is', 'are')}"
+            found.reasons[name] += f"; {what} beyond the quota of {quota} of queue {queue}"
+        elif name not in sizes and name not in reasons:
+            share = counted(shares[queue], "slot")
+            found.reasons[name] += f"; queue {queue} may have {share} now, and its quota is {quota}"
+    return found
+
+
+def _without(nodes: Mapping[str, int], answer: Decision) -> dict[str, int]:
+    """Return `nodes`, host -> slots, without the slots that jobs get by `answer`."""
+    left = dict(nodes)
+    for target in answer.targets.values():
+        for host, count in target.items():
+            left[host] -= count
+    return left
+
+
+def _with(nodes: Mapping[str, int], answer: Decision, order: Mapping[str, int]) -> dict[str, int]:
+    """Return `nodes`, host -> slots, with the slots of `answer` added, as `order` is."""
+    left = dict(nodes)
+    for target in answer.targets.values():
+        for host, count in target.items():
+            left[host] += count
+    return {host: left[host] for host in order}
+
+
+# ------------------------------------------------------------
+# Ask a cluster policy which slots each live job shall have, and fit its answer to live jobs.
+#
+# `allocate` does so. The policies are those of the simulator, unchanged. What they do not know is
+# added around them:
+#
+# 1. **When.** The policy is asked when a job or a host has come or gone, when a job trains that has
+#    just started, when a priority, a limit or the policy itself has changed, and at an interval. In
+#    between its last decision stands.
+# 2. **Priority and labels.** Jobs are asked about in groups: those of a higher priority first; of
+#    one priority, those whose labels leave them the fewest hosts first. Each group is a cluster of
+#    its own, with the slots that the groups before it leave.
+# 3. **Rest.** A job that starts, or whose slots have just changed (`cool_down_s`), or that may not
+#    be preempted, keeps its slots as one that may not be preempted. For `snooze_s` after a start a
+#    job gets no more slots. A job that has trained for less than `min_run_s` and would lose all
+#    slots keeps its fewest, and the policy is asked again with that.
+# 4. **Sizes.** Where a job may have only some sizes, it gets the next smaller one. Slots that this
+#    leaves go to such jobs, in the order of submission, if they reach their next size.
+# 5. **Nodes.** `stable_placing` chooses the nodes.
+# 6. **Profiles.** A job of unknown speed may get other slots for a short time, so that it is
+#    measured (`arrival_profile`).
+#
+# 7. **Queues.** In a cluster that has queues the policy is asked about each of them, with its share
+#    of the slots (`queue_asking`).
+#
+# A decision that breaks a rule of `validity` changes nothing.
+
+
+def allocate(
+    cluster: ClusterView, policy: ClusterPolicy, table: DeviceTable
+) -> tuple[AllocationRecord, dict[str, str]]:
+    """Return the decision that holds now, and why jobs wait that the policy is not told of."""
+    active, obstacles = find_active_jobs(cluster, table)
+    nodes, last = hosts_with_slots(cluster, table), cluster.allocation
+    inputs = _digest(active, nodes, cluster, policy, table.now_s)
+    is_recent = 0.0 <= table.now_s - last.at_s < cluster.settings.interval_s
+    if inputs == last.inputs and is_recent:
+        return last, obstacles
+    is_held = isinstance(policy, HeldSlots)
+    request = AllocationRequest(active, nodes, cluster, policy, table.now_s)
+    answer = ask_by_queue(request) if cluster.queues and not is_held else ask_protecting(request)
+    if answer.problem:
+        broken = replace(last, at_s=table.now_s, inputs=inputs, problem=answer.problem)
+        return _without_others(broken, active), obstacles
+    within = [_within_queue(one, answer, cluster) for one in active]
+    profiles = profiled_slots(within, nodes, answer.targets, last, table.now_s)
+    given = {name: answer.targets[name] for name in profiles.targets}
+    answer.targets |= profiles.targets
+    for name, what in profiles.reasons.items():
+        answer.reasons[name] = f"{what}: {answer.reasons[name]}"
+    held = policy.why if isinstance(policy, HeldSlots) else ""
+    record = _recorded(answer, last, inputs, table.now_s)
+    return replace(record, profiled=given, held=held), obstacles
+
+
+def _digest(
+    active: Sequence[ActiveJob],
+    nodes: Mapping[str, int],
+    cluster: ClusterView,
+    policy: ClusterPolicy,
+    now_s: float,
+) -> str:
+    """Return a digest, 16 hexadecimal digits, whose change lets the policy be asked at once."""
+    limits = _OwnLimits(nodes)
+    jobs = [
+        (
+            (one.job.order, one.group, one.most, one.why_fixed, limits.of(one)),
+            profile_progress(one.job, cluster.allocation, now_s),
+        )
+        for one in active
+    ]
+    kinds = [(name, nodes[name], kind_of(cluster, name)) for name in nodes]
+    queues = [
+        (name, one.quota, one.weight, one.most) for name, one in sorted(cluster.queues.items())
+    ]
+    inputs = (jobs, kinds, policy, queues) if queues else (jobs, kinds, policy)
+    return hashlib.sha256(repr(inputs).encode()).hexdigest()[:16]
+
+
+def _within_queue(one: ActiveJob, answer: Decision, cluster: ClusterView) -> ActiveJob:
+    """Return a job that gets no more slots for its profile than the policy gives it."""
+    queue = cluster.queues.get(one.job.manifest.queue)
+    if queue is None or queue.most is None:
+        return one
+    return replace(one, most=sum(answer.targets.get(one.job.name, {}).values()))
+
+
+class _OwnLimits:
+    """A finder of the hosts where jobs may have fewer slots than can be counted on."""
+
+    def __init__(self, nodes: Mapping[str, int]) -> None:
+        self._nodes = nodes
+        self._kept: dict[tuple[int, int], list[tuple[str, int]]] = {}  # of the same objects
+
+    def of(self, one: ActiveJob) -> list[tuple[str, int]]:
+        """Return (host, limit) for such hosts; hosts without the job's labels are left out."""
+        # most jobs share one object with their limits
+        key = id(one.limits), id(one.hosts)
+        found = self._kept.get(key)
+        if found is None:
+            limits = [(host, one.limits.get(host, 0)) for host in one.hosts]
+            found = [(host, limit) for host, limit in limits if limit < self._nodes[host]]
+            self._kept[key] = found
+        return found
+
+
+def _recorded(
+    answer: Decision, last: AllocationRecord, inputs: str, now_s: float
+) -> AllocationRecord:
+    """Return the record of a policy's answer, for the node `allocation`."""
+    changed_s = {}
+    for name, target in answer.targets.items():
+        same = last.targets.get(name) == target
+        changed_s[name] = last.changed_s.get(name, now_s) if same else now_s
+    kept = {name: size for name, size in last.batches.items() if name in answer.reasons}
+    return AllocationRecord(
+        at_s=now_s,
+        inputs=inputs,
+        targets=answer.targets,
+        changed_s=changed_s,
+        batches=kept | answer.batches,
+        reasons=answer.reasons,
+        state=answer.state,
+    )
+
+
+def _without_others(record: AllocationRecord, active: Sequence[ActiveJob]) -> AllocationRecord:
+    names = {one.job.name for one in active}
+    targets = {name: target for name, target in record.targets.items() if name in names}
+    return replace(record, targets=targets)

@@ -1,0 +1,1 @@
+"""Submit jobs to a cluster, and watch and change it: what :class:`edl.client.Cluster` needs."""

@@ -1,0 +1,103 @@
+"""Show a cluster, and what its leader would do now, without doing it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from edl.cluster.leases import lease_summary, with_leases
+from edl.cluster.manifest import JobManifest
+from edl.cluster.plan import plan
+from edl.cluster.queues import unknown_queue
+from edl.cluster.records import ControllerRecord, LeaseTable
+from edl.cluster.runs import RunReader, cluster_view, job_view
+from edl.cluster.status import (
+    ClusterStatus,
+    JobPlan,
+    RequestForecast,
+    cluster_status,
+    job_plans,
+    request_forecast,
+    with_new_decision,
+    with_new_host,
+)
+from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.cluster.view import ClusterView, JobView, MeasuredThroughput, RunRecords
+from edl.cluster_policies import load_policy, policy_of
+from edl.errors import UsageError
+
+
+def status_of_cluster(store: ClusterStore) -> ClusterStatus:
+    """Return the status of the cluster of `store`: who leads, its hosts, the slots in use."""
+    leases, _ = store.leader.leases()
+    return status_of_snapshot(store, store.look(), leases, len(store.leader.controllers()))
+
+
+def status_of_snapshot(
+    store: ClusterStore, snapshot: ClusterSnapshot, leases: LeaseTable, controllers: int
+) -> ClusterStatus:
+    """Return the status of a cluster from records that were read; nothing is read."""
+    view = cluster_view(snapshot, {})
+    return cluster_status(
+        store.paths.name,
+        with_leases(view, leases) if leases.engine else view,
+        ControllerRecord.from_json(snapshot.leader) if snapshot.leader else None,
+        controllers,
+        store.nodes.session.hosts,
+        lease_summary(leases) if leases.engine else "",
+    )
+
+
+def plan_now(
+    store: ClusterStore, policy: str | None = None, parameters: Mapping[str, object] | None = None
+) -> tuple[JobPlan, ...]:
+    """Return the slots that each job of a cluster would get if the policy were asked now."""
+    view = read_view(store)
+    rule = policy_of(view.settings)
+    if policy is not None:
+        rule = load_policy(policy, dict(parameters or {}))
+    return job_plans(view, plan(with_new_decision(view), rule, time.time()))
+
+
+def plan_with_host(
+    store: ClusterStore, slots: int, labels: Mapping[str, str]
+) -> tuple[JobPlan, ...]:
+    view = with_new_host(read_view(store), slots, labels)
+    return job_plans(view, plan(with_new_decision(view), policy_of(view.settings), time.time()))
+
+
+def forecast_request(store: ClusterStore, request: JobManifest) -> RequestForecast:
+    """Return which slots a job would get if it were submitted now, and what others would lose."""
+    view = read_view(store)
+    if view.queues and request.queue not in view.queues:
+        raise UsageError(unknown_queue(store.nodes.what, request.queue, view.queues))
+    return request_forecast(view, request, policy_of(view.settings), time.time())
+
+
+def read_view(store: ClusterStore) -> ClusterView:
+    """Return the jobs, hosts and settings of the cluster of `store`, as a plan reads them."""
+    snapshot = store.look()
+    names = [job.name for job in snapshot.jobs]
+    runs, measured, unreadable = _runs_and_measured(store, names)
+    return cluster_view(snapshot, runs, measured, unreadable)
+
+
+def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
+    """Return `job` with its present or last run, and with what its runs have measured."""
+    runs, measured, _ = _runs_and_measured(store, [job.name])
+    return job_view(job, runs.get(job.name), measured.get(job.name, MeasuredThroughput()))
+
+
+def _runs_and_measured(
+    store: ClusterStore, names: Sequence[str]
+) -> tuple[Mapping[str, RunRecords], Mapping[str, MeasuredThroughput], Mapping[str, str]]:
+    """Return the last runs of jobs, what they have measured, and why some cannot be read."""
+    session = store.nodes.session
+    mine = session.access
+    try:
+        secrets, measured = store.jobs.secrets_and_measured(names, watch=False)
+        reader = RunReader(session)
+        return reader.read(secrets), measured, reader.unreadable
+    finally:
+        if mine is not None:
+            session.identify(mine)  # what is written next belongs to the cluster again

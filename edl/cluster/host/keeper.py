@@ -1,0 +1,614 @@
+"""Keep the agents of a cluster's jobs on one host: the process `edl host`.
+
+It reads one node, what is assigned to the host, and makes it so; :mod:`edl.cluster.host_jobs`
+decides how. It keeps nothing in memory that matters: it finds its processes by a mark in their
+environment, and reads from logs how agents have ended. So it may be killed at any moment, and the
+next `edl host` goes on. While ZooKeeper is away it starts and ends nothing, and the jobs train on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import FrameType
+
+from edl import config
+from edl.cluster.host.agents import AgentOptions, HostAgents, StartOfRun
+from edl.cluster.host.logs import LogPlaces, LogServer
+from edl.cluster.host.path_probe import PathProbe
+from edl.cluster.host.processes import (
+    HostLock,
+    Slices,
+    find_processes,
+    find_surely,
+    host_mark,
+    is_dead,
+    signal_process,
+)
+from edl.cluster.host.users import NO_USERS, JobUsers, SecretFiles, secret_root
+from edl.cluster.host_jobs import (
+    LIMITS,
+    NO_LIMITS,
+    HostDecision,
+    HostObservation,
+    RunProcess,
+    SlotLimits,
+    decide_host,
+)
+from edl.cluster.manifest import JobManifest
+from edl.cluster.nodes import check_format, own_version
+from edl.cluster.records import SEPARATOR, HostAssignment, HostOffer, tenant_of
+from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
+from edl.cluster.wakeup import Wakeup
+from edl.coordination.access import Access
+from edl.coordination.lifecycle import current_run
+from edl.coordination.paths import JobPaths
+from edl.coordination.reads import exists, ignore_changes
+from edl.coordination.session import Session
+from edl.core.plural import counted
+from edl.errors import (
+    AccessDenied,
+    CoordinationError,
+    EdlError,
+    HostTaken,
+    UnknownCluster,
+    UnknownJob,
+    UnsupportedFormat,
+    UsageError,
+)
+from edl.launch.machine import machine_name
+from edl.launch.signals import TO_END, handled
+
+logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# Read what an agent of an assigned run needs, and say why it cannot be started yet.
+
+
+MOST_IDENTITIES = 500
+
+"""The number of jobs whose identity a session proves before another session replaces it.
+
+A session keeps all identities, sends them when it connects again, and ZooKeeper compares all of
+them with each ACL."""
+
+ASK_S = 5.0  # between two times that all is read of a run that is waited for
+
+NOT_CREATED = "its run has not been created yet"
+
+NOT_LOOKED = "it is not known yet whether this host has {}; its file system does not answer"
+
+
+class AssignedRuns:
+    """A reader of the manifests, secrets and runs of jobs that are assigned to a host."""
+
+    def __init__(
+        self,
+        store: ClusterStore,
+        connect: Callable[[], Session],
+        paths: PathProbe,
+        clock: Callable[[], float] = time.monotonic,
+        users: JobUsers = NO_USERS,
+    ) -> None:
+        self._store = store
+        self.paths = paths
+        # called when a run has been created for which `start_of` had to wait; it must not block
+        self.on_created: Callable[[], None] = ignore_changes
+        self._connect = connect
+        # Its own, because what a session creates is closed with the secret that it has proved last.
+        self._session: Session | None = None
+        self._clock = clock
+        self._users = users
+        # Jobs and their runs, watched in the session -> when all was read last.
+        self._awaited: dict[tuple[str, str], float] = {}
+
+    def start_of(self, job: str, run: str) -> StartOfRun | str:
+        """Return what the agent of a run is started with, or a sentence why it cannot start now."""
+        # An agent that came before its run was created would find that the run is over.
+        if self._waits_for(job, run) and self._clock() - self._awaited[job, run] < ASK_S:
+            return NOT_CREATED
+        try:
+            manifest = self._store.jobs.get(job).manifest
+            secret = self._store.jobs.secret(job)
+        except UnknownJob:
+            return f"the cluster has no job {job}"
+        except CoordinationError as error:
+            if not self._store.nodes.session.connected:
+                raise
+            return f"its records cannot be read: {error}"  # they are of a newer edl, for example
+        if why := self._closed(job):
+            return why
+        if secret is None:
+            return NOT_CREATED
+        secrets = self._lacks(manifest) or self._secrets_of(manifest)
+        if isinstance(secrets, str):
+            return secrets
+        try:
+            if self._current_run(job, secret) != run:
+                self._awaited[job, run] = self._clock()
+            if self._waits_for(job, run):
+                return NOT_CREATED
+        except AccessDenied:
+            self._awaited.pop((job, run), None)
+            return f"the name {job} is taken by a job that has another secret"
+        return StartOfRun(run, manifest, secret, secrets)
+
+    def keep_only(self, assigned: Collection[tuple[str, str]]) -> None:
+        """Stop waiting for the creation of all runs but `assigned`."""
+        # ZooKeeper keeps watches for as long as the session lives.
+        if not self._awaited.keys() <= set(assigned):
+            self.close()
+
+    def _waits_for(self, job: str, run: str) -> bool:
+        """Return whether a run that was not there when it was asked for is still not created."""
+        if (job, run) not in self._awaited:
+            return False
+        session = self._session
+        if session is None or not session.connected:
+            self._awaited.clear()  # they are asked for in another session
+            return False
+        # Only this is asked: while a controller creates a thousand runs, hosts wait for most of
+        # them.
+        node = exists(f"{JobPaths(job).run}/{run}", self._created)
+        if session.read_all("wait for a run", [node])[0] is None:
+            return True
+        del self._awaited[job, run]
+        return False
+
+    def _created(self) -> None:
+        # on kazoo's connection thread
+        self.on_created()
+
+    def _closed(self, job: str) -> str:
+        """Return why no job of a tenant runs here, as a sentence; empty: it may."""
+        # The controller gives it no slots here, but one of an older edl does.
+        if self._users.of_tenants or SEPARATOR not in job:
+            return ""
+        tenant = tenant_of(job, self._store.tenants.names())
+        why = f"`edl host` names no user for jobs of tenant {tenant}; add --user {tenant}=USER"
+        return why if tenant else ""
+
+    def _lacks(self, manifest: JobManifest) -> str:
+        """Return which path that `manifest` requires is not here, as a sentence; empty: none."""
+        there = self.paths.answers(manifest.required_paths)
+        for path, what in manifest.required_paths.items():
+            if not there.get(path, False):
+                return f"this host lacks {what}" if path in there else NOT_LOOKED.format(what)
+        return ""
+
+    def close(self) -> None:
+        """End the session for the nodes of jobs; the next `start_of` opens another one."""
+        session, self._session = self._session, None
+        self._awaited.clear()
+        if session is not None:
+            session.close()
+
+    def _secrets_of(self, manifest: JobManifest) -> Mapping[str, bytes] | str:
+        """Return the secrets that `manifest` asks for, by name, or a sentence why it lacks one."""
+        try:
+            found = self._store.secrets.contents(manifest.secrets)
+        except CoordinationError as error:
+            if not self._store.nodes.session.connected:
+                raise
+            return str(error)  # it was sealed by a stranger
+        missing = [name for name in manifest.secrets if name not in found]
+        if missing:
+            return f"the cluster has no secret {missing[0]}; `edl secret set {missing[0]}`"
+        return found
+
+    def _current_run(self, job: str, secret: str) -> str | None:
+        """Return the token of the present run of a job; None if it has none."""
+        session = self._session
+        if session and not (session.connected and len(session.identities) < MOST_IDENTITIES):
+            self.close()
+        if self._session is None:
+            self._session = self._connect()
+        access = Access(job, secret)
+        if access not in self._session.identities:
+            self._session.identify(access)
+        return current_run(self._session, JobPaths(job))
+
+
+POLL_S = 1.0
+
+SOON_S = 0.2  # after something was done
+
+MISSING_S = 5.0  # before it is looked again whether data is there
+
+ONE_SIGNAL_S = 0.5  # signals that come closer together are one: a group and its leader got it
+
+TAKEN_BACK_S = 10.0  # for the leader to take back what a leaving host had
+
+FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host` to vanish
+
+
+class HostKeeper:
+    """The work of the process `edl host`, which keeps the agents of jobs on one host."""
+
+    def __init__(
+        self,
+        store: ClusterStore,
+        host: str,
+        offer: HostOffer,
+        mark: str,
+        agents: HostAgents,
+        runs: AssignedRuns,
+        say: Callable[[str], None],
+        leave_within_s: float | None = None,
+    ) -> None:
+        self._nodes = store.nodes
+        self._session = store.nodes.session
+        self._cluster = store.paths.name
+        self._host = host
+        self._offer = offer
+        self._mark = mark
+        self._agents = agents
+        self._runs = runs
+        self._say = say
+        self._leave_within_s = leave_within_s
+        owner = HostOwner(uuid.uuid4().hex, machine_name(), os.getpid())
+        self._registration = HostRegistration(store.nodes, host, owner)
+        self._wake = Wakeup()
+        self._epoch = 0  # of the session in which the host is registered
+        self._signals = 0
+        self._signalled_s = -math.inf
+        self._left_s = 0.0  # when the host began to leave; 0: it does not
+        self._empty_s = 0.0  # since when nothing lives on the leaving host; 0: something does
+        self._ending_s: Mapping[tuple[str, str], float] = {}
+        self._terminated: frozenset[tuple[int, int]] = frozenset()
+        self._obstacles: dict[str, tuple[str, str, float]] = {}  # job -> run, why, until when
+        self._is_away = False
+
+    def wake(self) -> None:
+        """Begin the next turn at once; any thread may call this."""
+        self._wake.set()
+
+    def run(self) -> None:
+        """Keep the host until a signal ends this process, and all that lives here has ended."""
+        self._session.add_listener(lambda state: self.wake())
+        self._agents.on_exit = self._runs.paths.on_answer = self._runs.on_created = self.wake
+        with handled(TO_END, self._on_signal):
+            self._register_first()
+            self._say(
+                f"host {self._host} offers {counted(self._offer.slots, 'slot')} to cluster "
+                f"{self._cluster}"
+            )
+            try:
+                self._loop()
+            except HostTaken:
+                self._end_all()
+                raise
+            finally:
+                self._runs.close()
+                self._agents.tidy(HostAssignment(), self._find(HostAssignment()))
+        self._say(f"host {self._host} has left cluster {self._cluster}")
+
+    # --- the loop
+
+    def _loop(self) -> None:
+        """Read, decide and act again and again, with waits in between, until the host has left."""
+        failed = ""
+        while True:
+            wait_s = POLL_S
+            try:
+                found = self._turn(time.monotonic())
+                if found is None:
+                    return
+                wait_s = found
+                self._note_away("")
+            except HostTaken:
+                raise
+            except (CoordinationError, UnknownCluster, UnsupportedFormat) as error:
+                self._note_away(str(error))
+                if self._leaves_alone(time.monotonic()):
+                    return
+            except Exception as error:
+                # It does not end the host, because its jobs would end with it; it is logged once.
+                if repr(error) != failed:
+                    logger.exception("the host could not do all of its work; it tries again")
+                failed = repr(error)
+                if self._begins_to_leave(time.monotonic()) and self._is_late(time.monotonic()):
+                    self._end_all()
+                    return
+            self._wake.wait(wait_s)
+
+    def _turn(self, now_s: float) -> float | None:
+        """Read what is assigned, look, decide, act and report."""
+        if not self._session.connected:
+            raise CoordinationError("ZooKeeper is away")
+        check_format(self._nodes, self.wake)
+        self._leave_or_register(now_s)
+        # The order matters, see `HostReport`: read, look, decide, report, act.
+        assigned, version = self._registration.assigned(self.wake)
+        found = self._find(assigned)
+        seen = HostObservation(
+            version,
+            found,
+            self._agents.look(assigned, found, now_s),
+            {},
+            self._ending_s,
+            self._terminated & {one.identity for one in found},
+            leaves=self._left_s > 0,
+            kills=self._is_late(now_s),
+            paths=self._runs.paths.answers(assigned.paths),
+        )
+        starts, obstacles = self._prepare(assigned, self._decide(assigned, seen, now_s), now_s)
+        decision = self._decide(assigned, replace(seen, obstacles=obstacles), now_s)
+        self._registration.report(decision.report)
+        if self._has_left(assigned, found, now_s):
+            self._registration.withdraw()
+            return None
+        self._agents.limit(assigned)
+        self._act(decision, starts, seen.terminated, now_s)
+        self._agents.tidy(assigned, found)
+        if decision.starts:
+            self._agents.prune((job, entry.run) for job, entry in assigned.jobs.items())
+        if decision.starts or decision.signals:
+            return SOON_S
+        if decision.next_s is not None:
+            return min(POLL_S, max(0.0, decision.next_s - now_s))
+        return POLL_S
+
+    def _decide(
+        self, assigned: HostAssignment, seen: HostObservation, now_s: float
+    ) -> HostDecision:
+        """Return which agents to start, which processes to end, and what to report of this host."""
+        move_s, within_s = LIMITS.move_s, self._leave_within_s
+        # the leader has at most half of the time to move the host's jobs away
+        if within_s is not None:
+            move_s = min(move_s, within_s / 2)
+        return decide_host(assigned, seen, now_s, replace(LIMITS, move_s=move_s))
+
+    def _find(self, assigned: HostAssignment) -> tuple[RunProcess, ...]:
+        """Return the processes of the cluster's jobs that live here."""
+        find = partial(find_processes, self._mark, self._agents.users)
+        found = find_surely(find, assigned)
+        known = {one.pid for one in found}
+        return (*found, *(one for one in self._agents.children() if one.pid not in known))
+
+    def _prepare(
+        self, assigned: HostAssignment, decision: HostDecision, now_s: float
+    ) -> tuple[dict[str, StartOfRun], dict[str, str]]:
+        """Read what the agents to start are started with; say why some cannot start now."""
+        entries = assigned.jobs.items()
+        self._runs.keep_only({(job, entry.run) for job, entry in entries if not entry.ends})
+        starts: dict[str, StartOfRun] = {}
+        obstacles: dict[str, tuple[str, str, float]] = {}
+        for job in decision.starts:
+            run = assigned.jobs[job].run
+            known = self._obstacles.get(job)
+            if known is not None and known[0] == run and now_s < known[2]:
+                obstacles[job] = known
+                continue
+            start = self._runs.start_of(job, run)
+            if isinstance(start, StartOfRun):
+                starts[job] = start
+            else:
+                until_s = now_s + (0.0 if start == NOT_CREATED else MISSING_S)
+                obstacles[job] = (run, start, until_s)
+                if known is None or known[:2] != (run, start):
+                    logger.info("job %s cannot start: %s", job, start)
+        self._obstacles = obstacles
+        if not decision.starts:
+            self._runs.close()
+        return starts, {job: why for job, (_, why, _) in obstacles.items()}
+
+    def _act(
+        self,
+        decision: HostDecision,
+        starts: Mapping[str, StartOfRun],
+        terminated: frozenset[tuple[int, int]],
+        now_s: float,
+    ) -> None:
+        """Send the signals and start the agents that were decided on."""
+        for order in decision.signals:
+            signal_process(order)
+        told = {order.process.identity for order in decision.signals if not order.kill}
+        self._terminated = terminated | told
+        self._ending_s = decision.ending_s
+        for job in decision.starts:
+            try:
+                self._agents.start(starts[job])
+            except (OSError, ValueError) as error:  # a text that no process can have is the latter
+                self._agents.failed_to_start(job, starts[job].run, error, now_s)
+
+    # --- to come and to go
+
+    def _register_first(self) -> None:
+        """Offer the host to the cluster, at the start of this process."""
+        # By then the session of a dead process must have ended.
+        deadline_s = time.monotonic() + self._session.granted_s + FORMER_S
+        while True:
+            try:
+                self._register()
+            except UnknownCluster:
+                raise
+            except UsageError:
+                if time.monotonic() >= deadline_s or self._signals:
+                    raise
+                self._wake.wait(SOON_S)
+            else:
+                return
+
+    def _register(self) -> None:
+        epoch = self._session.epoch
+        self._registration.register(self._offer, is_dead)
+        self._epoch = epoch
+
+    def _leave_or_register(self, now_s: float) -> None:
+        """Offer the host again in a new session; offer it as leaving after the first signal."""
+        if self._epoch != self._session.epoch:
+            try:
+                self._register()
+            except UnknownCluster:
+                raise
+            except UsageError as error:
+                raise HostTaken(self._host, str(error)) from error
+        if self._begins_to_leave(now_s) and not self._offer.leaves:
+            offer, self._offer = self._offer, replace(self._offer, leaves=True)
+            try:
+                self._register()
+            except EdlError:
+                self._offer = offer
+                raise
+
+    def _begins_to_leave(self, now_s: float) -> bool:
+        """Return whether the host leaves; note when the first signal came."""
+        if self._signals and not self._left_s:
+            self._left_s = now_s
+            self._say(f"host {self._host} leaves; a second signal kills what lives here")
+        return self._left_s > 0
+
+    def _leaves_alone(self, now_s: float) -> bool:
+        """Return whether the host has left although ZooKeeper did not answer."""
+        self._epoch = 0  # the host may not be registered any more
+        if not self._begins_to_leave(now_s):
+            return False
+        # While ZooKeeper is away nothing is ended before.
+        if self._is_late(now_s):
+            self._end_all()
+            return True
+        return self._has_left(None, self._find(HostAssignment()), now_s)
+
+    def _is_late(self, now_s: float) -> bool:
+        """Return whether to kill all that lives here: a second signal came, or time is over."""
+        if not self._left_s:
+            return False
+        limit_s = math.inf if self._leave_within_s is None else self._leave_within_s
+        return self._signals > 1 or now_s - self._left_s >= limit_s
+
+    def _has_left(
+        self, assigned: HostAssignment | None, found: tuple[RunProcess, ...], now_s: float
+    ) -> bool:
+        """Return whether the host has left: nothing lives, and the leader has taken all back."""
+        if not self._left_s or found:
+            self._empty_s = 0.0
+            return False
+        self._empty_s = self._empty_s or now_s
+        waited_s = now_s - self._empty_s
+        is_empty = assigned is not None and not assigned.jobs
+        return is_empty or self._signals > 1 or waited_s >= TAKEN_BACK_S
+
+    def _end_all(self) -> None:
+        """End all processes of the cluster's jobs on this host, whatever is assigned, and wait."""
+        ending_s: Mapping[tuple[str, str], float] = {}
+        terminated: frozenset[tuple[int, int]] = frozenset()
+        while found := self._find(HostAssignment()):
+            now_s = time.monotonic()
+            seen = HostObservation(-1, found, {}, {}, ending_s, terminated)
+            decision = decide_host(HostAssignment(), replace(seen, kills=self._signals > 1), now_s)
+            for order in decision.signals:
+                signal_process(order)
+                terminated |= {order.process.identity}
+            ending_s = decision.ending_s
+            if any(now_s - since_s > 60.0 for since_s in ending_s.values()):
+                logger.warning("processes do not end: %s", [one.pid for one in found])
+                return
+            time.sleep(SOON_S)
+
+    def _note_away(self, why: str) -> None:
+        """Say once that ZooKeeper is away, because of `why`; once that it is back if empty."""
+        if bool(why) != self._is_away:
+            self._is_away = bool(why)
+            self._say(
+                f"{why}; the jobs train on, and nothing is started or ended here"
+                if why
+                else "ZooKeeper is back"
+            )
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if now_s - self._signalled_s >= ONE_SIGNAL_S:
+            self._signals += 1
+            self._signalled_s = now_s
+        self._wake.set()
+
+
+# ------------------------------------------------------------
+# Put the parts of `edl host` together, from what it was told.
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """The settings and options of one `edl host`."""
+
+    settings: config.Config  # the settings of this process, with the name of the host
+    address: str  # the network address of the host
+    devices: tuple[int, ...]  # the numbers of the devices that it offers, one for each slot
+    labels: Mapping[str, str]
+    kind: str = ""  # the kind of machine, for policies that tell fast from slow ones; may be empty
+    users: JobUsers = field(default_factory=JobUsers)  # the users as whom the jobs run
+    limits: SlotLimits = NO_LIMITS  # the most that a job may use here, for each of its slots
+    lease: str = ""  # the lease under which another engine lends the host; empty: under none
+
+
+def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
+    """Keep a host of a cluster until a signal ends this process."""
+    host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
+    access = session.access
+    assert access is not None
+    mark = host_mark(access.secret, cluster, host)
+    lock = HostLock(mark)
+    if not lock.take():
+        raise UsageError(
+            f"another `edl host` of host {host} of cluster {cluster} lives on this machine, though "
+            "it may be frozen; end it, or give this one another name with --host"
+        )
+    within_s = own.settings.leave_within_s
+    places = LogPlaces(
+        config.state_dir() / "jobs",
+        config.state_dir() / "clusters" / cluster / "agents" / host,
+        own.users,
+    )
+    agents = HostAgents(
+        AgentOptions(
+            host,
+            mark,
+            len(own.devices),
+            own.address,
+            session.hosts,
+            own.settings.network_interface,
+            within_s,
+        ),
+        places,
+        config.environment(),
+        SecretFiles(secret_root(mark, config.state_dir())),
+        own.users,
+        None if own.limits.is_empty else Slices(own.limits, mark),
+    )
+    server = LogServer(own.address, cluster, access.secret, places, partial(_secret_of, store))
+    offer = HostOffer(
+        slots=len(own.devices),
+        devices=own.devices,
+        labels=own.labels,
+        kind=own.kind,
+        address=own.address,
+        version=own_version(),
+        lease=own.lease,
+        tenants=tuple(sorted(own.users.of_tenants)),
+    )
+
+    def connect() -> Session:
+        other = Session(session.hosts, session.session_timeout_s, session.request_timeout_s)
+        other.start()
+        return other
+
+    runs = AssignedRuns(store, connect, PathProbe(), users=own.users)
+    with server:
+        served = replace(offer, port=server.port)
+        HostKeeper(store, host, served, mark, agents, runs, say, within_s).run()
+
+
+def _secret_of(store: ClusterStore, job: str) -> str | None:
+    """Return the secret of a job's runs; None if there is none, or ZooKeeper is away."""
+    try:
+        return store.jobs.secret(job)
+    except CoordinationError:
+        return None

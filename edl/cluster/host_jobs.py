@@ -1,0 +1,379 @@
+"""Decide which agents `edl host` starts, which processes it ends, and what it reports.
+
+:func:`decide_host` is a pure function of what is assigned to the host and of the processes that
+live there. It looks at how things are, never at what has changed, so `edl host` may miss any number
+of assignments, and may begin anew at any time. The rules:
+
+1. **An agent a run.** While a run that is assigned does not end, one agent of it lives. One that
+   dies is started again, with a pause that grows if its successors die soon, too. After an end that
+   is final, such as that of a run that is over, no agent of that run is started again.
+2. **A run that ends** (:attr:`JobAssignment.ends`) has a moment to end by itself. Then its agent
+   gets SIGTERM, or its workers do if it has no agent. After a time limit all its processes are
+   killed.
+3. **What nobody assigned** is ended in the same way, without the moment. No agent is started before
+   all of that is gone, for it may use any device.
+4. **The report** has what was found, and the version of the assignment that was read before that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from edl.cluster.records import HostAssignment, HostReport, JobReport
+from edl.errors import ALREADY_HERE_EXIT, UsageError
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """The time limits of `edl host`, in seconds."""
+
+    by_itself_s: float = 2.0  # how long a run that ends may take to end by itself
+    kill_after_s: float = 10.0  # how long after SIGTERM the processes of a run are killed
+    # how long the leader has to move jobs off a host that leaves, before its agents let their
+    # workers leave by themselves
+    move_s: float = 5.0
+    stable_s: float = 10.0  # an agent that lives so long has not failed at its start
+    # the pause before an agent that has failed at its start twice is started again; it doubles each
+    # time
+    pause_s: float = 1.0
+    most_pause_s: float = 30.0  # the longest such pause
+    # the pause after an agent that has left because its run has no devices here
+    left_pause_s: float = 0.5
+
+
+LIMITS = HostLimits()
+
+REFUSED_AFTER = 4  # agents of a run that failed soon after their start, one after another
+
+
+@dataclass(frozen=True)
+class RunProcess:
+    """A living process of a run of a job on this host."""
+
+    pid: int  # the process id
+    started: int  # when it was started, in clock ticks since the machine came up
+    job: str  # the name of the job
+    run: str  # the token of the run
+    # the id of the start attempt of the worker that it is, or that has started it; empty: it is the
+    # agent, or belongs to the agent
+    attempt_id: str = ""
+    is_agent: bool = False  # whether it is an agent
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The pair (pid, start time in clock ticks), which no other process of the machine has."""
+        return self.pid, self.started
+
+    @property
+    def of_run(self) -> tuple[str, str]:
+        """The pair (name of the job, token of the run) that the process belongs to."""
+        return self.job, self.run
+
+
+@dataclass(frozen=True)
+class LastAgent:
+    """How the last agent of a run on this host that has ended did so."""
+
+    run: str  # the token of the run
+    exit_code: int | None = None  # its exit code; None: it is not known
+    reason: str = ""  # why it ended, as a sentence; empty: it is not known
+    is_final: bool = False  # whether no other agent of the run is started
+    refused: bool = False  # final, though its run is not over
+    # whether it ended because its run has no devices here any more; another agent is needed only if
+    # the leader has missed that
+    has_left: bool = False
+    # how many agents of the run have ended soon after their start, one after another
+    failures: int = 0
+    ended_s: float = 0.0  # when it ended, by the clock of the decision
+
+    def again_s(self, limits: HostLimits) -> float:
+        """Return when the run may get its next agent, in seconds of the clock of `ended_s`."""
+        if self.failures < 2:
+            return self.ended_s + (limits.left_pause_s if self.has_left else 0.0)
+        pause_s = limits.pause_s * 2.0 ** min(self.failures - 2, 30)
+        return self.ended_s + min(pause_s, limits.most_pause_s)
+
+
+@dataclass(frozen=True)
+class HostObservation:
+    """The facts on this host from which `edl host` decides: processes found, and its own memory."""
+
+    version: int  # the version of the assignment that was read before the processes were looked at
+    # the processes of the cluster's jobs that live on this host
+    processes: Sequence[RunProcess] = ()
+    # job -> the last agent that has ended
+    agents: Mapping[str, LastAgent] = field(default_factory=dict)
+    # job -> why no agent of the assigned run can be started now, as a sentence
+    obstacles: Mapping[str, str] = field(default_factory=dict)
+    # (job, run) -> since when the run is to end here, for runs that still live
+    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    # the identities of the processes that have got SIGTERM
+    terminated: frozenset[tuple[int, int]] = frozenset()
+    # whether this host leaves the cluster, so that all its agents are to leave their jobs
+    leaves: bool = False
+    kills: bool = False  # whether the time for that is over
+    # path -> whether it is there, for those that the leader asks for and that are known
+    paths: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProcessSignal:
+    """An order of a host's decision: send one process a signal."""
+
+    process: RunProcess
+    kill: bool  # whether the signal is SIGKILL; otherwise it is SIGTERM
+    reason: str  # why the process is to end, as a clause
+
+
+@dataclass(frozen=True)
+class HostDecision:
+    """A decision of `edl host`: the report to write, agents to start and processes to end."""
+
+    report: HostReport  # the report to write
+    starts: tuple[str, ...] = ()  # the jobs whose assigned runs get an agent, sorted
+    signals: tuple[ProcessSignal, ...] = ()  # the processes that get a signal, in this order
+    # (job, run) -> since when the run is to end here; the next observation has it
+    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    # when to decide again although nothing has changed; None: no time limit runs
+    next_s: float | None = None
+
+
+def after_end(
+    before: LastAgent | None, ended: LastAgent, lived_s: float, limits: HostLimits = LIMITS
+) -> LastAgent:
+    """Return `ended` with its number of `failures`, to be kept for the next decision."""
+    if lived_s >= limits.stable_s:
+        return ended
+    earlier = before.failures if before is not None and before.run == ended.run else 0
+    # That another agent is here, or its session is, passes by itself: the run is not refused by it.
+    most = REFUSED_AFTER - 1 if ended.exit_code == ALREADY_HERE_EXIT else earlier + 1
+    return replace(ended, failures=min(earlier + 1, most))
+
+
+def decide_host(
+    assigned: HostAssignment, seen: HostObservation, now_s: float, limits: HostLimits = LIMITS
+) -> HostDecision:
+    """Return which agents `edl host` starts, which processes it ends, and what it reports."""
+    # `now_s` is of any clock that only goes forward, as are the times in `seen`.
+    runs: dict[tuple[str, str], list[RunProcess]] = {}
+    for process in sorted(seen.processes, key=lambda one: (one.started, one.pid)):
+        runs.setdefault(process.of_run, []).append(process)
+    signals: list[ProcessSignal] = []
+    ending_s: dict[tuple[str, str], float] = {}
+    times: list[float] = []
+    for of_run in sorted(runs):
+        terms = _terms(assigned, of_run, seen, limits)
+        if terms is None:
+            continue
+        ending_s[of_run] = seen.ending_s.get(of_run, now_s)
+        passed_s = now_s - ending_s[of_run]
+        signals += _signals(runs[of_run], terms, passed_s, seen.terminated)
+        times += [
+            ending_s[of_run] + after_s
+            for after_s in (terms.terminate_after_s, terms.kill_after_s)
+            if passed_s < after_s < math.inf
+        ]
+    starts, again_s = _starts(assigned, seen, runs, now_s, limits)
+    return HostDecision(
+        HostReport(seen.version, _reports(assigned, seen, runs), seen.paths),
+        starts,
+        tuple(signals),
+        ending_s,
+        min([*times, *again_s], default=None),
+    )
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Why the processes of a run are to end on this host, and how long after that was decided."""
+
+    reason: str  # why, as a clause
+    terminate_after_s: float  # when they get SIGTERM, in seconds
+    kill_after_s: float  # when they are killed, in seconds; infinite: never
+
+
+def _terms(
+    assigned: HostAssignment, of_run: tuple[str, str], seen: HostObservation, limits: HostLimits
+) -> _Terms | None:
+    """Return why and when the processes of a run are to end on this host; None: the run goes on."""
+    job, run = of_run
+    entry = assigned.jobs.get(job)
+    if entry is None or entry.run != run:
+        terms = _Terms("nobody has assigned it to this host", 0.0, limits.kill_after_s)
+    elif entry.ends:
+        by_itself_s = limits.by_itself_s
+        terms = _Terms("its run has ended", by_itself_s, by_itself_s + limits.kill_after_s)
+    elif seen.leaves or seen.kills:
+        terms = _Terms("the host leaves", limits.move_s, math.inf)
+    else:
+        return None
+    return replace(terms, kill_after_s=0.0) if seen.kills else terms
+
+
+def _signals(
+    processes: Sequence[RunProcess],
+    terms: _Terms,
+    passed_s: float,
+    terminated: Collection[tuple[int, int]],
+) -> list[ProcessSignal]:
+    if passed_s >= terms.kill_after_s:
+        # An agent is killed before its workers, so that it starts no others.
+        order = sorted(processes, key=lambda one: not one.is_agent)
+        return [ProcessSignal(one, True, terms.reason) for one in order]
+    if passed_s < terms.terminate_after_s:
+        return []
+    agents = [one for one in processes if one.is_agent][:1]
+    return [
+        ProcessSignal(one, False, terms.reason)
+        for one in agents or _oldest_of_attempts(processes)
+        if one.identity not in terminated
+    ]
+
+
+def _oldest_of_attempts(processes: Sequence[RunProcess]) -> list[RunProcess]:
+    """Return one process for each start attempt of a worker: its oldest living one."""
+    found: dict[str, RunProcess] = {}
+    for one in processes:
+        found.setdefault(one.attempt_id, one)
+    return list(found.values())
+
+
+def _starts(
+    assigned: HostAssignment,
+    seen: HostObservation,
+    runs: Mapping[tuple[str, str], Sequence[RunProcess]],
+    now_s: float,
+    limits: HostLimits,
+) -> tuple[tuple[str, ...], list[float]]:
+    """Return the pair (jobs that get an agent now, sorted; times at which others may get one)."""
+    strangers = [of_run for of_run in runs if not _is_assigned(assigned, of_run)]
+    # A stranger may use any device.
+    if seen.kills or strangers:
+        return (), []
+    starts, times = [], []
+    for job in missing_agents(assigned, seen.processes):
+        if seen.leaves and (job, assigned.jobs[job].run) not in runs:
+            continue  # only workers that live need an agent, with which they leave
+        last = seen.agents.get(job)
+        if last is not None and last.run == assigned.jobs[job].run:
+            if last.is_final:
+                continue
+            if now_s < last.again_s(limits):
+                times.append(last.again_s(limits))
+                continue
+        if job not in seen.obstacles:
+            starts.append(job)
+    return tuple(starts), times
+
+
+def missing_agents(assigned: HostAssignment, processes: Iterable[RunProcess]) -> tuple[str, ...]:
+    """Return the names, sorted, of jobs with a run here that needs an agent and has none."""
+    have = {one.of_run for one in processes if one.is_agent}
+    return tuple(
+        job
+        for job, entry in sorted(assigned.jobs.items())
+        if not entry.ends and (job, entry.run) not in have
+    )
+
+
+def _is_assigned(assigned: HostAssignment, of_run: tuple[str, str]) -> bool:
+    entry = assigned.jobs.get(of_run[0])
+    return entry is not None and entry.run == of_run[1]
+
+
+def _reports(
+    assigned: HostAssignment,
+    seen: HostObservation,
+    runs: Mapping[tuple[str, str], Sequence[RunProcess]],
+) -> dict[str, JobReport]:
+    """Return what this host reports of each job that is assigned to it or lives on it."""
+    living: dict[str, list[RunProcess]] = {}
+    for (job, _), processes in sorted(runs.items()):
+        # Processes of former runs count, too: they may use the devices.
+        living.setdefault(job, []).extend(processes)
+    found = {}
+    for job in sorted(assigned.jobs.keys() | living.keys()):
+        entry = assigned.jobs.get(job)
+        run = entry.run if entry is not None else living[job][0].run
+        report = _report(run, living.get(job, ()), seen.agents.get(job))
+        if entry is not None and not entry.ends and not report.agent and job in seen.obstacles:
+            report = replace(report, reason=seen.obstacles[job])
+        if report.lives or report != JobReport(run):
+            found[job] = report
+    return found
+
+
+def _report(run: str, living: Sequence[RunProcess], last: LastAgent | None) -> JobReport:
+    """Return what this host reports of one job: whether an agent lives, and which workers."""
+    agent = any(one.is_agent for one in living)
+    # What an agent has started for itself lives as long as the agent.
+    counted = [one for one in living if one.attempt_id or (not agent and not one.is_agent)]
+    processes = tuple(sorted(one.pid for one in _oldest_of_attempts(counted)))
+    if last is None or last.run != run:
+        return JobReport(run, agent, None, processes)
+    has_failed = last.failures >= REFUSED_AFTER and last.exit_code != 0
+    refused = not agent and (last.refused or has_failed)
+    return JobReport(run, agent, last.exit_code, processes, "" if agent else last.reason, refused)
+
+
+# ------------------------------------------------------------
+# Define how much of a host the processes of a job may use: so much for each of its slots there.
+
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)")
+
+_FACTORS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+LEAST_BYTES = 64 << 20  # of a slot's memory: with less no agent starts
+
+LEAST_TASKS = 64
+
+
+@dataclass(frozen=True)
+class SlotLimits:
+    """The most that a job's processes, its agent included, may use on a host, for each slot."""
+
+    memory_bytes: int | None = None  # memory, in bytes. No swap is used beside it.
+    cpus: float | None = None  # processors, as a number that need not be whole
+    tasks: int | None = None  # processes and threads
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is limited."""
+        return self == NO_LIMITS
+
+    def properties(self, slots: int) -> tuple[str, ...]:
+        """Return the limits of a job with so many slots as properties of a systemd slice."""
+        found = []
+        if self.memory_bytes is not None:
+            found += [f"MemoryMax={self.memory_bytes * slots}", "MemorySwapMax=0"]
+        if self.cpus is not None:
+            found.append(f"CPUQuota={max(1, round(100 * self.cpus * slots))}%")
+        if self.tasks is not None:
+            found.append(f"TasksMax={self.tasks * slots}")
+        return tuple(found)
+
+
+NO_LIMITS = SlotLimits()
+
+
+def slot_limits(memory: str | None, cpus: float | None, tasks: int | None) -> SlotLimits:
+    size = None if memory is None else _bytes(memory)
+    if size is not None and size < LEAST_BYTES:
+        raise UsageError(f"--memory-per-slot {memory} is too little to start a worker; give 64M up")
+    if cpus is not None and not (math.isfinite(cpus) and cpus >= 0.01):
+        raise UsageError(f"--cpus-per-slot is {cpus:g}; give at least 0.01 processors")
+    if tasks is not None and tasks < LEAST_TASKS:
+        raise UsageError(f"--tasks-per-slot {tasks} is too few for any worker; give 64 up")
+    return SlotLimits(size, cpus, tasks)
+
+
+def _bytes(text: str) -> int:
+    """Return the size that `text`, like "16G", stands for, in bytes; see `slot_limits`."""
+    match = _SIZE.fullmatch(text.strip().upper().removesuffix("B").removesuffix("I"))
+    if match is None:
+        raise UsageError(f"--memory-per-slot is {text!r}; give bytes, or a size like 16G or 500M")
+    return int(float(match[1]) * (1 << _FACTORS[match[2]]))

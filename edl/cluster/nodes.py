@@ -1,0 +1,298 @@
+"""Create, find and open a cluster in ZooKeeper: only a session with its secret can read its nodes.
+
+:func:`open_cluster` gives the :class:`ClusterNodes` that all other modules of a cluster need. The
+nodes that a session creates are closed with the secret that the session has proved last. So a
+session that writes a cluster must not prove the secret of a job after the cluster's; a controller,
+which also reads jobs, has two sessions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import metadata
+
+from kazoo.client import TransactionRequest
+
+from edl.cluster.records import FORMAT, ClusterRecord
+from edl.coordination.access import Access
+from edl.coordination.nodes import Nodes, record
+from edl.coordination.paths import check_name
+from edl.coordination.reads import OnChange, acl, children, exists, get
+from edl.coordination.session import Refused, Session
+from edl.coordination.shared_nodes import ensure_shared
+from edl.coordination.wire import encode
+from edl.core.names import is_name
+from edl.errors import (
+    AccessDenied,
+    CoordinationError,
+    UnknownCluster,
+    UnknownJob,
+    UnsupportedFormat,
+)
+
+# ------------------------------------------------------------
+# Define the layout in ZooKeeper of a cluster: the path of each node, and what the node holds.
+#
+# A line has the path, the record in the node, when the node is empty, and who writes it (the leader
+# of the cluster, a client, or the owner of the host)::
+#
+#     /edl/clusters/<cluster>/
+#         cluster        ClusterRecord: how the leader decides; clients; compare-and-set
+#         allocation     AllocationRecord: the policy's last decision; empty before it; the leader
+#         reasons        JobReasons: why each job has what it has; empty before the first; the
+#                        leader, at most once a second
+#         leases         LeaseTable: the hosts that another engine lends; absent before the first;
+#                        the leader
+#         leader         the leader; empty before the first term; written when a term starts
+#         election/<controller>-<token>-<sequence>   ephemeral; a candidate; the lowest leads
+#         keys/<digest>  {job}: which job was submitted with the key
+#         jobs/<job>     {key}: the digest of the key that the job was submitted with
+#         jobs/<job>/manifest   JobManifest; never changes; its creation is the submission
+#         jobs/<job>/wanted     Wanted; clients; compare-and-set
+#         jobs/<job>/life       JobLife; empty until the leader has seen the job; the leader
+#         jobs/<job>/secret     {secret}: of the job's runs; the leader creates it once
+#         jobs/<job>/measured   MeasuredThroughput: of former runs; absent before there are any
+#         secrets/<name> StoredSecret: a secret of users, sealed; clients
+#         queues/<name>  QueueRecord: a queue of jobs; clients; compare-and-set
+#         tenants/<T>    TenantRecord: a tenant; clients, once
+#         tenants/<T>/inbox/r-<sequence>  TenantRequest; the tenant; the leader removes it
+#         tenants/<T>/responses   TenantResponses: of the newest requests; the leader
+#         tenants/<T>/jobs/<job>  exists while the job of the tenant does; the leader
+#         tenants/<T>/view      TenantView: why its jobs have what they have; the leader
+#         hosts/<host>   HostOwner: who offers the host; its version is the host's fence
+#         hosts/<host>/offer    HostOffer; ephemeral; the owner
+#         hosts/<host>/drained  exists while the host shall have no jobs; clients
+#         hosts/<host>/assigned HostAssignment; empty until there is one; the leader
+#         hosts/<host>/report   HostReport; empty until there is one; the owner
+#         events/e-<sequence>   ClusterEvent; clients, the leader
+#
+# All nodes have the ACL of the cluster's secret (see `access`). Some of those of tenants, and of
+# their jobs, also give a tenant rights (docs/adr/0027).
+
+
+CLUSTERS = "/edl/clusters"
+
+
+class ClusterPaths:
+    """The paths of all ZooKeeper nodes of the cluster called `name`, as attributes and methods."""
+
+    def __init__(self, name: str) -> None:
+        self.name = check_name("cluster", name)
+        self.root = f"{CLUSTERS}/{self.name}"
+        self.cluster = f"{self.root}/cluster"
+        self.allocation = f"{self.root}/allocation"
+        self.reasons = f"{self.root}/reasons"
+        self.leases = f"{self.root}/leases"
+        self.leader = f"{self.root}/leader"
+        self.election = f"{self.root}/election"
+        self.keys = f"{self.root}/keys"
+        self.jobs = f"{self.root}/jobs"
+        self.secrets = f"{self.root}/secrets"
+        self.queues = f"{self.root}/queues"
+        self.tenants = f"{self.root}/tenants"
+        self.hosts = f"{self.root}/hosts"
+        self.events = f"{self.root}/events"
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The paths of all nodes that exist from the creation of the cluster on, parents first."""
+        values = (self.cluster, self.allocation, self.reasons, self.leader, self.election)
+        nodes = (self.keys, self.jobs, self.secrets, self.queues, self.tenants, self.hosts)
+        return (self.root, *values, *nodes, self.events)
+
+    def key(self, key: str) -> str:
+        """Return the path of the node that says which job was submitted with the key `key`."""
+        return f"{self.keys}/{hashlib.sha256(key.encode()).hexdigest()}"
+
+    def job(self, name: str) -> str:
+        """Return the path of the node above those of the job called `name`."""
+        return f"{self.jobs}/{check_name('job', name)}"
+
+    def manifest(self, job: str) -> str:
+        return f"{self.job(job)}/manifest"
+
+    def wanted(self, job: str) -> str:
+        """Return the path of the node that says what users want of the job called `job`."""
+        return f"{self.job(job)}/wanted"
+
+    def life(self, job: str) -> str:
+        """Return the path of the node with the state, kept by the leader, of the job `job`."""
+        return f"{self.job(job)}/life"
+
+    def secret(self, job: str) -> str:
+        """Return the path of the node with the secret of all runs of the job called `job`."""
+        return f"{self.job(job)}/secret"
+
+    def user_secret(self, name: str) -> str:
+        return f"{self.secrets}/{check_name('secret', name)}"
+
+    def queue(self, name: str) -> str:
+        """Return the path of the node with the record of the queue called `name`."""
+        return f"{self.queues}/{check_name('queue', name)}"
+
+    def tenant(self, name: str) -> str:
+        """Return the path of the node with the record of the tenant called `name`."""
+        return f"{self.tenants}/{check_name('tenant', name)}"
+
+    def inbox(self, tenant: str) -> str:
+        """Return the path of the node above the requests of the tenant called `tenant`."""
+        return f"{self.tenant(tenant)}/inbox"
+
+    def responses(self, tenant: str) -> str:
+        """Return the path of the node with the leader's responses to the tenant `tenant`."""
+        return f"{self.tenant(tenant)}/responses"
+
+    def tenant_jobs(self, tenant: str) -> str:
+        """Return the path of the node whose children name the jobs of the tenant `tenant`."""
+        return f"{self.tenant(tenant)}/jobs"
+
+    def tenant_job(self, tenant: str, job: str) -> str:
+        """Return the path of the node that exists while `job` of the tenant `tenant` does."""
+        return f"{self.tenant_jobs(tenant)}/{check_name('job', job)}"
+
+    def tenant_view(self, tenant: str) -> str:
+        """Return the path of the node with what the leader tells the tenant `tenant`."""
+        return f"{self.tenant(tenant)}/view"
+
+    def measured(self, job: str) -> str:
+        """Return the path of the node with what former runs of `job` have measured."""
+        return f"{self.job(job)}/measured"
+
+    def host(self, name: str) -> str:
+        """Return the path of the node above those of the host called `name`."""
+        return f"{self.hosts}/{check_name('host', name)}"
+
+    def offer(self, host: str) -> str:
+        """Return the path of the ephemeral node that says what the host called `host` offers."""
+        return f"{self.host(host)}/offer"
+
+    def drained(self, host: str) -> str:
+        """Return the path of the node that exists while the host `host` shall have no jobs."""
+        return f"{self.host(host)}/drained"
+
+    def assigned(self, host: str) -> str:
+        """Return the path of the node that says which runs have devices of the host `host`."""
+        return f"{self.host(host)}/assigned"
+
+    def report(self, host: str) -> str:
+        """Return the path of the node that says what lives on the host called `host`."""
+        return f"{self.host(host)}/report"
+
+    def event(self, number: int) -> str:
+        """Return the path of the event whose node has the sequence number `number`, from 0."""
+        return f"{self.events}/e-{number:010d}"
+
+
+class ClusterNodes(Nodes[ClusterPaths]):
+    """Access to the nodes of one cluster through one session; get one from `open_cluster`."""
+
+    def __init__(self, session: Session, paths: ClusterPaths) -> None:
+        super().__init__(session, paths, f"cluster {paths.name}")
+
+    def unknown(self) -> UnknownCluster:
+        """Read the names of all clusters, and return the error that this one does not exist."""
+        return UnknownCluster(self.paths.name, cluster_names(self.session))
+
+    def uid(self) -> str:
+        """Return a text that no other cluster has, in another ZooKeeper or at another time."""
+        found = self.read(exists(self.paths.root))[0]
+        if found is None:
+            raise self.unknown()
+        return f"{found.czxid:x}-{found.ctime}"
+
+    def unknown_job(self, job: str) -> UnknownJob:
+        """Return the error for a job that this cluster does not have; its text names its jobs."""
+        names = self.read(children(self.paths.jobs))[0]
+        if names is None:
+            raise self.unknown()
+        return UnknownJob(job, tuple(sorted(names)), "edl submit")
+
+    def check_administrator(self, what: str) -> None:
+        """Raise a UsageError if the session is a tenant's, who may not do `what`, a verb."""
+
+    def check_session(self) -> None:
+        """Raise an error if the session would close what it creates with another secret."""
+        access = self.session.access
+        if access is None or access.job != self.paths.name:
+            raise CoordinationError(
+                f"{self.what} can only be written in a session of its own secret: this one has "
+                f"that of {'nothing' if access is None else access.job}"
+            )
+
+
+def cluster_names(session: Session) -> tuple[str, ...]:
+    """Return the names of all clusters, sorted, including those that this session cannot open."""
+    names = session.read_all("list clusters", [children(CLUSTERS)])[0] or ()
+    return tuple(sorted(name for name in names if is_name(name)))
+
+
+def create_cluster(session: Session, access: Access, record: ClusterRecord) -> bool:
+    """Create a cluster if there is none of that name, and prove its secret in `session`."""
+    paths = ClusterPaths(access.job)
+    session.identify(access)
+    ensure_shared(session, "create a cluster", CLUSTERS)
+    contents = {paths.cluster: encode(record.to_json())}
+
+    def build(transaction: TransactionRequest) -> None:
+        for path in paths.fixed:
+            transaction.create(path, contents.get(path, b""), acl=access.acl)
+
+    try:
+        session.transact(f"create cluster {paths.name}", build)
+    except Refused:
+        open_cluster(session, access)
+        return False
+    return True
+
+
+def open_cluster(session: Session, access: Access) -> ClusterNodes:
+    """Prove the secret of a cluster in `session`, and return access to the cluster's nodes."""
+    paths = ClusterPaths(access.job)
+    session.identify(access)
+    nodes = ClusterNodes(session, paths)
+    found = session.read_open("open a cluster", [acl(paths.root), exists(paths.root)])
+    if found[1] is None:
+        raise nodes.unknown()
+    # Else anybody could create a node with the name of a cluster, and a host would run the commands
+    # in it.
+    if found[0] is None or not access.opens(found[0][0]):
+        raise AccessDenied(
+            paths.name,
+            f"cluster {paths.name} has another secret than the one given; give the secret with "
+            "which it was started",
+        )
+    return nodes
+
+
+# ------------------------------------------------------------
+# Refuse a cluster whose records have a format that this edl does not read and write.
+#
+# The node of the cluster names the format, and the version of edl that has written it. A controller
+# of another format does not lead, a host of another one starts and ends nothing, and a client of
+# another one changes nothing: so none of them can harm what the others have written.
+
+
+def own_version() -> str:
+    """Return the version of this edl."""
+    return metadata.version("edl-horovod")
+
+
+def check_format(nodes: ClusterNodes, wake: OnChange = None) -> None:
+    """Raise an error if the records of a cluster have another format than this edl's."""
+    path = nodes.paths.cluster
+    answer = nodes.read(get(path, wake))[0]
+    if answer is None:
+        raise nodes.unknown()
+    check_settings(nodes.paths.name, record(ClusterRecord, (path, answer[0])))
+
+
+def check_settings(cluster: str, settings: ClusterRecord) -> None:
+    """Raise UnsupportedFormat if the `settings` of `cluster` have another format than ours."""
+    if settings.format == FORMAT:
+        return
+    by = f", which edl {settings.version} writes" if settings.version else ""
+    what = f"edl {settings.version}" if settings.version else "the version of edl that runs there"
+    raise UnsupportedFormat(
+        f"cluster {cluster} has records of format {settings.format}{by}, and this edl "
+        f"{own_version()} reads and writes format {FORMAT}; install {what}"
+    )

@@ -1,0 +1,438 @@
+"""Plan what the leader of a cluster writes and orders next, from what it has read.
+
+:func:`plan` is a pure function. It looks at how things are, never at what has changed, so it may be
+called at any time and as often as one likes: with the same view the plan is the same, and once the
+plan is carried out and answered, the next one is empty. Whatever of a plan is lost is in the next
+one again. A leader that begins anew needs nothing but the records.
+
+One call goes through these stages:
+
+1. **Lives** (:mod:`edl.cluster.reconcile`). The events happen that follow from users' goals and
+   from what runs have become.
+2. **Ended runs** (:mod:`edl.cluster.reconcile`). The hosts are told to end what belongs to no run
+   that may go on. What they report as ended is free.
+   Hosts are asked which paths they have that jobs need (:mod:`edl.cluster.reconcile`).
+3. **Allocation** (:mod:`edl.cluster.allocate`). The policy is asked if that is due.
+4. **Giving back** (:mod:`edl.cluster.reconcile`). Jobs without slots in the allocation are told
+   to stop. Jobs with fewer slots are to give some back; what they no longer use is free.
+5. **Taking** (the same module). Free devices are assigned to the jobs that the allocation gives
+   them to; jobs that have all of theirs start or grow.
+6. **Stopping** (:mod:`edl.cluster.reconcile`). Runs that are to stop are told so.
+
+So a slot changes hands in two writes, in two different turns: the order to the old run in stage 5
+of one turn, and the assignment to the new run in stage 5 of a later turn, after the proof in stage
+4 (:mod:`edl.cluster.view` says what counts as proof).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from edl.cluster.allocate import allocate, profile_progress, settled_s
+from edl.cluster.candidates import HAS_SLOTS
+from edl.cluster.lifecycle import ClusterEventKind, JobLife, LifeResult, LifeState
+from edl.cluster.queues import surplus_slots
+from edl.cluster.reconcile import (
+    Draft,
+    JobChange,
+    advance_lives,
+    ask_about_paths,
+    end_runs,
+    first_paths,
+    give_back,
+    stop_runs,
+    take_devices,
+)
+from edl.cluster.records import AllocationRecord, ClusterRecord, HostAssignment, JobAssignment
+from edl.cluster.state import ClusterPolicy
+from edl.cluster.view import FAILED_S, ClusterView, HostView, JobView, Order, missing_on_borrowed
+from edl.core.plural import counted
+
+AGAIN_S = 1.0  # until the next plan, if something was written or ordered
+# Changes, in one plan, of jobs that have nothing on a host: new ones that are begun, waiting ones
+# that are deleted. Thousands at once would keep the leader from all else.
+MOST_IDLE = 500
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """One plan of the leader: records to write, orders to carry out, and a reason for each job."""
+
+    # `lives`, `assigned` and `allocation` are written in one transaction, under the fence, with
+    # checks of the versions that were read. If it is refused, nothing else is done. Then the
+    # `orders` are carried out.
+
+    # job -> the new record of its life; only those that change
+    lives: Mapping[str, JobLife] = field(default_factory=dict)
+    # host -> its new assignment; only those that change
+    assigned: Mapping[str, HostAssignment] = field(default_factory=dict)
+    # the new record of the policy's decision; None: it stays
+    allocation: AllocationRecord | None = None
+    orders: tuple[Order, ...] = ()  # what runs are asked to do, in this order
+    # the changes of jobs' states in `lives`, in order, for the log of events
+    changes: tuple[JobChange, ...] = ()
+    # job -> why it has what it has, or why it waits and where in the queue, as a sentence
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    # job -> how many of its slots are beyond the quota of its queue; only those with any. Empty in
+    # a cluster without queues.
+    surplus: Mapping[str, int] = field(default_factory=dict)
+    # when to plan again although nothing was seen to change, in seconds since 1970
+    next_s: float = 0.0
+
+    @property
+    def writes(self) -> bool:
+        """Whether the plan changes a record; orders to runs do not count."""
+        return bool(self.lives or self.assigned or self.allocation is not None)
+
+    @property
+    def acts(self) -> bool:
+        return self.writes or bool(self.orders)
+
+
+def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPlan:
+    """Return what the leader of `cluster` writes and orders next, and why."""
+    draft = Draft(cluster, now_s)
+    advance_lives(draft)
+    end_runs(draft)
+    ask_about_paths(draft)
+    now = replace(cluster, jobs=tuple(draft.jobs.values()), allocation=draft.allocation)
+    draft.allocation, draft.waits = allocate(now, policy, draft.table)
+    give_back(draft)
+    take_devices(draft)
+    stop_runs(draft)
+    return _finished(draft)
+
+
+def _finished(draft: Draft) -> ClusterPlan:
+    """Return the plan: the records and orders in `draft` that differ from what was read."""
+    lives: dict[str, JobLife] = {}
+    later: set[str] = set()
+    idle = 0
+    for job in draft.cluster.jobs:
+        life = _tidied(draft, draft.jobs[job.name])
+        if life == job.life:
+            continue
+        is_idle = not (job.life.state.has_run or life.state.has_run)
+        idle += is_idle
+        if is_idle and idle > MOST_IDLE:
+            later.add(job.name)
+        else:
+            lives[job.name] = life
+    changed = draft.allocation != draft.cluster.allocation
+    found = ClusterPlan(
+        lives=lives,
+        assigned=draft.table.changed(),
+        allocation=draft.allocation if changed else None,
+        orders=tuple(draft.orders),
+        changes=tuple(one for one in draft.changes if one.job not in later),
+        reasons=_reasons(draft),
+        surplus=_surplus(draft),
+    )
+    return replace(found, next_s=_next_s(draft, found))
+
+
+def _surplus(draft: Draft) -> dict[str, int]:
+    """Return how many slots of each job are beyond the quota of its queue; only those with any."""
+    if not draft.cluster.queues:
+        return {}
+    jobs = sorted(draft.jobs.values(), key=lambda job: (-job.wanted.priority, job.order))
+    sizes = [
+        (job.name, job.manifest.queue, sum(draft.target(job).values()))
+        for job in jobs
+        if job.life.state in HAS_SLOTS
+    ]
+    return surplus_slots(sizes, draft.cluster.queues)
+
+
+def _tidied(draft: Draft, job: JobView) -> JobLife:
+    """Return the life of `job` with its slot-seconds until now, without limits that are over."""
+    slots = 0
+    if job.life.state.has_run:
+        entries = draft.table.entries(job.name, job.life.run)
+        slots = sum(len(entry.devices) for entry in entries.values())
+    limits = {host: one for host, one in job.life.limits.items() if one.until_s > draft.now_s}
+    return replace(job.life.counted(slots, draft.now_s), limits=limits)
+
+
+def _reasons(draft: Draft) -> dict[str, str]:
+    """Return why each job has its slots, or why it waits, and where in the queue."""
+    queue = sorted(
+        (job for job in draft.jobs.values() if job.life.state is LifeState.QUEUED),
+        key=lambda job: (-job.wanted.priority, job.order),
+    )
+    places = {job.name: place for place, job in enumerate(queue, 1)}
+    problem, found = draft.allocation.problem, {}
+    for name, job in draft.jobs.items():
+        why = draft.waits.get(name) or job.unreadable or draft.why(job) or problem
+        if name in places:
+            at = f"place {places[name]} of {len(queue)} in the queue"
+            why = (why or job.life.reason).removeprefix("waits: ")
+            lacks = draft.cluster.path_checks.of(job.manifest).lacks
+            lacks = lacks or missing_on_borrowed(job, draft.cluster)
+            more = f"; {lacks}" if lacks and lacks not in why else _holders(draft, job)
+            found[name] = f"{at}: {why}{more}"
+        else:
+            found[name] = why if why and job.life.state in HAS_SLOTS else job.life.reason
+    return found
+
+
+def _holders(draft: Draft, job: JobView) -> str:
+    """Return a clause that says which jobs have the slots of the hosts that `job` may use."""
+    allocation = draft.allocation
+    if draft.waits.get(job.name) or draft.target(job) or allocation.held or allocation.problem:
+        return ""  # it does not wait for slots
+    if job.manifest.preemptible is False and draft.cluster.queues:
+        return ""  # its quota is in its way
+    held: Counter[str] = Counter()
+    for host, name, entry in draft.table.all_entries():
+        offer = draft.cluster.host_named[host].offer
+        labels = offer.labels if offer is not None else {}
+        if name == job.name or draft.cluster.is_closed_to(host, job.name):
+            continue
+        if job.manifest.labels.items() <= labels.items():
+            held[name] += len(entry.devices)
+    most = [f"{name} has {counted(count, 'slot')}" for name, count in held.most_common(3)]
+    others = f" and {counted(len(held) - 3, 'other job')} the rest" if len(held) > 3 else ""
+    return f"; {', '.join(most)}{others}" if most else ""
+
+
+def _next_s(draft: Draft, found: ClusterPlan) -> float:
+    """Return when to plan again even if nothing changes until then, in seconds since 1970."""
+    settings, now_s = draft.settings, draft.now_s
+    times = [*draft.times_s, draft.allocation.at_s + settings.interval_s]
+    if found.acts:
+        times.append(now_s + AGAIN_S)
+    for host in draft.cluster.hosts:
+        times += _times_of_host(found.assigned.get(host.name, host.assigned), settings)
+    for job in draft.jobs.values():
+        times += _times_of_job(job, settings)
+        if profile_progress(job, draft.allocation, now_s) is not None:
+            times += [job.life.profile_until_s, settled_s(job, draft.allocation)]
+    return min((at_s for at_s in times if at_s > now_s), default=now_s + settings.interval_s)
+
+
+def _times_of_host(record: HostAssignment, settings: ClusterRecord) -> Sequence[float]:
+    """Return when time limits of a host end: to be lost, to give back slots."""
+    found = [record.silent_s + settings.lost_after_s] if record.silent_s else []
+    found += [one.at_s + FAILED_S for one in record.failures.values()]
+    waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]
+    return [*found, *(entry.changed_s + settings.stuck_s for entry in waits)]
+
+
+def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
+    """Return when time limits of `job` end, in seconds since 1970, some of them in the past."""
+    life = job.life
+    found = [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
+    if life.state is LifeState.QUEUED:
+        found.append(life.since_s + settings.gather_s)
+    if life.state is LifeState.STARTING:
+        found.append(life.since_s + job.start_limit_s(settings))
+    if life.state is LifeState.HALTING:
+        found.append(life.since_s + settings.halt_timeout_s)
+    return found
+
+
+# ------------------------------------------------------------
+# Say in the event log of a cluster what a plan changes: states of jobs, their slots, hosts.
+
+
+class PlannedEvent(NamedTuple):
+    """An event of a plan, without its time and writer."""
+
+    kind: ClusterEventKind
+    reason: str  # what has happened, and why, in a sentence
+    job: str = ""  # the job that it is about; empty: none
+    host: str = ""  # the host that it is about; empty: none, or several
+    # the state that the job has entered; None: it is another kind of event
+    state: LifeState | None = None
+    result: LifeResult | None = None  # how the job has ended; None: it has not
+    # host -> slots that the job has; None: it is another kind of event
+    slots: Mapping[str, int] | None = None
+
+
+def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
+    """Return the events for the log that report what the plan `found` changes."""
+    return [
+        *(
+            PlannedEvent(
+                ClusterEventKind.STATE,
+                f"{one.before} -> {one.after}: {one.reason}",
+                job=one.job,
+                state=one.after,
+                result=found.lives[one.job].result if one.after is LifeState.ENDED else None,
+            )
+            for one in found.changes
+        ),
+        *_slots(view, found),
+        *_hosts(view, found),
+    ]
+
+
+def _slots(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
+    """Yield an event for each job whose devices the plan `found` changes, in the order of names."""
+    before = {host.name: host.assigned for host in view.hosts}
+    after = {**before, **found.assigned}
+    names = {name for host in found.assigned for one in (before, after) for name in one[host].jobs}
+    for job in sorted(names):
+        had, has = _devices(before, job), _devices(after, job)
+        if had != has:
+            where = "; ".join(f"{host}: {_described(entry)}" for host, entry in has.items())
+            reason = f"slots {where}" if where else "no slots"
+            why = found.reasons.get(job, "")
+            yield PlannedEvent(
+                ClusterEventKind.SLOTS,
+                f"{reason}: {why}" if why else reason,
+                job,
+                slots={host: len(entry.devices) for host, entry in has.items()},
+            )
+
+
+def _devices(hosts: Mapping[str, HostAssignment], job: str) -> dict[str, JobAssignment]:
+    """Return the devices that `job` has, by host, so that two results differ only if slots do."""
+    entries = {host: one.jobs[job] for host, one in hosts.items() if job in one.jobs}
+    return {
+        host: JobAssignment(entry.run, entry.devices, entry.leaving)
+        for host, entry in sorted(entries.items())
+        if not entry.ends
+    }
+
+
+def _described(entry: JobAssignment) -> str:
+    """Return the devices of a job on a host as text, like "0, 1 (gives back 2)"."""
+    keeps = ", ".join(str(one) for one in entry.devices if one not in entry.leaving)
+    leaves = ", ".join(map(str, entry.leaving))
+    return " ".join(filter(None, (keeps, f"(gives back {leaves})" if leaves else "")))
+
+
+def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
+    """Yield an event for each host that, by the plan `found`, offers nothing any more or again."""
+    for name, after in found.assigned.items():
+        host = view.host_named[name]
+        if bool(host.assigned.silent_s) != bool(after.silent_s):
+            yield PlannedEvent(ClusterEventKind.HOST, _host_change(host), host=name)
+        for job, one in after.failures.items():
+            before = host.assigned.failures.get(job)
+            if before is None or (before.order, before.reason) != (one.order, one.reason):
+                why = f"it could not start on host {name}, and gets no slots there"
+                yield PlannedEvent(ClusterEventKind.HOST, f"{why}: {one.reason}", job, host=name)
+        if bool(host.assigned.out) != bool(after.out):
+            why = (
+                f"is taken out: {after.out}; `edl undrain {name}`"
+                if after.out
+                else "is tried again"
+            )
+            yield PlannedEvent(ClusterEventKind.HOST, f"host {name} {why}", host=name)
+
+
+def _host_change(host: HostView) -> str:
+    """Return the sentence that says that a host offers nothing any more, or offers slots again."""
+    if host.offer is None:
+        return f"host {host.name} offers nothing any more"
+    return f"host {host.name} offers {counted(len(host.offer.numbers), 'slot')} again"
+
+
+# ------------------------------------------------------------
+# Divide a large plan of a cluster into parts that may be written one after another.
+#
+# ZooKeeper takes no transaction above 1 MB. The records of one part depend on each other: a job
+# whose devices change and all hosts where they change, and with these hosts all other jobs whose
+# devices change there. No record is in two parts, so each is written once, as the plan has made it.
+# If only some parts are written, the next plan goes on from there, as after any lost order.
+#
+# A part that is too large by itself is written with fewer of the paths that its hosts are asked for
+# (`asking_less`), or not at all (`without_parts`).
+
+
+class PlanPart(NamedTuple):
+    """Records of a plan that have to be written together."""
+
+    jobs: tuple[str, ...]  # the jobs whose lives are written, sorted
+    hosts: tuple[str, ...]  # the hosts whose assignments are written, sorted
+
+
+def plan_parts(view: ClusterView, found: ClusterPlan) -> list[PlanPart]:
+    """Return the parts of the plan `found`, which was made from `view`; first those of a job."""
+    groups = _Groups()
+    for job in found.lives:
+        groups.add(("job", job))
+    for host, after in found.assigned.items():
+        groups.add(("host", host))
+        for job in _changed_jobs(view, host, after):
+            groups.join(("host", host), ("job", job))
+    parts = []
+    for members in groups.all():
+        jobs = [name for kind, name in members if kind == "job" and name in found.lives]
+        hosts = [name for kind, name in members if kind == "host"]
+        parts.append(PlanPart(tuple(sorted(jobs)), tuple(sorted(hosts))))
+    return sorted(parts, key=lambda part: (bool(part.hosts), part))
+
+
+def asking_less(found: ClusterPlan, part: PlanPart, most_bytes: int) -> ClusterPlan:
+    """Return `found` with fewer paths asked of the hosts of `part`: the first in the queue."""
+    shorter = {
+        host: replace(after, paths=first_paths(after.paths, most_bytes))
+        for host, after in found.assigned.items()
+        if host in part.hosts
+    }
+    return replace(found, assigned={**found.assigned, **shorter})
+
+
+def without_parts(
+    view: ClusterView, found: ClusterPlan, left_out: Iterable[PlanPart]
+) -> ClusterPlan:
+    """Return the plan `found` without some of its parts, and without what follows from these."""
+    hosts = {host for part in left_out for host in part.hosts}
+    jobs = {job for part in left_out for job in part.jobs}
+    for host in hosts:
+        jobs |= _changed_jobs(view, host, found.assigned[host])
+    return replace(
+        found,
+        lives={job: life for job, life in found.lives.items() if job not in jobs},
+        assigned={host: one for host, one in found.assigned.items() if host not in hosts},
+        # A run is told what to do only after the records say so.
+        orders=tuple(order for order in found.orders if order.job not in jobs),
+        changes=tuple(change for change in found.changes if change.job not in jobs),
+    )
+
+
+def _changed_jobs(view: ClusterView, host: str, after: HostAssignment) -> set[str]:
+    before = view.host_named[host].assigned.jobs
+    return {job for job in {*before, *after.jobs} if before.get(job) != after.jobs.get(job)}
+
+
+_Member = tuple[str, str]
+
+
+class _Groups:
+    """Disjoint groups of members (union-find): joining two members makes their groups one."""
+
+    def __init__(self) -> None:
+        self._parent: dict[_Member, _Member] = {}
+
+    def add(self, one: _Member) -> None:
+        """Add a member in a group of its own; do nothing if it was added before."""
+        self._parent.setdefault(one, one)
+
+    def join(self, one: _Member, other: _Member) -> None:
+        """Make the groups of two members one group; a member that is new is added first."""
+        self.add(one)
+        self.add(other)
+        self._parent[self._root(one)] = self._root(other)
+
+    def all(self) -> Iterable[list[_Member]]:
+        """Return the groups, each as a list of its members in the order of their adding."""
+        found: dict[_Member, list[_Member]] = {}
+        for one in self._parent:
+            found.setdefault(self._root(one), []).append(one)
+        return found.values()
+
+    def _root(self, one: _Member) -> _Member:
+        root = one
+        while self._parent[root] != root:
+            root = self._parent[root]
+        while self._parent[one] != root:  # the next search is short
+            self._parent[one], one = root, self._parent[one]
+        return root

@@ -1,0 +1,796 @@
+"""Decide which event of its life is due for a job of a cluster, and why.
+
+:data:`edl.cluster.lifecycle.TRANSITIONS` says what an event leads to. The events here follow
+from what users want and what a job's run has become. That a job gets slots, or loses all of them to
+others, follows from the plan (:mod:`edl.cluster.plan`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from edl.cluster.allocate import profile_end_s
+from edl.cluster.candidates import HAS_SLOTS, has_labels, hosts_with_slots, obstacle
+from edl.cluster.lifecycle import HostLimit, JobLife, LifeEvent, LifeResult, LifeState, run_token
+from edl.cluster.placing import trimmed
+from edl.cluster.queues import NO_QUEUE
+from edl.cluster.records import ClusterRecord, Goal, JobAssignment
+from edl.cluster.view import (
+    MOST_BYTES,
+    ClusterView,
+    CreateRun,
+    DeviceTable,
+    JobView,
+    Order,
+    PlaceRun,
+    RunView,
+    StopRun,
+    allocation_by,
+    life_by,
+    next_devices,
+    path_bytes,
+)
+from edl.core.duration import duration_in_words
+from edl.core.excerpt import excerpt
+from edl.core.plural import by_host, counted
+from edl.core.records import JobState
+from edl.errors import NO_PROGRAM_EXIT, REFUSED_EXIT
+
+# Exit codes with which a command ends that cannot start: Python's of a script that is not there and
+# argparse's, a shell's of a program that is not there, and that of a worker that edl refuses.
+HOPELESS = (2, NO_PROGRAM_EXIT, REFUSED_EXIT)
+
+UNSAVED = "; it saves no checkpoint"  # before what is lost
+
+
+class PendingEvent(NamedTuple):
+    """An event that must happen now in the life of a job, with its reason."""
+
+    event: LifeEvent  # the event, which leads from one state of the job to the next
+    reason: str  # why it happens, in a sentence
+    # whether a start or a run has come to nothing, so that the next start waits for some time
+    failed: bool = False
+    # whether that is a failure of the job itself, which uses up one of its retries
+    counts: bool = False
+
+
+@dataclass(frozen=True)
+class RunHosts:
+    """The slots and processes that a job's present run has, by the records of the hosts."""
+
+    slots: int = 0  # the number of slots that the run has on hosts that are not lost
+    lost: tuple[str, ...] = ()  # the names of the lost hosts on which it has slots
+    has_processes: bool = False  # whether a process of it may live on a host that is not lost
+    # whether no agent of it has a record, and each host that is not lost reports that no process of
+    # it lives: nobody is left who could stop it
+    is_dead: bool = False
+    # host -> why no agent of it can live there
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    lost_before: str = ""  # which job that must finish before it never will, and why; empty: none
+    has_others: bool = False  # whether its start has failed, and other hosts have room for it
+    was_tried: bool = False  # whether its job could not start on other hosts before
+
+
+def due_event(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return the event that must happen now in the life of `job`; None: it stays as it is."""
+    return _DUE[job.life.state](job, facts, settings, now_s)
+
+
+def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
+    changes = job.life.failed(now_s, due.counts) if due.failed else {}
+    if due.event is LifeEvent.RESUME:
+        changes = {"tries": 0, "failures": 0, "not_before_s": 0.0}
+    run = job.present_run
+    if run is not None and run.state.over:
+        changes["exit_code"] = run.exit_code
+    # The reason may repeat what the job's processes have written, and the record must fit into a
+    # node of ZooKeeper.
+    return job.life.after(due.event, excerpt(due.reason), now_s, **changes)
+
+
+# --- one function for each state
+
+
+def _queued(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return the event that is due for a job that waits for slots; None: it waits on."""
+    if job.wanted.goal is Goal.GONE:
+        return PendingEvent(LifeEvent.DELETE, "it was deleted while it waited")
+    if job.wanted.goal is Goal.HALT:
+        return PendingEvent(LifeEvent.HALT, "it was halted while it waited")
+    if facts.lost_before:
+        return PendingEvent(LifeEvent.GIVE_UP, facts.lost_before)
+    return None
+
+
+def _starting(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return the event that is due for a job that starts; None: it goes on starting."""
+    run = job.present_run
+    if run is not None and run.state is JobState.FAILED and not run.trains:
+        return _not_started(job, run.reason, facts, run.exit_code in HOPELESS)
+    if run is not None and run.state.over:
+        return _ended(job, run)
+    if job.wanted.goal is not Goal.RUN:
+        return _stop(job)
+    if facts.refusals:
+        host, why = min(facts.refusals.items())
+        return _not_started(job, f"host {host}: {why}", facts, False)
+    if run is not None and run.trains:
+        return PendingEvent(LifeEvent.TRAIN, "its first ring trains")
+    if facts.slots < job.min_slots:
+        why = f"{_hosts_lost(facts)} while it started, and {counted(facts.slots, 'slot')}"
+        return PendingEvent(LifeEvent.TAKE_BACK, f"{why} of at least {job.min_slots} are left")
+    waited_s, limit_s = now_s - job.life.since_s, job.start_limit_s(settings)
+    # While its run is not read, nobody knows whether a ring trains.
+    if waited_s >= limit_s and not job.is_unread:
+        busy = 0 if run is None else sum(len(agent.busy) for agent in run.agents.values())
+        why = f"no ring trained within {limit_s:g} s of its start: workers lived"
+        return PendingEvent(
+            LifeEvent.TAKE_BACK, f"{why} in {busy} of its {facts.slots} slots", True
+        )
+    return None
+
+
+def _running(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return the event that is due for a job that trains; None: it goes on."""
+    run = job.present_run
+    if run is None:
+        return _failed(job, "its records were removed from ZooKeeper while it trained")
+    if run.state.over:
+        return _ended(job, run)
+    return _stop(job) if job.wanted.goal is not Goal.RUN else None
+
+
+def _halting(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    """Return the event that is due for a job whose run is to stop; None: it has not stopped yet."""
+    run = job.present_run
+    # It has not stopped while a process of it may live.
+    if (run is not None and not run.state.over) or facts.has_processes:
+        return None
+    if run is not None and run.state is JobState.FINISHED:
+        return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
+    if job.wanted.goal is Goal.GONE:
+        return PendingEvent(LifeEvent.DELETE, "it was deleted")
+    failure = run.reason if run is not None and run.state is JobState.FAILED else None
+    also = f"; its run failed while it stopped: {failure}" if failure is not None else ""
+    if run is not None and run.state is JobState.STOPPED and run.reason != job.life.reason:
+        also = f"; {run.reason}" if run.reason else ""
+    if job.wanted.goal is Goal.HALT:
+        return PendingEvent(LifeEvent.HALT, f"it was halted{also}")
+    if failure is not None:
+        return _failed(job, failure)
+    why = job.life.reason
+    if run is not None and not run.saves and job.measured.done_steps:
+        why = why.partition(UNSAVED)[0]  # it says what was to be lost
+        also += f"{UNSAVED}: {counted(job.measured.done_steps, 'step')} were lost"
+    return PendingEvent(LifeEvent.REQUEUE, f"waits for slots again: {why}{also}")
+
+
+def _halted(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    if job.wanted.goal is Goal.GONE:
+        return PendingEvent(LifeEvent.DELETE, "it was deleted while it was halted")
+    if job.wanted.goal is Goal.RUN:
+        return PendingEvent(LifeEvent.RESUME, "it was resumed")
+    return None
+
+
+def _nothing(
+    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
+) -> PendingEvent | None:
+    return None
+
+
+_DUE: Mapping[
+    LifeState, Callable[[JobView, RunHosts, ClusterRecord, float], PendingEvent | None]
+] = {
+    LifeState.QUEUED: _queued,
+    LifeState.STARTING: _starting,
+    LifeState.RUNNING: _running,
+    LifeState.HALTING: _halting,
+    LifeState.HALTED: _halted,
+    LifeState.ENDED: _nothing,
+}
+
+
+# --- what several states have in common
+
+
+def _ended(job: JobView, run: RunView) -> PendingEvent:
+    """Return the event for `job`, whose run `run` is over: FINISH, RETRY or GIVE_UP."""
+    if run.state is JobState.FINISHED:
+        return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
+    if run.state is JobState.FAILED:
+        return _failed(job, run.reason or f"its run has failed with exit code {run.exit_code}")
+    why = f"its run was stopped, and not by the cluster: {run.reason or 'no reason is known'}"
+    return PendingEvent(LifeEvent.RETRY, f"{why}; `edl halt` halts a job", failed=True)
+
+
+def _failed(job: JobView, reason: str) -> PendingEvent:
+    """Return the event for `job`, whose run has failed: RETRY, or GIVE_UP without retries left."""
+    failures, retries = job.life.failures + 1, job.manifest.retries
+    if failures > retries:
+        times = "" if failures == 1 else f" {failures} times, the last time"
+        return PendingEvent(LifeEvent.GIVE_UP, f"it has failed{times}: {reason}", True, True)
+    why = f"its run has failed, {failures} of {retries} retries used: {reason}"
+    return PendingEvent(LifeEvent.RETRY, why, True, True)
+
+
+def _not_started(job: JobView, reason: str, facts: RunHosts, is_hopeless: bool) -> PendingEvent:
+    """Return the event for `job`, whose run has ended, or is to end, before its first step."""
+    # It may be the fault of these hosts; but what starts on none of a thousand is not tried on all.
+    if facts.has_others and not facts.was_tried:
+        why = f"it could not start, and is tried on other hosts: {reason}"
+        return PendingEvent(LifeEvent.TAKE_BACK, why, True)
+    if is_hopeless and job.life.failures < job.manifest.retries:
+        why = f"its command cannot start, so it is not tried again: {reason}"
+        return PendingEvent(LifeEvent.GIVE_UP, why, True, True)
+    return _failed(job, reason or "its run has failed")
+
+
+def _stop(job: JobView) -> PendingEvent:
+    """Return the event that begins to stop the run of `job` because a user wants it."""
+    deleted = job.wanted.goal is Goal.GONE
+    return PendingEvent(LifeEvent.STOP, "it is being deleted" if deleted else "it is being halted")
+
+
+def _hosts_lost(facts: RunHosts) -> str:
+    """Return a clause like "host a was lost"; without lost hosts, that slots were taken back."""
+    lost = facts.lost
+    if not lost:
+        return "slots were taken back"
+    return f"host {lost[0]} was lost" if len(lost) == 1 else f"hosts {', '.join(lost)} were lost"
+
+
+# ------------------------------------------------------------
+# Hold, in a `Draft`, what one call of the plan of a cluster has decided so far.
+
+
+@dataclass(frozen=True)
+class JobChange:
+    """A change of a job's state, for the log of events."""
+
+    job: str  # the name of the job
+    event: LifeEvent  # what happened to the job, so that its state changed
+    before: LifeState
+    after: LifeState
+    reason: str  # why, in a sentence
+
+
+class Draft:
+    """The draft of a plan: the lives, devices and orders that are decided so far."""
+
+    def __init__(self, cluster: ClusterView, now_s: float) -> None:
+        self.cluster, self.now_s = cluster, now_s
+        self.settings = cluster.settings
+        # the devices of each host, and the job and run that has each
+        self.table = DeviceTable(cluster.hosts, now_s)
+        # those that have been without an offer for too long
+        self.lost = frozenset(
+            host.name for host in cluster.hosts if host.is_lost(now_s, self.settings.lost_after_s)
+        )
+        # the jobs by name, with the lives that they will have
+        self.jobs: dict[str, JobView] = {job.name: job for job in cluster.jobs}
+        for job in cluster.jobs:
+            life = life_by(now_s, job.life, self.settings.limit_s)
+            if life is not job.life:
+                self.live_on(job, life)
+        # the policy's decision that holds now
+        self.allocation = allocation_by(now_s, cluster.allocation)
+        # name of a job -> why it waits, as a sentence, where that is not the policy's reason
+        self.waits: dict[str, str] = {}
+        # the orders to runs (to begin, change their devices, stop), in the order of their making
+        self.orders: list[Order] = []
+        self.changes: list[JobChange] = []  # the changes of jobs' states, in their order
+        # times at which the controller is to plan again even if nothing has changed, in seconds
+        # since 1970
+        self.times_s: list[float] = []
+
+    def live_on(self, job: JobView, life: JobLife) -> None:
+        """Replace the life of `job` in `jobs` by `life`, which has the same state."""
+        self.jobs[job.name] = replace(job, life=life)
+
+    def change(self, job: JobView, event: LifeEvent, life: JobLife) -> None:
+        """Replace the life of `job` by `life`, and note the change of its state in `changes`."""
+        change = JobChange(job.name, event, job.life.state, life.state, life.reason)
+        self.changes.append(change)
+        self.live_on(job, life)
+
+    def stop(self, job: JobView, reason: str) -> None:
+        """Begin to stop the run of `job`: give it the life after the event `STOP`."""
+        if job.saves_nothing:
+            trained = duration_in_words(max(0.0, self.now_s - job.life.since_s))
+            steps = counted(job.measured.done_steps, "step")
+            reason += f"{UNSAVED}, and loses {steps} ({trained} of training)"
+        self.change(job, LifeEvent.STOP, job.life.after(LifeEvent.STOP, reason, self.now_s))
+
+    def facts(self, job: JobView) -> RunHosts:
+        """Return what hosts and agents say of the run of `job`: slots, lost hosts, processes."""
+        slots, lost, lives = 0, [], False
+        refusals: dict[str, str] = {}
+        useless: dict[str, str] = {}
+        run, usable = job.present_run, 0
+        is_dead = run is not None and not run.agents
+        for host, entry in self.table.of_job(job.name).items():
+            if entry.run != job.life.run:
+                continue
+            if host in self.lost:
+                lost.append(host)
+            else:
+                slots += 0 if entry.ends else len(entry.devices)
+                view = self.cluster.host_named[host]
+                lives = lives or not view.reports_end(job.name)
+                is_dead = is_dead and view.reports_none(job.name)
+                if not entry.ends and (why := view.refusal(job.name, entry.run)):
+                    refusals[host] = why
+                agent = run.agents.get(host) if run is not None else None
+                if agent is not None and agent.is_useless(len(entry.devices)):
+                    useless[host] = agent.why
+                    usable -= len(entry.devices)
+        if slots + usable < job.min_slots:  # else its ring begins on the other hosts
+            refusals |= useless
+        tried = bool(self.table.refuses(job.name, job.order))
+        others = self._has_others(job, refusals)
+        before = self._lost_before(job)
+        lost_hosts = tuple(sorted(lost))
+        return RunHosts(slots, lost_hosts, lives, is_dead, refusals, before, others, tried)
+
+    def _lost_before(self, job: JobView) -> str:
+        """Return which job of `after` will never finish, and why, as a sentence; else empty."""
+        if job.manifest.after_failed != "end" or job.life.started_s:
+            return ""
+        for name in job.manifest.after:
+            first = self.jobs.get(name)
+            if first is not None and first.life.result in (LifeResult.FAILED, LifeResult.DELETED):
+                why = f"job {name}, which was to finish first (after), {first.life.result.phrase}"
+                return f"{why}: {first.life.reason}"
+        return ""
+
+    def _has_others(self, job: JobView, refusals: Collection[str]) -> bool:
+        """Return whether a start of `job` has failed, and other hosts have room for it."""
+        run = job.present_run
+        failed = run is not None and run.state is JobState.FAILED
+        if job.life.state is not LifeState.STARTING or not (failed or refusals):
+            return False
+        used = refusals or self.table.entries(job.name, job.life.run)
+        used = {*used, *self.table.refuses(job.name, job.order)}
+        room = sum(
+            len(host.offer.numbers)
+            for host in self.cluster.hosts
+            if host.offer is not None
+            and host.takes_slots
+            and host.name not in used
+            and not self.cluster.is_closed_to(host.name, job.name)
+            and job.manifest.labels.items() <= host.offer.labels.items()
+        )
+        return room >= job.min_slots
+
+    def target(self, job: JobView) -> Mapping[str, int]:
+        """Return how many slots the policy gives `job` on each host; empty if it gives none."""
+        return self.allocation.targets.get(job.name, {})
+
+    def why(self, job: JobView) -> str:
+        """Return the policy's reason for the slots of `job`; empty if it has given none."""
+        return self.allocation.reasons.get(job.name, "")
+
+    def is_late_to_stop(self, job: JobView) -> bool:
+        """Return whether `job` has been stopping for `halt_timeout_s` (a setting) or longer."""
+        late = self.now_s - job.life.since_s >= self.settings.halt_timeout_s
+        return job.life.state is LifeState.HALTING and late
+
+
+# ------------------------------------------------------------
+# End the runs of a cluster's jobs: tell hosts to end them, free their devices, order stops.
+
+
+def end_runs(draft: Draft) -> None:
+    """Tell hosts to end the runs that do not go on there, and free the devices of ended ones."""
+    for host, name, entry in draft.table.all_entries():
+        job = draft.jobs.get(name)
+        if job is None or not _goes_on(draft, job, entry) or _is_abandoned(draft, job, host, entry):
+            draft.table.end(host, name)
+        draft.table.release_ended(host, name)
+
+
+def stop_runs(draft: Draft) -> None:
+    """Add to `draft` the orders that stop runs: those of halting jobs, and those of no job."""
+    for job in draft.jobs.values():
+        run, life = job.run, job.life
+        if run is None or run.state.over or job.run_is_foreign:
+            continue
+        if run.token != life.run or not life.state.has_run:
+            draft.orders.append(StopRun(job.name, run.token, False, life.reason))
+        elif life.state is LifeState.HALTING:
+            why = _why_not_saved(draft, job)
+            if why is not None or run.state is not JobState.STOPPING:
+                reason = why or life.reason
+                draft.orders.append(StopRun(job.name, run.token, why is None, reason))
+
+
+def _why_not_saved(draft: Draft, job: JobView) -> str | None:
+    """Return why the run of `job`, which halts, is over at once; None: it saves a checkpoint."""
+    facts = draft.facts(job)
+    if draft.is_late_to_stop(job):
+        return f"it did not stop within {draft.settings.halt_timeout_s:g} s"
+    if not facts.slots:
+        return "no host was left on which it could save a checkpoint"
+    if facts.is_dead:
+        return "no process of it was left, so its last checkpoint may be missing"
+    return None
+
+
+def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:
+    """Return whether a run that has devices on a host may go on to use them."""
+    life, run = job.life, job.present_run
+    if life.run != entry.run or not life.state.has_run:
+        return False
+    if run is None:
+        # one that was never created and is to stop need not be waited for
+        return life.state is not LifeState.HALTING
+    return not run.state.over and not draft.is_late_to_stop(job)
+
+
+def _is_abandoned(draft: Draft, job: JobView, host: str, entry: JobAssignment) -> bool:
+    """Return whether a run is to leave a host, and no agent there can say that it has."""
+    run = job.present_run
+    if run is None or entry.leaving != entry.devices or host in run.agents:
+        return False
+    late = draft.now_s - entry.changed_s >= draft.settings.stuck_s
+    return late and not run.devices.get(host)
+
+
+# ------------------------------------------------------------
+# Let the events happen in the lives of a cluster's jobs that follow from goals, runs and hosts.
+
+
+def advance_lives(draft: Draft) -> None:
+    """Bring the lives of all jobs in `draft` up to date with users' wishes, runs and hosts."""
+    for name in list(draft.jobs):
+        if not draft.jobs[name].life.submitted_s:
+            _begin(draft, draft.jobs[name])
+        _note_idle(draft, draft.jobs[name])
+        while (due := _due(draft, draft.jobs[name])) is not None:
+            _happen(draft, draft.jobs[name], due)
+    working = {
+        host
+        for job in draft.jobs.values()
+        if job.life.state is LifeState.RUNNING and (run := job.present_run) is not None
+        for host in run.agents
+        if run.busy(host)
+    }
+    for host in draft.table.hosts:
+        if host not in working:  # where a job trains, the fault may be the others'
+            draft.table.take_out(host)
+
+
+def _begin(draft: Draft, job: JobView) -> None:
+    """Give `job`, which was just submitted, its first life in `draft`, in the state queued."""
+    submitted_s = job.submitted_s or draft.now_s
+    life = replace(
+        job.life,
+        submitted_s=submitted_s,
+        since_s=submitted_s,
+        counted_s=draft.now_s,
+        reason="it was submitted",
+    )
+    draft.live_on(job, life)
+
+
+def _due(draft: Draft, job: JobView) -> PendingEvent | None:
+    """Return the event that must happen now in the life of `job`; None: it stays as it is."""
+    return due_event(job, draft.facts(job), draft.settings, draft.now_s)
+
+
+def _happen(draft: Draft, job: JobView, due: PendingEvent) -> None:
+    """Put the life that `job` has after the event `due` into `draft`, and note the change."""
+    life = life_after(due, job, draft.now_s)
+    facts = draft.facts(job)
+    if due.event is LifeEvent.TRAIN:
+        start_s = max(0.0, draft.now_s - job.life.since_s)
+        life = replace(life, profile_until_s=profile_end_s(job, draft.now_s), start_s=start_s)
+        for host, one in draft.table.refuses(job.name, job.order).items():
+            draft.table.fail(host, job.name, job.order, one.reason, True)
+    elif due.event in (LifeEvent.RESUME, LifeEvent.GIVE_UP):  # the fault was the job's own
+        draft.table.forgive(job.name)
+    elif facts.has_others:
+        for host in facts.refusals or draft.table.entries(job.name, job.life.run):
+            why = facts.refusals.get(host) or (job.present_run.reason if job.present_run else "")
+            draft.table.fail(host, job.name, job.order, excerpt(why), False)
+    elif due.event is LifeEvent.TAKE_BACK and due.failed:
+        life = replace(life, limits={**life.limits, **_limits_of_start(draft, job)})
+    draft.change(job, due.event, life)
+
+
+def _limits_of_start(draft: Draft, job: JobView) -> dict[str, HostLimit]:
+    """Return a limit for each host on which a failed start of `job` had too few workers."""
+    run = job.present_run
+    if run is None:
+        return {}
+    entries = draft.table.entries(job.name, run.token)
+    busy = {host: len(run.busy(host)) for host in entries}
+    lived = any(busy.values())
+    until_s = draft.now_s + draft.settings.limit_s
+    return {
+        host: HostLimit(count, until_s)
+        for host, count in busy.items()
+        if count < len(entries[host].devices)
+        # If no host had a worker, only those that report why are to blame.
+        and (lived or draft.cluster.host_named[host].reports_no_start(job.name, run.token))
+    }
+
+
+def _note_idle(draft: Draft, job: JobView) -> None:
+    """Note since when devices of a run that trains have had no process, and limit the job there."""
+    run = job.present_run
+    if job.life.state is not LifeState.RUNNING or run is None or run.state.over:
+        return
+    for host, entry in draft.table.entries(job.name, run.token).items():
+        since_s = draft.table.note_idle(host, job.name, _is_idle(draft, job, run, host, entry))
+        limit_s = since_s + job.start_limit_s(draft.settings)
+        agent, view = run.agents.get(host), draft.cluster.host_named[host]
+        why = view.refusal(job.name, run.token)
+        if agent is not None and agent.is_useless(len(entry.devices) - len(entry.leaving)):
+            why = agent.why
+        if since_s and draft.now_s < limit_s and not why:
+            draft.times_s.append(limit_s)
+        elif since_s or why:
+            draft.table.note_idle(host, job.name, False)
+            busy = 0 if why else len(run.busy(host))  # a process that starts once more is not ready
+            if not busy:
+                why = why or f"no worker started within {job.start_limit_s(draft.settings):g} s"
+                draft.table.fail(host, job.name, job.order, excerpt(why), True)
+                continue
+            limit = HostLimit(busy, draft.now_s + draft.settings.limit_s)
+            life = draft.jobs[job.name].life
+            draft.live_on(job, replace(life, limits={**life.limits, host: limit}))
+
+
+def _is_idle(draft: Draft, job: JobView, run: RunView, host: str, entry: JobAssignment) -> bool:
+    """Return whether a device of a host that a run has, and keeps, is known to have no process."""
+    kept = set(entry.devices) - set(entry.leaving)
+    agent, view = run.agents.get(host), draft.cluster.host_named[host]
+    if agent is not None:
+        return bool(kept - agent.busy)
+    if view.offer is None or view.report is None:
+        return False
+    found = view.report.jobs.get(job.name)
+    return bool(kept) and (found is None or found.run != run.token or not found.processes)
+
+
+# ------------------------------------------------------------
+# Ask hosts which paths they have, ahead of the jobs that need them.
+#
+# The question is part of a host's assignment. It is written again only when a path is missing in
+# it, so a job that needs the same paths as others asks nothing. All paths of a question have a
+# limit, within which they are dealt out:
+#
+# 1. Jobs that wait come first, then those that have slots, then those that could get none now: they
+#    need more slots than the hosts with their labels have, or than their queue may have.
+# 2. Among these the next job is that of the queue that has been given the fewest bytes, so no queue
+#    takes them all. In a queue the jobs of the highest priority come first.
+# 3. A job's paths are asked for together. A job whose paths do not fit is skipped, and waits.
+
+
+class PathRequest(NamedTuple):
+    """The request of one job that hosts are asked for its paths."""
+
+    rank: int  # the requests with the lowest one come first
+    queue: str  # the name of the job's queue
+    paths: tuple[str, ...]
+
+
+def ask_about_paths(draft: Draft) -> None:
+    """Ask each host that takes slots for the paths of all jobs that may get some."""
+    cluster = draft.cluster
+    jobs = [
+        job
+        for job in draft.jobs.values()
+        if job.wants_slots
+        and job.manifest.required_paths
+        and obstacle(job, cluster, draft.now_s) is None
+    ]
+    paths = wanted_paths(_requests(jobs, cluster, hosts_with_slots(cluster, draft.table)))
+    for host in cluster.hosts:
+        if host.takes_slots:
+            draft.table.ask(host.name, paths)
+
+
+def wanted_paths(requests: Iterable[PathRequest]) -> tuple[str, ...]:
+    """Return the paths to ask for, each once, in the order in which they are dealt out."""
+    left = MOST_BYTES
+    waiting: dict[int, dict[str, deque[PathRequest]]] = {}
+    for one in requests:
+        waiting.setdefault(one.rank, {}).setdefault(one.queue, deque()).append(one)
+    found: dict[str, None] = {}
+    given: Counter[str] = Counter()  # bytes by queue
+    for rank in sorted(waiting):
+        turns = [(given[queue], queue) for queue in waiting[rank]]
+        heapq.heapify(turns)
+        while turns:
+            _, queue = heapq.heappop(turns)
+            new = [path for path in waiting[rank][queue].popleft().paths if path not in found]
+            size = path_bytes(new)
+            if size <= left:
+                found.update(dict.fromkeys(new))
+                given[queue] += size
+                left -= size
+            if waiting[rank][queue]:
+                heapq.heappush(turns, (given[queue], queue))
+    return tuple(found)
+
+
+def first_paths(paths: Iterable[str], most_bytes: int) -> tuple[str, ...]:
+    """Return the first of `paths`: as many as have `most_bytes` bytes in a host's record."""
+    found = []
+    for path in paths:
+        most_bytes -= path_bytes([path])
+        if most_bytes < 0:
+            break
+        found.append(path)
+    return tuple(found)
+
+
+def _requests(
+    jobs: Iterable[JobView], cluster: ClusterView, nodes: Mapping[str, int]
+) -> list[PathRequest]:
+    """Return the requests of `jobs`, in the order of their priorities and of submission."""
+    rooms: dict[tuple[tuple[str, str], ...], int] = {}  # by labels
+    found = []
+    for job in sorted(jobs, key=lambda job: (-job.wanted.priority, job.order)):
+        labels = tuple(job.manifest.labels.items())
+        if labels not in rooms:
+            rooms[labels] = sum(n for host, n in nodes.items() if has_labels(job, cluster, host))
+        has_slots = job.life.state in HAS_SLOTS
+        rank = 1 if has_slots else 0 if job.min_slots <= _room(job, cluster, rooms[labels]) else 2
+        queue = job.manifest.queue if cluster.queues else ""
+        found.append(PathRequest(rank, queue, tuple(job.manifest.required_paths)))
+    return found
+
+
+def _room(job: JobView, cluster: ClusterView, slots: int) -> int:
+    """Return how many slots a job may have, if its queue had no other jobs."""
+    if not cluster.queues:
+        return slots
+    queue = cluster.queues.get(job.manifest.queue, NO_QUEUE)
+    most = queue.quota if job.manifest.preemptible is False else queue.most
+    return slots if most is None else min(slots, most)
+
+
+# ------------------------------------------------------------
+# Bring the devices of a cluster's jobs nearer to the policy's decision, as far as it is safe.
+#
+# Each function does what can be done now. What has to wait for a host, an agent or a run is left to
+# a later plan.
+
+
+def give_back(draft: Draft) -> None:
+    """Begin to stop jobs that the policy gives no slots; take devices back from the others."""
+    for job in list(draft.jobs.values()):
+        if job.life.state is not LifeState.RUNNING:
+            continue
+        target, run = draft.target(job), job.present_run
+        if not target:
+            if not draft.allocation.problem:
+                why = draft.waits.get(job.name) or draft.why(job)
+                draft.stop(job, f"preempted: {why.removeprefix('waits: ')}")
+        elif run is not None:
+            for host in draft.table.entries(job.name, run.token):
+                draft.table.reclaim(host, job.name, target.get(host, 0), run)
+                draft.table.release(host, job.name, run)
+
+
+def take_devices(draft: Draft) -> None:
+    """Assign free devices to jobs as the policy decided, start waiting jobs, and place runs."""
+    for job in list(draft.jobs.values()):
+        target, run = draft.target(job), job.present_run
+        if job.life.state is LifeState.RUNNING and run is not None and target:
+            _place(draft, job, run, target)
+        elif job.life.state is LifeState.QUEUED and target:
+            _start(draft, job, target)
+        if draft.jobs[job.name].life.state is LifeState.STARTING:
+            _create(draft, draft.jobs[job.name])
+
+
+def _place(draft: Draft, job: JobView, run: RunView, target: Mapping[str, int]) -> None:
+    """Assign free devices to a run, and order it to use what it may use next."""
+    entries = draft.table.entries(job.name, run.token)
+    for host, count in target.items():
+        entry = entries.get(host)
+        own = len(entry.devices) - len(entry.leaving) if entry is not None else 0
+        draft.table.give(host, job.name, run.token, count - own)
+    found = next_devices(job, run, target, draft.table, draft.lost, _gathers(draft, job))
+    lost = sorted(draft.lost.intersection(entries))
+    if lost and found.is_too_few(job.min_slots):
+        slots = f"{counted(found.survivors, 'slot')} of at least {job.min_slots}"
+        draft.stop(job, f"{slots} are left without {', '.join(lost)}, and no others are free")
+        return
+    if found.lacking:
+        draft.waits[job.name] = _lacks(draft, job, found.lacking)
+    elif found.without_agent:
+        hosts = ", ".join(found.without_agent)
+        draft.waits[job.name] = f"waits for its agent on {hosts}: {draft.why(job)}"
+    batch = _batch(draft, job)
+    present = {host: numbers for host, numbers in run.devices.items() if numbers}
+    devices = present if found.devices is None else dict(found.devices)
+    differs = (devices, batch) != (present, run.batch) or run.lacks_workers
+    if differs and run.state is JobState.RUNNING:
+        every = {host: devices.get(host, ()) for host in sorted({*run.devices, *devices})}
+        order = PlaceRun(job.name, run.token, every, run.version, batch, draft.why(job))
+        draft.orders.append(order)
+
+
+def _start(draft: Draft, job: JobView, target: Mapping[str, int]) -> None:
+    """Start a waiting job if all slots that the policy gives it are free, or enough of them."""
+    blocked = draft.table.blocked(job.name, "")
+    free = {
+        host: min(count, len(draft.table.free(host)))
+        for host, count in target.items()
+        if host not in blocked
+    }
+    lacking = sum(target.values()) - sum(free.values())
+    size = job.manifest.allowed_sizes.below(sum(free.values()))
+    if not job.run_is_over:
+        draft.waits[job.name] = "waits until its last run is over"
+    elif size is None or (lacking and _gathers(draft, job)):
+        draft.waits[job.name] = _lacks(draft, job, lacking)
+    else:
+        _start_on(draft, job, trimmed(free, size))
+
+
+def _start_on(draft: Draft, job: JobView, slots: Mapping[str, int]) -> None:
+    """Assign free devices to a waiting job, and give it a new run and the state STARTING."""
+    number = job.life.runs + 1
+    run = run_token(job.order, number)
+    for host, count in slots.items():
+        draft.table.give(host, job.name, run, count)
+    life = job.life.after(
+        LifeEvent.START,
+        f"starts ({by_host(slots)}): {draft.why(job)}",
+        draft.now_s,
+        run=run,
+        runs=number,
+        started_s=job.life.started_s or draft.now_s,
+    )
+    draft.change(job, LifeEvent.START, life)
+
+
+def _create(draft: Draft, job: JobView) -> None:
+    """Add the order to create the run of `job`, which starts, unless its records exist."""
+    if job.present_run is None and job.run_is_over:
+        entries = draft.table.entries(job.name, job.life.run)
+        devices = {host: entries[host].devices for host in sorted(entries)}
+        draft.orders.append(CreateRun(job.name, job.life.run, devices, _batch(draft, job)))
+
+
+def _gathers(draft: Draft, job: JobView) -> bool:
+    """Return whether `job` is to wait on until all slots that the policy gives it are free."""
+    changed_s = draft.allocation.changed_s.get(job.name, 0.0)
+    ends_s = changed_s + draft.settings.gather_s
+    draft.times_s.append(ends_s)
+    return draft.now_s < ends_s
+
+
+def _lacks(draft: Draft, job: JobView, count: int) -> str:
+    slots = "1 slot, which is" if count == 1 else f"{count} slots, which are"
+    return f"waits for {slots} being given back: {draft.why(job)}"
+
+
+def _batch(draft: Draft, job: JobView) -> int | None:
+    """Return the global batch that the policy has chosen for `job`, in samples; None: none."""
+    limit = job.manifest.batch
+    chosen = limit is not None and limit.set_by_policy
+    return draft.allocation.batches.get(job.name) if chosen else None

@@ -1,0 +1,502 @@
+"""Define the records of a cluster in ZooKeeper: plain values, which are written as JSON.
+
+docs/adr/0025 says which process writes which record. The record of a job's life is in
+:mod:`edl.cluster.lifecycle`, its manifest in ``edl.cluster.manifest``. Times are in
+seconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
+
+from edl.core.names import is_name
+from edl.core.plural import counted
+from edl.core.record import Record
+from edl.errors import some
+
+# ------------------------------------------------------------
+# Define what is known of the leases of a cluster: hosts that another engine lends to it.
+#
+# A *lease* is one loan of a host by an engine such as Slurm: the engine starts an `edl host` there,
+# and may take the host back. `leases` decides about them.
+
+
+class LeaseState(StrEnum):
+    """The state of a lease, as the engine tells it."""
+
+    ASKED = "asked"  # it waits in the engine's queue, for the first time or again
+    HELD = "held"  # the engine will not start it, as a start has failed; never in a record
+    RUNNING = "running"  # its `edl host` was started
+    ENDED = "ended"  # its `edl host` has ended, or never will be started
+    UNKNOWN = "unknown"  # the engine has it, but tells none of these; never in a record
+
+
+@dataclass(frozen=True)
+class HostLease:
+    """One lease as the engine tells it."""
+
+    state: LeaseState
+    # the name of the machine, under which its `edl host` is in the cluster; empty: not known yet
+    host: str = ""
+    # why it waits, has ended or has no known state, in the engine's words; may be empty
+    why: str = ""
+    # the machines that the engine was told not to lend; None: it cannot be told that of a lease
+    # that it has
+    avoid: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The kind of host that a cluster asks an engine for."""
+
+    slots: int  # the number of slots that its `edl host` offers
+    labels: Mapping[str, str] = field(default_factory=dict)  # the labels that it offers
+    kind: str = ""  # the kind of machine that it names, for policies that tell fast from slow ones
+    # the machines that are of no use now, sorted: the engine is to lend others if it can
+    avoid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LeaseLimits:
+    """How many hosts of which shape a cluster borrows, and for how long."""
+
+    shape: Shape  # the shape of each host
+    # the most leases at a time; 0: no host is asked for, and idle ones are given back
+    max_hosts: int
+    min_hosts: int = 0  # so many leases are kept although no job needs them
+    idle_s: float = 300.0  # a host that no job has had slots of for this time is given back
+    # a lease that runs is given back if its host offers nothing for this time
+    start_s: float = 300.0
+    # within this time a host that is given back must have left; then the engine ends it
+    leave_s: float = 60.0
+    stray_s: float = 60.0  # a lease that the records do not know is given back after this time
+    # the name of a former engine that lends nothing any more: its leases are dropped from the
+    # records. Empty: none.
+    forget: str = ""
+
+
+@dataclass(frozen=True)
+class LeaseRecord(Record):
+    """The record of one lease. It is written before the engine is asked. Times are since 1970."""
+
+    slots: int  # the number of slots that its host was to offer
+    asked_s: float  # when it was written
+    state: LeaseState = LeaseState.ASKED  # the engine's last word
+    host: str = ""  # the host that it is, or last was, on; empty: not known
+    why: str = ""  # the engine's last reason
+    # since when the engine says that it runs, and no host offers slots under it; 0: one does, or it
+    # does not run
+    silent_s: float = 0.0
+    offered_s: float = 0.0  # when its host first offered slots; 0: it never has
+    # since when no job has had slots on its host, or since when there is no host; 0: a job has some
+    idle_s: float = 0.0
+    back_s: float = 0.0  # since when it is being given back; 0: it is not
+    leaves: bool = False  # whether its host has said that it leaves, as a signal makes it do
+    # whether the engine says that it has ended, while its host still offers slots
+    is_over: bool = False
+
+    @property
+    def lease_holds(self) -> bool:
+        """Whether jobs may get slots of its host: the lease goes on, as far as is known."""
+        # In the queue again: the engine has taken the host back, whatever still lives there.
+        taken_back = self.offered_s > 0 and self.state is not LeaseState.RUNNING
+        return not (self.back_s or self.is_over or taken_back)
+
+
+@dataclass(frozen=True)
+class MissingPath(Record):
+    """The record that a lent host did not have a path that jobs need."""
+
+    host: str  # the name of the host
+    since_s: float  # when it was first known
+
+
+@dataclass(frozen=True)
+class LeaseTable(Record):
+    """The record of all leases of a cluster, at its node `leases`; the leader writes it."""
+
+    engine: str = ""  # the name of the engine that lends the hosts
+    last: int = 0  # the number of the newest lease; none is used twice
+    # name of the lease -> its record
+    leases: Mapping[str, LeaseRecord] = field(default_factory=dict)
+    # name of a lease of this cluster that is in none of the records -> since when the engine has
+    # told of it
+    strays: Mapping[str, float] = field(default_factory=dict)
+    # how many leases in a row have come to nothing, where those that were asked for before such a
+    # failure was counted belong to the same one
+    failures: int = 0
+    failed_to: int = 0  # the number of the newest lease when the last failure was counted
+    not_before_s: float = 0.0  # after such a failure, before when no further host is asked for
+    # why the last lease came to nothing, or why the engine is not asked, as a sentence
+    why: str = ""
+    wanted: int = 0  # how many hosts the jobs need now, within the limits
+    # path -> the lent host that did not have it. For a time no host is asked for on behalf of jobs
+    # that need the path, also when that host has been given back.
+    missing: Mapping[str, MissingPath] = field(default_factory=dict)
+
+
+def left_borrowed(table: LeaseTable) -> str:
+    """Return that the engine lends the hosts of `table` on, a sentence; "" if it lends none."""
+    lent = [one for one in table.leases.values() if not one.back_s and not one.is_over]
+    if not lent:
+        return ""
+    hosts = sorted({one.host for one in lent} - {""})
+    which = f" ({some(hosts)})" if hosts else ""
+    return (
+        f"{table.engine} still lends {counted(len(lent), 'host')}{which}, and jobs train on; "
+        f"nobody gives {'it' if len(lent) == 1 else 'them'} back until a controller runs again"
+    )
+
+
+# ------------------------------------------------------------
+# Choose the logs of a cluster's job that a user wants to see, of those that its hosts have.
+
+
+OF_AGENTS = "agent-"  # begins the names of the logs of agents
+
+
+class HostedLog(NamedTuple):
+    """A log on a host of a cluster."""
+
+    name: str  # the name of the log, such as "w3"
+    host: str  # the name of the host
+
+
+def chosen_logs(
+    there: Mapping[str, Collection[str]], of_workers: Mapping[str, str]
+) -> list[HostedLog]:
+    """Return the logs of a job's workers, in the order of their names."""
+    found = [
+        HostedLog(name, host)
+        for host, names in there.items()
+        for name in names
+        # A worker of an earlier run may have had the same name on another host.
+        if not name.startswith(OF_AGENTS) and of_workers.get(name, host) == host
+    ]
+    return sorted(found, key=lambda log: (len(log.name), log))
+
+
+# ------------------------------------------------------------
+# Define how `edl host` says which part of a log it has sent.
+
+
+LOGS_PATH = "/logs"
+
+PART_BYTES = 1 << 20  # of a log in one answer, at most
+
+
+@dataclass(frozen=True)
+class LogPart(Record):
+    """The place in a log where the part that was sent ends, and the next part begins."""
+
+    file: int  # the number (inode) of the file that the part is of
+    next: int  # the offset in the file, in bytes, of the first byte after the part
+    # whether what was asked for is gone, so that there is a gap before the part
+    missed: bool = False
+
+
+FORMAT = 1  # of the records of this package; hosts with another one get no slots
+
+
+@dataclass(frozen=True)
+class ClusterRecord(Record):
+    """The record of a cluster, at the node `cluster`: its policy, and time limits in seconds."""
+
+    format: int = FORMAT
+    version: str = ""  # the version of edl that has created the cluster; empty: it is not known
+    policy: str = "edl"  # of `edl.cluster.policies.registry`
+    # the policy's parameters by name, where they differ from the registered ones
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    # the policy is asked when a job or a host comes or goes, and else once in this time
+    interval_s: float = 30.0
+    # within this time a start must lead to a ring that trains, and a slot to a worker; longer for a
+    # job that gives its first workers more time
+    start_timeout_s: float = 120.0
+    # how long a run that was told to stop may take, before its processes are ended
+    halt_timeout_s: float = 300.0
+    # a host counts as lost when its node `offer` (what it writes while its host process lives) has
+    # been gone for this time
+    lost_after_s: float = 10.0
+    # how long a job that is to start waits for all slots that the policy gave it to be free; then
+    # it starts with those that are
+    gather_s: float = 2.0
+    # a slot that a job should have given back this long ago no longer counts as a slot of its host
+    stuck_s: float = 60.0
+    # if a job had slots on a host in which no worker started, the job gets no such slots there for
+    # this time
+    limit_s: float = 300.0
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the record that JSON `values` describe; of another format, only its version."""
+        number = values.get("format", FORMAT)
+        if number == FORMAT:
+            return super().from_json(values)
+        return super().from_json({"format": number, "version": str(values.get("version", ""))})
+
+
+@dataclass(frozen=True)
+class ControllerRecord(Record):
+    """The record of a controller, at its node of the election and, with its term, of the leader."""
+
+    controller: str = ""  # the name of the controller, which no other process has
+    host: str = ""  # the name of its machine
+    pid: int = 0  # the process id there
+    address: str = ""  # the network address at which it listens; empty: it does not
+    # the port at which it listens. While a process listens there, the controller lives.
+    port: int = 0
+    version: str = ""  # the version of edl
+    format: int = FORMAT  # the format of the records that it reads and writes
+    term: int = 0  # the number of its term, if it leads; 0: it does not
+    # a name of the machine and the pid namespace, so that a process there can say whether the
+    # controller has died; empty: not known
+    machine: str = ""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class Goal(StrEnum):
+    """The goal that a user has set for a job: to run, to be halted, or to be gone (deleted)."""
+
+    RUN = "run"
+    HALT = "halt"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Wanted(Record):
+    """The record of what users want of a job, at the node `wanted` of the job."""
+
+    goal: Goal = Goal.RUN  # what the job shall do
+    priority: int = 0  # jobs of a higher priority get slots before all others
+    # whether the job was deleted after its end, so that its records are to be removed
+    removed: bool = False
+
+
+@dataclass(frozen=True)
+class QueueRecord(Record):
+    """The record of a queue, at the node `queues/<name>`: the part of the cluster of its jobs."""
+
+    quota: int = 0  # the guaranteed slots: its jobs get so many whenever they can use them
+    # its share, against that of other queues, of the slots that no quota needs now
+    weight: float = 1.0
+    most: int | None = None  # the most slots that its jobs may have together; None: no limit
+    tenant: str = ""  # the tenant whose jobs may use it; empty: those of the administrator only
+    set_s: float = 0.0
+    by: str = ""  # the user and the machine that have set it
+
+    def __str__(self) -> str:
+        most = "" if self.most is None else f", at most {counted(self.most, 'slot')}"
+        tenant = f", of tenant {self.tenant}" if self.tenant else ""
+        return f"quota {self.quota}, weight {self.weight:g}{most}{tenant}"
+
+
+@dataclass(frozen=True)
+class HostOffer(Record):
+    """The offer of a host, at the ephemeral node `offer` of the host."""
+
+    slots: int  # the number of slots
+    # the numbers of the devices, one for each slot; empty: 0, 1, ... up to `slots`.
+    devices: tuple[int, ...] = ()
+    # the labels of the host, like `gpu: h100`
+    labels: Mapping[str, str] = field(default_factory=dict)
+    kind: str = ""  # the kind of machine, for policies that tell fast from slow ones
+    address: str = ""  # the network address of the host
+    version: str = ""  # the version of edl there
+    format: int = FORMAT  # the format of the records that `edl host` reads and writes
+    # the port at `address` on which `edl host` serves the logs of its jobs; 0: it does not
+    port: int = 0
+    # whether the host is about to leave the cluster: it gets no slots of jobs any more, and gives
+    # back those that it has
+    leaves: bool = False
+    # the lease under which another engine lends the host (`lease_records`); empty: under none
+    lease: str = ""
+    # the tenants whose jobs run there, each as the user that `--user` names for it; "" stands for
+    # all others. It is empty of an older edl, too.
+    tenants: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the offered devices, one for each slot."""
+        return self.devices or tuple(range(self.slots))
+
+
+@dataclass(frozen=True)
+class JobAssignment(Record):
+    """The assignment of one host to one job."""
+
+    # While `ends` is 0, `edl host` keeps an agent of the run. No process of another job may live on
+    # one of the devices.
+
+    run: str  # the token of the run
+    # the numbers of the devices on which processes of the run may live, sorted. They belong to the
+    # job until the leader takes them out of this record.
+    devices: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()  # those of `devices` that the job is to give back, sorted
+    # 0, or the version of the host's assignment with which the run ended here: `edl host` ends the
+    # agent and all processes of the run, and reports a version of at least this number when none
+    # lives
+    ends: int = 0
+    changed_s: float = 0.0  # when `devices`, `leaving` or `ends` was last changed
+    # since when a device that the run keeps has been without a process; 0: all have one
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class HostFailure(Record):
+    """A job that could not start on a host: it gets no slots there for a while."""
+
+    order: int  # of the job's submission: a later job of the name is another one
+    reason: str
+    at_s: float
+    blamed: bool = False  # the job trains elsewhere, so it is the host's fault
+
+
+@dataclass(frozen=True)
+class HostAssignment(Record):
+    """The record of what runs on a host, at the node `assigned` of the host."""
+
+    # It is the only record that `edl host` obeys: it ends what is not in `jobs`.
+
+    # job -> its run and its devices. No device is in two of them.
+    jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
+    silent_s: float = 0.0  # since when the host has had no offer; 0: it has one
+    # the paths of which the host is to say whether they are there. One that ends with a slash must
+    # be a directory.
+    paths: tuple[str, ...] = ()
+    # job -> why it could not start there
+    failures: Mapping[str, HostFailure] = field(default_factory=dict)
+    # why the host gets no slots of any job, after such failures of several; empty: it may
+    out: str = ""
+
+
+@dataclass(frozen=True)
+class JobReport(Record):
+    """The living processes of one job on one host, as `edl host` has found them."""
+
+    run: str  # the token of the run
+    agent: bool = False  # whether the agent lives
+    exit_code: int | None = None  # the exit code of the last agent that has ended; None: none has
+    processes: tuple[int, ...] = ()  # the process ids of the workers that live
+    # why no agent lives although one should, as a sentence, such as data that the host does not
+    # have; empty: one lives, or there is no reason yet
+    reason: str = ""
+    refused: bool = False  # whether no agent of the run can live there, however often it is started
+
+    @property
+    def lives(self) -> bool:
+        """Whether the job's agent or a worker of it lives on the host that reports."""
+        return self.agent or bool(self.processes)
+
+
+@dataclass(frozen=True)
+class HostReport(Record):
+    """The record of what lives on a host, at the node `report` of the host."""
+
+    # The order matters: `edl host` reads `assigned`, then looks at the processes, then writes this
+    # record, with the version that it has read. Only after that it starts agents, and only for runs
+    # that do not end by what it has read last. So if a report about a version in which a run ends
+    # (`JobAssignment.ends`) has no process of the run, none will ever live there again.
+
+    # the version of the node `assigned` that `edl host` had read before it looked at the processes
+    version: int = -1
+    # job -> what lives of it. `edl host` knows of no process of a job that is not in it.
+    jobs: Mapping[str, JobReport] = field(default_factory=dict)
+    # path -> whether it is there, for those of `paths` of which the host knows
+    paths: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AllocationRecord(Record):
+    """The record of the policy's last decision, at the node `allocation` of the cluster."""
+
+    at_s: float = 0.0  # when the policy was asked
+    # a digest of the jobs, hosts and policy of the decision: if it changes, the policy is asked
+    # again
+    inputs: str = ""
+    # job -> host -> the number of slots that the job is to have there
+    targets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    # job -> when its target was last changed
+    changed_s: Mapping[str, float] = field(default_factory=dict)
+    # job -> the global batch that the policy has chosen, in samples
+    batches: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)  # job -> the policy's reason
+    # job -> host -> the number of slots that the policy gives a job which is profiled, and has its
+    # target for that
+    profiled: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    # what the policy keeps for its next decision, for each group of jobs that it was asked about
+    # together
+    state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # the rule that the policy's decision broke, as a sentence; the decision before it stands.
+    # Empty: it broke none.
+    problem: str = ""
+    # why the policy cannot be asked, as a sentence; this decision lets each job keep its slots.
+    # Empty: it was asked.
+    held: str = ""
+
+
+@dataclass(frozen=True)
+class JobReasons(Record):
+    """What the leader says of each job, at the node `reasons`; no decision is made from it."""
+
+    at_s: float = 0.0  # when the plan was made
+    # job -> why it has what it has, or its place in the queue and why it waits: the `reasons` of
+    # `ClusterPlan`. Jobs that have ended may be left out.
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    # job -> how many of its slots are beyond the quota of its queue; only those with any
+    surplus: Mapping[str, int] = field(default_factory=dict)
+
+    def reason(self, job: str, since_s: float) -> str:
+        """Return the reason of `job`; empty if there is none, or if it is outdated."""
+        # A reason from before `since_s` is about another state.
+        return self.reasons.get(job, "") if self.at_s >= since_s else ""
+
+
+@dataclass(frozen=True)
+class StoredSecret(Record):
+    """The record of a secret that a user has given to the cluster, at the node `secrets/<name>`."""
+
+    sealed: str  # the secret, sealed with a key of the cluster (`seal`), in base 64
+    set_s: float = 0.0
+    by: str = ""  # the user and the machine that have set it
+
+
+# ------------------------------------------------------------
+# Define the names of tenants and of their jobs, and the word that a tenant keeps as its secret.
+
+
+SEPARATOR = "."  # between the name of a tenant and that of its job
+
+_PREFIX = "tenant"
+
+
+def secret_word(tenant: str, secret: str) -> str:
+    """Return the one word that a tenant has in its secret file, `tenant:NAME:SECRET`."""
+    return f"{_PREFIX}:{tenant}:{secret}"
+
+
+def parsed_word(word: str) -> tuple[str, str] | None:
+    """Return the name and the secret of a tenant from its word; None: it is no tenant's."""
+    prefix, _, rest = word.partition(":")
+    tenant, _, secret = rest.partition(":")
+    return (tenant, secret) if prefix == _PREFIX and is_tenant_name(tenant) and secret else None
+
+
+def is_tenant_name(name: str) -> bool:
+    """Return whether `name` can be that of a tenant: of at most 32 characters, without a dot."""
+    return is_name(name) and SEPARATOR not in name and len(name) <= 32
+
+
+def own_name(tenant: str, name: str) -> str:
+    """Return `name` with the name of its tenant before it, if it does not begin so."""
+    return name if name.startswith(f"{tenant}{SEPARATOR}") else f"{tenant}{SEPARATOR}{name}"
+
+
+def tenant_of(name: str, tenants: Collection[str]) -> str:
+    """Return the tenant of the job or secret called `name`; empty: it is the administrator's."""
+    first, dot, _ = name.partition(SEPARATOR)
+    return first if dot and first in tenants else ""

@@ -1,0 +1,457 @@
+"""Define what is shown of a cluster, and of a plan that is not carried out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from edl.cluster.candidates import (
+    LiveModel,
+    ThroughputPoint,
+    ThroughputSource,
+    batching_of,
+    live_model,
+    sourced_samples,
+    throughput_curve,
+)
+from edl.cluster.lifecycle import ClusterEvent, LifeResult, LifeState
+from edl.cluster.manifest import JobManifest
+from edl.cluster.plan import ClusterPlan, plan
+from edl.cluster.queues import QueueStatus, queue_statuses
+from edl.cluster.records import ControllerRecord, Goal, HostOffer, HostReport, Wanted
+from edl.cluster.state import ClusterPolicy
+from edl.cluster.view import ClusterView, HostView, JobRequest, JobView
+from edl.core.policy.step_time import StepTime
+from edl.core.record import Record
+
+
+@dataclass(frozen=True)
+class HostStatus(Record):
+    """One host of a cluster as `edl cluster status` shows it."""
+
+    host: Annotated[str, "its name"]
+    state: Annotated[
+        str,
+        "`offers` slots, `drained`, `leaves`: it is about to end, `silent`: it has no offer now, "
+        "`taken out`: several jobs could not start there, "
+        "`lease ended`: the engine that lent it does so no more, or `other format`: its edl writes "
+        "other records than the leader's. Only one that offers slots gets jobs",
+    ]
+    slots: Annotated[int, "slots that it offers"]
+    used: Annotated[int, "slots that jobs have, those that are being given back included"]
+    jobs: Annotated[Mapping[str, int], "job -> its slots here"]
+    labels: Annotated[Mapping[str, str], "its labels"]
+    kind: Annotated[str, "the kind of machine; empty: not given"]
+    version: Annotated[str, "the version of edl there; empty: it has no offer now"]
+    problem: Annotated[str, "which jobs could not start there, and why; empty: none"] = ""
+
+
+@dataclass(frozen=True)
+class ClusterStatus(Record):
+    """The status of a cluster as `edl cluster status` shows it."""
+
+    cluster: Annotated[str, "its name"]
+    leader: Annotated[str, "the controller that leads; empty: none does now"]
+    version: Annotated[str, "the version of edl of the newest leader; empty: there was none"]
+    term: Annotated[int, "of the newest leader"]
+    waiting: Annotated[int, "controllers that wait to lead"]
+    policy: Annotated[str, "the policy that gives slots to jobs"]
+    parameters: Annotated[Mapping[str, Any], "its parameters, where they were changed"]
+    problem: Annotated[
+        str, "why the policy's decision is not used, or why it cannot be asked; empty: neither"
+    ]
+    slots: Annotated[int, "slots that hosts offer"]
+    used: Annotated[int, "slots that jobs have"]
+    jobs: Annotated[Mapping[str, int], "state -> number of jobs in it"]
+    hosts: Annotated[tuple[HostStatus, ...], "its hosts, see below"]
+    fleet: Annotated[
+        str, "how many hosts an engine lends and is asked for, as a sentence; empty: none is"
+    ]
+    zookeeper: Annotated[str, "where this was read"]
+    queues: Annotated[tuple[QueueStatus, ...], "its queues, see below; empty: it has none"] = ()
+
+
+@dataclass(frozen=True)
+class JobPlan(Record):
+    """One row of `edl cluster plan`: a job's state, its slots by host now and planned, and why."""
+
+    job: Annotated[str, "its name"]
+    state: Annotated[LifeState, "its state now"]
+    now: Annotated[Mapping[str, int], "host -> slots that it has"]
+    planned: Annotated[Mapping[str, int], "host -> slots that it is to have"]
+    reason: Annotated[str, "why, or why it waits and where in the queue"]
+
+
+def cluster_status(
+    cluster: str,
+    view: ClusterView,
+    leader: ControllerRecord | None,
+    controllers: int,
+    zookeeper: str,
+    fleet: str = "",
+) -> ClusterStatus:
+    """Return the status of a cluster, as `edl cluster status` prints it."""
+    hosts = tuple(_host_status(host) for host in view.hosts)
+    states = Counter(str(job.life.state) for job in view.jobs)
+    return ClusterStatus(
+        cluster=cluster,
+        leader=str(leader) if leader is not None and controllers else "",
+        version=leader.version if leader is not None else "",
+        term=leader.term if leader is not None else 0,
+        waiting=max(0, controllers - 1),
+        policy=view.settings.policy,
+        parameters=view.settings.parameters,
+        problem=view.allocation.problem or view.allocation.held,
+        slots=sum(host.slots for host in hosts),
+        used=sum(host.used for host in hosts),
+        jobs={state: states[state] for state in map(str, LifeState) if states[state]},
+        hosts=hosts,
+        fleet=fleet,
+        zookeeper=zookeeper,
+        queues=queue_statuses(view),
+    )
+
+
+def job_plans(view: ClusterView, found: ClusterPlan) -> tuple[JobPlan, ...]:
+    """Return the slots of each job of `view` now and by the plan `found`, with the reason."""
+    targets = (found.allocation or view.allocation).targets
+    return tuple(
+        JobPlan(
+            job=job.name,
+            state=job.life.state,
+            now=slots_of(view, job.name),
+            planned=dict(targets.get(job.name, {})),
+            reason=found.reasons.get(job.name, ""),
+        )
+        for job in view.jobs
+        if job.life.state is not LifeState.ENDED
+    )
+
+
+def slots_of(view: ClusterView, job: str) -> dict[str, int]:
+    """Return how many slots `job` has on each host, without those that it is giving back."""
+    found = {}
+    for host in view.hosts:
+        entry = host.assigned.jobs.get(job)
+        if entry is not None and not entry.ends:
+            found[host.name] = len(entry.devices) - len(entry.leaving)
+    return {host: slots for host, slots in found.items() if slots}
+
+
+def with_new_decision(view: ClusterView) -> ClusterView:
+    """Return a copy of `view` for which a plan asks the policy at once; all else is the same."""
+    return replace(view, allocation=replace(view.allocation, inputs=""))
+
+
+def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> ClusterView:
+    """Return a copy of `view` with one more host, which has no jobs and a new name ("new")."""
+    name, number = "new", 1
+    while name in view.host_named:
+        number += 1
+        name = f"new-{number}"
+    paths = {path: True for job in view.jobs for path in job.manifest.required_paths}
+    added = HostView(name, HostOffer(slots, labels=labels), report=HostReport(paths=paths))
+    return replace(view, hosts=sorted((*view.hosts, added), key=lambda host: host.name))
+
+
+def with_new_job(
+    view: ClusterView, name: str, request: JobRequest, priority: int, now_s: float
+) -> ClusterView:
+    """Return a copy of `view` with one more job, which was submitted last."""
+    order = 1 + max((job.order for job in view.jobs), default=0)
+    added = JobView(name, order, request, now_s, Wanted(priority=priority))
+    return replace(view, jobs=(*view.jobs, added))
+
+
+def _host_status(host: HostView) -> HostStatus:
+    """Return the status of a host: its state, its slots and how many of them jobs have."""
+    offer = host.offer
+    state = "silent" if offer is None else "offers"
+    if offer is not None and (host.drained or offer.leaves):
+        state = "drained" if host.drained else "leaves"
+    elif offer is not None and host.assigned.out:
+        state = "taken out"
+    elif offer is not None and not host.lease_holds:
+        state = "lease ended"
+    elif offer is not None and not host.takes_slots:
+        state = "other format"
+    jobs = {name: len(entry.devices) for name, entry in sorted(host.assigned.jobs.items())}
+    return HostStatus(
+        host=host.name,
+        state=state,
+        slots=len(offer.numbers) if offer is not None else 0,
+        used=sum(jobs.values()),
+        jobs=jobs,
+        labels=offer.labels if offer is not None else {},
+        kind=offer.kind if offer is not None else "",
+        version=offer.version if offer is not None else "",
+        problem=host.assigned.out
+        or "; ".join(
+            f"job {job} could not start: {one.reason}"
+            for job, one in host.assigned.failures.items()
+            if one.blamed
+        ),
+    )
+
+
+# ------------------------------------------------------------
+# Define what users are told of a job of a cluster.
+#
+# The records here are only made and shown; nothing of them is in ZooKeeper.
+
+
+@dataclass(frozen=True)
+class ClusterJobStatus(Record):
+    """The state of a job of a cluster, as `edl list --json` prints it."""
+
+    name: Annotated[str, "name of the job"]
+    state: Annotated[LifeState, "`queued`, `starting`, `running`, `halting`, `halted` or `ended`"]
+    reason: Annotated[
+        str, "why, in a sentence; of a queued job its place in the queue, and why it waits"
+    ]
+    wanted: Annotated[Goal, "what users want of it: `run`, `halt` or `gone`"]
+    result: Annotated[
+        LifeResult | None, "how it has ended: `finished`, `failed` or `deleted`; null: it has not"
+    ]
+    exit_code: Annotated[int, "exit code of its last run; 0 if none has ended"]
+    slots: Annotated[int, "how many slots it has now"]
+    surplus: Annotated[int, "how many of these are beyond the quota of its queue"]
+    min: Annotated[int, "never fewer workers"]
+    max: Annotated[int, "never more workers"]
+    np: Annotated[int, "how many workers it asks for"]
+    priority: Annotated[int, "jobs of a higher priority come first"]
+    queue: Annotated[str, "the queue that it waits in"]
+    submitted_s: Annotated[float, "when it was submitted, in seconds since 1970"]
+    since_s: Annotated[float, "when it entered this state; 0: no controller has seen it yet"]
+    started_s: Annotated[float, "when it got its first slots; 0: never"]
+    ended_s: Annotated[float, "when it ended; 0: it has not"]
+    runs: Annotated[int, "number of its runs so far, the present one included"]
+    failures: Annotated[int, "how many of them have failed since it was submitted or resumed"]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more happens to the job unless a user asks for it: it ended or halted."""
+        halted = self.state is LifeState.HALTED and self.wanted is Goal.HALT
+        return self.state is LifeState.ENDED or halted
+
+    @property
+    def outcome(self) -> str:
+        """The state of the job as one word: how it has ended if it has, else its state."""
+        return str(self.result or self.state)
+
+
+@dataclass(frozen=True)
+class ClusterJobDetails(Record):
+    """All that is known of a job of a cluster, as `edl show --json` prints it."""
+
+    job: Annotated[ClusterJobStatus, "its state, with the fields above"]
+    manifest: Annotated[JobManifest, "what was submitted, with absolute paths"]
+    run: Annotated[str, "token of its present or last run; empty: it was never started"]
+    devices: Annotated[
+        Mapping[str, tuple[int, ...]], "host -> the numbers of the devices that it has there now"
+    ]
+    leaving: Annotated[
+        Mapping[str, tuple[int, ...]], "host -> those of `devices` that it is giving back"
+    ]
+    not_before_s: Annotated[
+        float, "before this time it is not started again, in seconds since 1970; 0: at any time"
+    ]
+    slot_s: Annotated[float, "for how many seconds it has had slots, times their number"]
+    throughput: Annotated[
+        tuple[ThroughputPoint, ...], "how fast it trains with some numbers of workers, see below"
+    ]
+    history: Annotated[
+        tuple[ClusterEvent, ...], "its events since it was submitted, the oldest first"
+    ]
+
+
+# ------------------------------------------------------------
+# Say what a scheduler outside of edl needs to know of a job's speed: `scheduler_hints`.
+#
+# The names in `SchedHints` are those of AdaptDL (`adaptdl/sched_hints.py`, `adaptdl/goodput.py`),
+# whose jobs send the same object to their scheduler, so that one which reads AdaptDL's jobs reads
+# these. edl's model of a step's time is Pollux', as AdaptDL's is (`step_time`): the parameters are
+# the same under other names.
+
+
+@dataclass(frozen=True)
+class PerfParams(Record):
+    """The model of a step's time; m are the samples of a worker, K the workers."""
+
+    alpha_c: Annotated[float, "the part of the compute time without m, in seconds"]
+    beta_c: Annotated[float, "seconds of computing for each of m"]
+    alpha_n: Annotated[float, "seconds of the reduction between two workers on two hosts"]
+    beta_n: Annotated[float, "what each further one of K adds to that"]
+    alpha_r: Annotated[float, "seconds of the reduction between two workers on one host"]
+    beta_r: Annotated[float, "what each further one of K adds to that"]
+    gamma: Annotated[float, "how far both overlap: from 1, not at all, to 10, entirely"]
+
+
+@dataclass(frozen=True)
+class GradParams(Record):
+    """The noise of the gradients, of which only the ratio of the two numbers is known."""
+
+    norm: Annotated[float, "the squared norm of the gradient, as 1"]
+    var: Annotated[float, "the variance of a gradient of `initBatchSize` samples, over `norm`"]
+
+
+@dataclass(frozen=True)
+class SchedHints(Record):
+    """What AdaptDL's jobs tell their scheduler; each field says its meaning."""
+
+    initBatchSize: Annotated[int, "smallest global batch, in samples"]
+    localBszBounds: Annotated[
+        tuple[int, int] | None, "smallest and largest batch of a worker; null: edl knows no bounds"
+    ]
+    globalBatchSize: Annotated[int | None, "global batch now; null: not known"]
+    maxBatchSize: Annotated[
+        int | None, "largest global batch that a scheduler may choose; null: it may choose none"
+    ]
+    maxProfiledReplicas: Annotated[int, "most workers with which it was measured; 0: never"]
+    gradientAccumulation: Annotated[
+        bool, "whether a scheduler may count on it for larger batches: false"
+    ]
+    gradParams: Annotated[GradParams | None, "the noise of the gradients; null: not known"]
+    perfParams: Annotated[PerfParams | None, "the model of a step's time; null: nothing is known"]
+
+
+@dataclass(frozen=True)
+class SchedulerHints(Record):
+    """What is known of a job for a scheduler outside of edl; each field says its meaning."""
+
+    job: Annotated[str, "name of the job"]
+    min: Annotated[int, "never fewer workers"]
+    max: Annotated[int | None, "never more workers; null: no limit"]
+    sizes: Annotated[tuple[int, ...], "the only numbers of workers that it may have; empty: any"]
+    np: Annotated[int, "how many workers it asks for"]
+    noise_scale: Annotated[float | None, "gradient noise scale, in samples; null: not known"]
+    samples_left: Annotated[float | None, "samples to train until its end; null: not known"]
+    throughput: Annotated[tuple[ThroughputPoint, ...], "how fast it trains with how many workers"]
+    sched_hints: Annotated[SchedHints, "the same in the words of AdaptDL"]
+
+
+def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
+    """Return what is known of `job` for a scheduler outside of edl."""
+    sizes, model, measured = job.manifest.allowed_sizes, live_model(job, now_s), job.measured
+    noise = measured.noise_scale
+    return SchedulerHints(
+        job=job.name,
+        min=job.min_slots,
+        max=sizes.max_np,
+        sizes=tuple(sizes.sizes),
+        np=job.manifest.requested_np,
+        noise_scale=noise if noise is not None and math.isfinite(noise) else None,
+        samples_left=model.left,
+        throughput=throughput_curve(job, job.life.slots, now_s),
+        sched_hints=_sched_hints(job, model),
+    )
+
+
+def _sched_hints(job: JobView, model: LiveModel) -> SchedHints:
+    """Return what AdaptDL's jobs tell their scheduler, of `job` with its `model`."""
+    batch, limit = model.smallest_batch, job.manifest.batch
+    measured = [
+        one.workers
+        for one, source in sourced_samples(job.measured, job.manifest.hints, batching_of(job))
+        if source is ThroughputSource.MEASURED
+    ]
+    return SchedHints(
+        initBatchSize=batch,
+        localBszBounds=None,
+        globalBatchSize=job.measured.global_batch or None,
+        maxBatchSize=limit.max if limit is not None and limit.set_by_policy else None,
+        maxProfiledReplicas=max(measured, default=0),
+        gradientAccumulation=False,
+        gradParams=grad_params(job.measured.noise_scale, batch),
+        perfParams=perf_params(model.step_time) if model.samples else None,
+    )
+
+
+def grad_params(noise_scale: float | None, batch: int) -> GradParams | None:
+    """Return the noise of the gradients so that AdaptDL's efficiency is edl's."""
+    if noise_scale is None or not math.isfinite(noise_scale):
+        return None
+    # For a batch of s times the smallest one b, AdaptDL's (var + norm) / (var / s + norm) / s is
+    # edl's (noise scale + b) / (noise scale + s b) if var / norm is the noise scale over b.
+    return GradParams(1.0, noise_scale / batch)
+
+
+def perf_params(fitted: StepTime) -> PerfParams:
+    """Return the parameters of a model of a step's time under the names of AdaptDL."""
+    return PerfParams(
+        alpha_c=fitted.compute_s,
+        beta_c=fitted.each_sample_s,
+        alpha_n=fitted.far_reduce_s,
+        beta_n=fitted.each_far_worker_s,
+        alpha_r=fitted.reduce_s,
+        beta_r=fitted.each_worker_s,
+        gamma=fitted.overlap,
+    )
+
+
+# ------------------------------------------------------------
+# Say which slots a job would get if it were submitted now, and which jobs would lose some.
+#
+# `request_forecast` plans the same cluster twice, without the job and with it, by the function with
+# which the leader plans. So it knows what the leader would decide at once; what running jobs need
+# to give slots back, and jobs that end or come later, it does not know.
+
+
+MOST_CHANGES = 20  # other jobs that are named
+
+
+@dataclass(frozen=True)
+class PlannedChange(Record):
+    """A change of a job's slots that follows from the submission of another job."""
+
+    job: Annotated[str, "its name"]
+    without: Annotated[int, "slots that it is to have without the other job"]
+    planned: Annotated[int, "slots that it is to have with the other job"]
+
+
+@dataclass(frozen=True)
+class RequestForecast(Record):
+    """The slots that a job would get if it were submitted now, with the reason."""
+
+    slots: Annotated[Mapping[str, int], "host -> slots that the job would get; empty: it waits"]
+    reason: Annotated[str, "why, or why it waits and where in the queue"]
+    changes: Annotated[
+        tuple[PlannedChange, ...],
+        "other jobs that would get more or fewer slots, at most 20 of them",
+    ]
+    changed: Annotated[int, "how many other jobs would get more or fewer slots"]
+    problem: Annotated[str, "why the policy's decision cannot be used; empty: it can"]
+
+
+def request_forecast(
+    view: ClusterView, request: JobManifest, policy: ClusterPolicy, now_s: float
+) -> RequestForecast:
+    """Return the slots that a job would get if it were submitted now."""
+    name, number = request.name, 1
+    # another job than the one of its name
+    while name in view.by_name:
+        number += 1
+        name = f"{request.name}-{number}"
+    before = with_new_decision(view)
+    after = with_new_job(before, name, request, request.priority, now_s)
+    planned = plan(after, policy, now_s)
+    without = {
+        one.job: sum(one.planned.values()) for one in job_plans(before, plan(before, policy, now_s))
+    }
+    found = {one.job: one for one in job_plans(after, planned)}
+    own = found.pop(name)
+    changes = [
+        PlannedChange(job, without.get(job, 0), sum(one.planned.values()))
+        for job, one in found.items()
+        if sum(one.planned.values()) != without.get(job, 0)
+    ]
+    return RequestForecast(
+        slots=own.planned,
+        reason=own.reason,
+        changes=tuple(changes[:MOST_CHANGES]),
+        changed=len(changes),
+        problem=(planned.allocation or view.allocation).problem,
+    )

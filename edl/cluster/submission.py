@@ -1,0 +1,479 @@
+"""Submit jobs to a cluster with :func:`submit_job`; a submission is one transaction with a key.
+
+The key makes a submission safe to repeat: a client that got no answer, or a script that runs twice,
+submits again with the same key and gets the same job. The key is known as long as the job's records
+are kept.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from kazoo.client import TransactionRequest
+from kazoo.exceptions import NodeExistsError
+
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, JobLife, LifeState
+from edl.cluster.manifest import JobManifest, checked_manifest
+from edl.cluster.nodes import ClusterNodes, ClusterPaths, cluster_names
+from edl.cluster.queues import unknown_queue
+from edl.cluster.records import (
+    SEPARATOR,
+    Goal,
+    HostOffer,
+    JobReasons,
+    Wanted,
+    is_tenant_name,
+    own_name,
+)
+from edl.cluster.store import (
+    ClusterEvents,
+    ClusterHosts,
+    ClusterJobs,
+    ClusterLeader,
+    ClusterStore,
+    JobOwner,
+    JobReader,
+    StoredJob,
+    check_submission,
+    signing_key,
+    tenant_access,
+    whole_acl,
+)
+from edl.cluster.tenants import TenantRequest, TenantResponses, TenantVerb, TenantView
+from edl.cluster.view import HostView, MeasuredThroughput
+from edl.coordination.access import Access
+from edl.coordination.events import OnUnreadable
+from edl.coordination.nodes import ATTEMPTS, content
+from edl.coordination.reads import children, exists, get
+from edl.coordination.secrets import new_secret
+from edl.coordination.session import Refused, Session
+from edl.coordination.wire import decode, encode
+from edl.errors import AccessDenied, CoordinationError, UnknownCluster, UnknownJob, UsageError
+
+MOST_JOBS = 10_000  # in one cluster, the ended ones included; ZooKeeper has all in memory
+
+SMALL_BYTES = 4096  # of a manifest, as it is stored, that is taken in any case; most have 1,000
+
+SHARED_BYTES = 1 << 24  # of a manifest, divided by the number of jobs: at most 110 MB for all
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """An ended job whose name a new job takes."""
+
+    version: int  # of its node `life`
+    # the path of the node of its key; empty: there is none any more
+    key: str
+
+
+def submit_job(
+    store: ClusterStore,
+    manifest: JobManifest,
+    key: str | None = None,
+    owner: JobOwner | None = None,
+) -> str:
+    """Submit a job to a cluster, unless that was done with the same key, and return its name."""
+    if key is not None and not key.strip():
+        raise UsageError("the key is empty; choose a text that no other submission has")
+    store.nodes.check_session()
+    manifest = checked_manifest(manifest)
+    submission = _Submission(store, manifest, key if key is not None else uuid.uuid4().hex, owner)
+    answer_lost = False
+    for _ in range(ATTEMPTS):
+        if submission.is_known():
+            return manifest.name
+        try:
+            ended = submission.ended_one()
+            submission.check_secrets()
+            submission.check_queue()
+            submission.check_owner()
+            submission.write(ended)
+        except Refused:
+            continue  # another process has submitted or removed a job of that name: look again
+        except CoordinationError:
+            if answer_lost:
+                raise
+            answer_lost = True  # it may have been written: the key tells
+            continue
+        return manifest.name
+    raise store.nodes.changed_too_often(store.paths.job(manifest.name))
+
+
+class _Submission:
+    """One submission of a job, which `submit_job` attempts until it has succeeded."""
+
+    def __init__(
+        self, store: ClusterStore, manifest: JobManifest, key: str, owner: JobOwner | None
+    ) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._name = manifest.name
+        self._path = store.paths.job(manifest.name)
+        self._key = store.paths.key(key)
+        self._owner = owner
+        self._queue = ""  # the path of its node, in a cluster that has queues
+
+    def is_known(self) -> bool:
+        """Return whether the job was submitted with this key, and its records still exist."""
+        nodes, p = self._store.nodes, self._store.paths
+        answer = nodes.read(get(self._key))[0]
+        if answer is None:
+            return False
+        name = str(decode(self._key, answer[0])["job"])
+        manifest = nodes.read(get(p.manifest(name)))[0]
+        if manifest is None:
+            return False  # it was removed meanwhile, and its key with it
+        before = JobManifest.from_json(decode(p.manifest(name), manifest[0]))
+        if before != self._manifest:
+            raise UsageError(
+                f"job {name} was submitted with the same key and another manifest; choose another "
+                "key for another submission"
+            )
+        return True
+
+    def ended_one(self) -> _Ended | None:
+        """Return the ended job of the same name, which is replaced; None without a job."""
+        nodes, p = self._store.nodes, self._store.paths
+        jobs, old, life = nodes.read(exists(p.jobs), get(self._path), get(p.life(self._name)))
+        if jobs is None:
+            raise nodes.unknown()
+        self._check_size(jobs.numChildren)
+        if old is None or life is None:
+            if jobs.numChildren >= MOST_JOBS:
+                raise UsageError(
+                    f"{nodes.what} has {jobs.numChildren} jobs, and may have {MOST_JOBS}; wait "
+                    "until some have ended, or remove some with `edl delete`"
+                )
+            return None
+        key = f"{p.keys}/{decode(self._path, old[0]).get('key', '')}"
+        if key == self._key:  # another process has submitted it since
+            raise Refused(0, NodeExistsError(key))
+        state = JobLife.from_json(content(p.life(self._name), life)).state
+        if state is not LifeState.ENDED:
+            raise UsageError(
+                f"{nodes.what} has a job named {self._name!r} already, which is {state}; choose "
+                f"another name, or remove it with `edl delete {self._name}`"
+            )
+        return _Ended(life[1].version, key if nodes.read(exists(key))[0] else "")
+
+    def check_secrets(self) -> None:
+        """Raise a UsageError if the cluster has not got a secret for which the manifest asks."""
+        if not self._manifest.secrets:
+            return
+        secrets = self._store.secrets
+        known = secrets.names()
+        for name in self._manifest.secrets:
+            if name not in known:
+                asks = f", for which job {self._name} asks"
+                raise UsageError(secrets.unknown(name, known, asks))
+
+    def check_queue(self) -> None:
+        """Raise a UsageError if the cluster has queues, and none that the manifest names."""
+        queues, name = self._store.queues.records(), self._manifest.queue
+        self._queue = self._store.paths.queue(name) if queues else ""
+        if queues and name not in queues:
+            asks = f", which job {self._name} names"
+            raise UsageError(unknown_queue(self._store.nodes.what, name, queues, asks))
+
+    def check_owner(self) -> None:
+        """Raise a UsageError if the job has the name of a tenant's, and is none."""
+        tenant, dot, _ = self._name.partition(SEPARATOR)
+        if self._owner is not None or not dot or not is_tenant_name(tenant):
+            return
+        if self._store.nodes.read(exists(self._store.paths.tenant(tenant)))[0] is not None:
+            raise UsageError(
+                f"a job named {self._name!r} belongs to tenant {tenant}; submit it with the secret "
+                "of the tenant, or choose another name"
+            )
+
+    def _check_size(self, jobs: int) -> None:
+        """Raise a UsageError if the manifest is too large for a cluster that has so many `jobs`."""
+        # So all manifests together leave room in the memory of ZooKeeper.
+        size = len(encode(self._manifest.to_json()))
+        most = max(SMALL_BYTES, SHARED_BYTES // (jobs + 1))
+        if size > most:
+            raise UsageError(
+                f"the manifest of job {self._name} takes {size} bytes, and {self._store.nodes.what}"
+                f", which has {jobs} jobs, takes at most {most}; shorten it, or wait until some "
+                "have ended"
+            )
+
+    def write(self, ended: _Ended | None) -> None:
+        """Write the job and an event in one transaction."""
+        what = f"submit job {self._name}"
+        self._store.nodes.transact(what, partial(self._build, ended=ended))
+
+    def _build(self, transaction: TransactionRequest, ended: _Ended | None) -> None:
+        """Add to `transaction` the writes of the key, the job's nodes and an event."""
+        p, name = self._store.paths, self._name
+        about = encode({"key": self._key.rpartition("/")[2]})
+        contents: Sequence[tuple[str, Any]] = (
+            (p.manifest(name), self._manifest.to_json()),
+            (p.wanted(name), Wanted(priority=self._manifest.priority).to_json()),
+        )
+        if self._queue:
+            transaction.check(self._queue, -1)  # nobody has deleted it meanwhile
+        transaction.create(self._key, encode({"job": name}))
+        owner = self._owner
+        acl = None if owner is None else owner.acl
+        if ended is None:
+            transaction.create(self._path, about, acl=acl)
+            if owner is not None:
+                transaction.create(p.secret(name), encode({"secret": new_secret()}), acl=acl)
+                transaction.create(p.tenant_job(owner.tenant, name), b"", acl=acl)
+        else:
+            transaction.delete(p.life(name), ended.version)
+            transaction.delete(p.wanted(name))
+            transaction.delete(p.manifest(name))
+            transaction.set_data(self._path, about)
+            if ended.key:
+                transaction.delete(ended.key)
+        for path, values in contents:
+            transaction.create(path, encode(values), acl=acl)
+        transaction.create(p.life(name), b"", acl=acl)
+        again = " again" if ended else ""
+        reason = f"job {name} was submitted{again}, for {self._manifest.allowed_sizes}"
+        event = self._store.events.new(ClusterEventKind.SUBMITTED, reason, job=name)
+        self._store.events.append_in(transaction, event)
+
+
+# ------------------------------------------------------------
+# Read the jobs of one tenant of a cluster, and ask the leader to change them (docs/adr/0027).
+#
+# A `TenantStore` is what a `ClusterStore` is for the administrator, as far as a tenant may: it
+# reads the nodes of its own jobs, and writes requests into its inbox.
+
+
+ANSWER_S = 10.0  # that a request waits for the leader's answer
+
+LOOK_S = 0.05  # between two looks for the answer
+
+
+class TenantNodes(ClusterNodes):
+    """Access to the nodes of a cluster for a tenant, who writes into its inbox only."""
+
+    def __init__(self, session: Session, paths: ClusterPaths, tenant: str) -> None:
+        super().__init__(session, paths)
+        self.tenant = tenant
+
+    def view(self) -> TenantView:
+        """Read and return what the leader tells the tenant."""
+        path = self.paths.tenant_view(self.tenant)
+        return TenantView.from_json(content(path, self.read(get(path))[0]))
+
+    def check_administrator(self, what: str) -> None:
+        """Raise the error that only the administrator may do `what`."""
+        raise UsageError(
+            f"tenant {self.tenant} may not {what}; that needs the secret of the cluster, which its "
+            "administrator has"
+        )
+
+    def check_session(self) -> None:
+        """Raise the error that only the administrator may do this."""
+        raise UsageError(
+            f"tenant {self.tenant} may not do this; it needs the secret of {self.what}, which its "
+            "administrator has"
+        )
+
+
+class TenantJobs(ClusterJobs):
+    """The jobs of one tenant of a cluster, which the leader changes when the tenant asks for it."""
+
+    def __init__(
+        self, nodes: TenantNodes, events: ClusterEvents, reader: JobReader, access: Access
+    ) -> None:
+        super().__init__(nodes, events, reader)
+        self._tenant = nodes.tenant
+        self._access = access
+
+    # --- reading
+
+    def list(self) -> tuple[StoredJob, ...]:
+        """Read the jobs of the tenant, and return them in the order of submission."""
+        return self._reader.read(self._names())
+
+    def get(self, name: str) -> StoredJob:
+        """Read the tenant's job called `name`, with or without the name of the tenant before it."""
+        full, names = self.full_name(name), self._names()
+        found = self._reader.read([full]) if full in names else ()
+        if not found:
+            raise UnknownJob(full, tuple(sorted(names)), "edl submit")
+        return found[0]
+
+    def has(self, name: str) -> bool:
+        """Return whether the tenant has a job called `name`, also an ended one."""
+        return self.full_name(name) in self._names()
+
+    def full_name(self, job: str) -> str:
+        return own_name(self._tenant, job)
+
+    def log_access(self, job: str) -> Access:
+        """Return the job and its secret, which sign requests for the logs of the job."""
+        name = self.full_name(job)
+        return Access(name, self.secret(name) or "")
+
+    def secret(self, job: str) -> str | None:
+        """Return the secret of the runs of `job`."""
+        return super().secret(self.full_name(job))
+
+    def secrets_and_measured(
+        self, jobs: Iterable[str], watch: bool = True
+    ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
+        """Return the secrets of the runs of `jobs`; what former runs measured is not told."""
+        secrets = {job: self.secret(job) for job in jobs}
+        return {job: secret for job, secret in secrets.items() if secret}, {}
+
+    def _names(self) -> Sequence[str]:
+        return self._nodes.read(children(self._paths.tenant_jobs(self._tenant)))[0] or ()
+
+    # --- asking
+
+    def submit(self, manifest: JobManifest, key: str | None = None) -> str:
+        """Ask the leader to submit a job, and return the full name of the job."""
+        if key is not None and not key.strip():
+            raise UsageError("the key is empty; choose a text that no other submission has")
+        asked = checked_manifest(manifest).to_json()
+        request = TenantRequest(uuid.uuid4().hex, TenantVerb.SUBMIT, manifest=asked, key=key or "")
+        return self._ask(request)
+
+    def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
+        """Ask the leader to change what is wanted of `job`; return what is wanted then."""
+        stored = self.get(job)
+        before, after = stored.wanted, change(stored.wanted)
+        request = TenantRequest(
+            uuid.uuid4().hex,
+            TenantVerb.WANT,
+            job=stored.name,
+            goal=after.goal if after.goal is not before.goal else None,
+            priority=after.priority if after.priority != before.priority else None,
+        )
+        if request.goal is not None or request.priority is not None:
+            self._ask(request)
+        return self.get(stored.name).wanted
+
+    def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
+        """Ask the leader to delete `job`; return what is wanted of it then."""
+        stored = self.get(job)
+        if submitted_s is not None:
+            check_submission(stored, submitted_s)
+            if stored.wanted.goal is Goal.GONE:
+                return stored.wanted
+        request = TenantRequest(
+            uuid.uuid4().hex, TenantVerb.DELETE, job=stored.name, submitted_s=submitted_s
+        )
+        self._ask(request)
+        try:
+            return self.get(stored.name).wanted
+        except UnknownJob:  # its records are gone
+            return Wanted(Goal.GONE, stored.wanted.priority, removed=True)
+
+    def _ask(self, request: TenantRequest) -> str:
+        """Ask the leader through the inbox, and wait for its answer; return the job's name."""
+        p, session = self._paths, self._nodes.session
+        cluster, tenant = p.name, self._tenant
+        inbox, before = self._nodes.read(get(p.inbox(tenant)), get(p.responses(tenant)))
+        after = TenantResponses.from_json(content(p.responses(tenant), before)).newest
+        key = signing_key(cluster, tenant, self._access.secret)
+        signed = replace(request, after=after).signed(key, tenant)
+        identity = str(content(p.inbox(tenant), inbox)["identity"])
+        acl, data = whole_acl(identity), encode(signed.to_json())
+        session.call(
+            "ask the leader",
+            lambda c: c.create_async(f"{p.inbox(tenant)}/r-", data, acl=acl, sequence=True),
+        )
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline:
+            answer = self._nodes.read(get(p.responses(tenant)))[0]
+            found = TenantResponses.from_json(content(p.responses(tenant), answer)).of(request.id)
+            if found is not None and found.refused:
+                raise UsageError(found.refused)
+            if found is not None:
+                return found.job
+            time.sleep(LOOK_S)
+        raise CoordinationError(
+            f"no controller of cluster {cluster} has answered for {ANSWER_S:g} s; the request is "
+            "in ZooKeeper, and will be carried out when one leads"
+        )
+
+
+class TenantHosts(ClusterHosts):
+    """The hosts of a cluster as a tenant sees them."""
+
+    def __init__(self, nodes: TenantNodes, events: ClusterEvents) -> None:
+        super().__init__(nodes, events)
+        self._view = nodes.view
+
+    def list(self) -> tuple[HostView, ...]:
+        """Return the hosts that serve logs, with nothing but their names and addresses."""
+        return tuple(
+            HostView(name, HostOffer(0, address=address, port=port))
+            for name, (address, port) in sorted(self._view().hosts.items())
+        )
+
+
+class TenantLeader(ClusterLeader):
+    """A reader of the reasons that the leader of a cluster gives for the jobs of one tenant."""
+
+    def __init__(self, nodes: TenantNodes) -> None:
+        super().__init__(nodes)
+        self._view = nodes.view
+
+    def reasons(self) -> JobReasons:
+        """Return what the leader says of the tenant's jobs."""
+        view = self._view()
+        return JobReasons(view.at_s, view.reasons, view.surplus)
+
+
+class TenantEvents(ClusterEvents):
+    """The event log of a cluster for a tenant, who cannot read it: there are no events."""
+
+    def _read(self, after: int, unreadable: OnUnreadable | None) -> list[tuple[int, ClusterEvent]]:
+        return []
+
+
+class TenantStore(ClusterStore):
+    """The jobs of a tenant of a cluster, read as records, and changed by requests."""
+
+    jobs: TenantJobs
+    nodes: TenantNodes
+
+    def __init__(self, nodes: TenantNodes, access: Access) -> None:
+        super().__init__(nodes)
+        self.events = TenantEvents(nodes, by=f"tenant {nodes.tenant}")
+        self.jobs = TenantJobs(nodes, self.events, self._reader, access)
+        self.hosts = TenantHosts(nodes, self.events)
+        self.leader = TenantLeader(nodes)
+
+
+def open_tenant_store(
+    session: Session, cluster: str | None, tenant: str, secret: str
+) -> TenantStore:
+    """Prove the secret of a tenant in `session`, and return what the tenant may read and ask."""
+    names = cluster_names(session)
+    if cluster is not None and cluster not in names:
+        raise UnknownCluster(cluster, names)
+    candidates = {name: tenant_access(name, tenant, secret) for name in names}
+    candidates = {n: one for n, one in candidates.items() if cluster in (None, n)}
+    session.identify(*candidates.values())
+    paths = {name: ClusterPaths(name) for name in candidates}
+    reads = [get(paths[name].responses(tenant)) for name in candidates]
+    answers = zip(candidates, session.read_open("open a cluster", reads), strict=True)
+    found = [name for name, answer in answers if answer is not None]
+    if len(found) == 1:
+        access = candidates[found[0]]
+        session.identify(access)
+        return TenantStore(TenantNodes(session, paths[found[0]], tenant), access)
+    if cluster is not None:
+        raise AccessDenied(
+            cluster,
+            f"cluster {cluster} has no tenant {tenant} with this secret; ask its administrator",
+        )
+    raise UsageError(
+        f"{len(found) or 'no'} clusters have a tenant {tenant} with this secret; name one with "
+        "--cluster"
+    )

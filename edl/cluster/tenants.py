@@ -1,0 +1,329 @@
+"""Decide what a tenant may ask of a cluster, and whether a request is its own and new.
+
+A tenant is a user, or a team, who may submit, see and steer own jobs only (docs/adr/0027). Its
+requests reach the leader in an inbox that only the tenant can write. :func:`refusal` says why a
+request is not carried out, :func:`own_manifest` what is submitted.
+
+- The names of a tenant's jobs and secrets begin with its own: ``ann.digits``.
+- A request is signed with a key that is never sent, and accepted once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from edl.cluster.manifest import MOST_PRIORITY, JobManifest
+from edl.cluster.records import SEPARATOR, Goal, QueueRecord, own_name, tenant_of
+from edl.core.record import Record
+from edl.core.sizes import Sizes
+from edl.errors import UsageError, some
+
+# ------------------------------------------------------------
+# Deal out the quota of a queue, in slots, to its jobs that may not be preempted.
+#
+# Others could not get slots of such jobs back, so together they have at most the quota of their
+# queue. `quota_limits` deals it out, to the first job first:
+#
+# 1. A job that has slots keeps them. If it has lost some, as with a host, it may have others in
+#    their place, but only within what is left of the quota. Its fewest slots are never dealt to
+#    another.
+# 2. A job that waits gets what is left, up to the most that it can use.
+# 3. If that is too little for it, nothing is dealt to those that come after it until it has
+#    started. So later and smaller jobs, however many come, do not keep it waiting: it starts at the
+#    latest when the jobs have ended that had slots, or came before it, when it was submitted. A job
+#    whose fewest slots are more than the whole quota holds up no other one.
+
+
+RIGID = "waits: it may not be preempted, so it gets slots of the quota of queue {queue} only"
+
+
+@dataclass(frozen=True)
+class QuotaRequest:
+    """The request of one job, which may not be preempted, for slots of the quota of its queue."""
+
+    name: str  # the name of the job
+    size: int  # the number of slots that it has; 0: it waits
+    least: int  # the fewest slots with which it may train
+    most: int  # the most slots that it can use now; at least `least`
+    sizes: Sizes  # the numbers of slots that it may have
+
+
+def quota_limits(
+    queue: str, jobs: Sequence[QuotaRequest], quota: int
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Deal out the quota of a queue to its jobs that may not be preempted."""
+    left = max(0, quota - sum(max(one.size, one.least) for one in jobs if one.size))
+    limits: dict[str, int] = {}
+    reasons: dict[str, str] = {}
+    first: QuotaRequest | None = None
+    why = RIGID.format(queue=queue)
+    for one in jobs:
+        own = max(one.size, one.least) if one.size else 0
+        most = one.sizes.below(min(one.most, own + left))
+        if own:
+            limits[one.name] = max(own, most or 0)
+            left -= limits[one.name] - own
+        elif most is not None:
+            limits[one.name] = most
+            left -= most
+        elif first is not None:
+            reasons[one.name] = (
+                f"{why}, and those that are left are kept for job {first.name}, which comes before "
+                f"it and needs {first.least}"
+            )
+        else:
+            reasons[one.name] = (
+                f"{why}, of which {left} of {quota} are left for it, and it needs {one.least}"
+            )
+            if one.least <= quota:
+                first, left = one, 0
+    return limits, reasons
+
+
+RESPONSES_KEPT = 500  # of each tenant, the newest
+
+MOST_TENANTS = 1000  # of a cluster
+
+MOST_JOBS = 2000  # of a tenant, those that have ended included
+
+MOST_REQUEST_BYTES = 1 << 18  # of a request, as it is stored and as JSON
+
+MOST_A_MINUTE = 120  # requests of a tenant: by them alone it takes an hour to fill the log
+
+_MINUTE_S = 60.0
+
+MOST_TEXT = 500  # characters of why a request was refused, and of an event about one
+
+_MOST_ID, _MOST_JOB = 64, 128  # characters; the job may be wrong, and is then quoted
+
+_NUMBERED = re.compile(r"r-([0-9]{10})")  # as ZooKeeper numbers the nodes of an inbox
+
+
+class TenantVerb(StrEnum):
+    """What a tenant asks for: to submit a job, another goal or priority of a job, to delete one."""
+
+    SUBMIT = "submit"
+    WANT = "want"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True)
+class TenantRecord(Record):
+    """The record of a tenant, which only the administrator and the controllers can read."""
+
+    identity: str  # its digest identity in ACLs, `user:hash`
+    sealed: str  # the key of its signatures, sealed with a key of the cluster, in base 64
+    created_s: float = 0.0  # when it was made, in seconds since 1970
+    by: str = ""  # the user and the machine that have made it
+    # whether the tenant was removed; the record stays while its inbox has what nobody but that
+    # tenant can remove
+    revoked: bool = False
+
+
+@dataclass(frozen=True)
+class TenantRequest(Record):
+    """A request of a tenant, at a node of its inbox."""
+
+    id: str  # a random text that no other request has
+    verb: TenantVerb  # what is asked for
+    after: int = -1  # the number of the newest response that the tenant knew; -1: it knew none
+    # the name of the job, with that of the tenant; of a submission it is in the manifest
+    job: str = ""
+    goal: Goal | None = None  # the new goal of the job; None: it stays
+    priority: int | None = None  # the new priority of the job; None: it stays
+    manifest: Mapping[str, Any] = field(default_factory=dict)  # what is submitted
+    key: str = ""  # names the submission: the same key again is the same job
+    # when the job that is to be deleted was submitted, in seconds since 1970; None: whichever job
+    # has the name
+    submitted_s: float | None = None
+    signature: str = ""  # the HMAC-SHA256 of all of it, in hexadecimal
+
+    def signed(self, key: str, tenant: str) -> TenantRequest:
+        return replace(self, signature=self._mac(key, tenant))
+
+    def is_signed(self, key: str, tenant: str) -> bool:
+        """Return whether the signature is that of `tenant`, by `key`, of just this request."""
+        given = self.signature.encode(errors="backslashreplace")  # JSON may have lone surrogates
+        return hmac.compare_digest(given, self._mac(key, tenant).encode())
+
+    def _mac(self, key: str, tenant: str) -> str:
+        values = {**replace(self, signature="").to_json(), "tenant": tenant}
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True)
+class TenantResponse(Record):
+    """The leader's response to a request of a tenant."""
+
+    # the number of the response. The leader counts them, so that it depends on no name of a node in
+    # the inbox: whoever may create one there can choose that name.
+    number: int
+    id: str  # the id of the request
+    refused: str = ""  # why it was not carried out, as a sentence; empty: it was
+    job: str = ""  # the name of the job that it was about
+
+
+@dataclass(frozen=True)
+class TenantResponses(Record):
+    """The leader's responses to the newest requests of a tenant, at the node `responses`."""
+
+    responses: tuple[TenantResponse, ...] = ()  # the responses, in ascending order of their numbers
+    forgotten: int = -1  # the number of the newest response that is not kept any more; -1: all are
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest response; -1: there was none yet."""
+        return self.responses[-1].number if self.responses else self.forgotten
+
+    def of(self, request: str) -> TenantResponse | None:
+        """Return the response to the request with the id `request`; None: there is none."""
+        return next((one for one in self.responses if one.id == request), None)
+
+    def with_response(self, request: str, refused: str = "", job: str = "") -> TenantResponses:
+        """Return these with one more, as the newest; without the oldest if they are too many."""
+        # A request is signed before it is answered, so what its author knew then is older: once its
+        # response is forgotten, `refusal` refuses it.
+        found = (*self.responses, TenantResponse(self.newest + 1, request, refused, job))
+        old, kept = found[:-RESPONSES_KEPT], found[-RESPONSES_KEPT:]
+        return TenantResponses(kept, old[-1].number if old else self.forgotten)
+
+
+@dataclass(frozen=True)
+class TenantView(Record):
+    """What the leader tells a tenant beside the nodes of its jobs, at the node `view`."""
+
+    at_s: float = 0.0  # when the plan was made that the reasons are from, in seconds since 1970
+    # job -> why it has what it has, or why it waits
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    # job -> how many of its slots are beyond the quota of its queue
+    surplus: Mapping[str, int] = field(default_factory=dict)
+    # host -> (address, port) at which the logs of its jobs are served
+    hosts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RequestRate:
+    """How many requests of one tenant were carried out or refused within the present minute."""
+
+    began_s: float = 0.0  # when the minute began, in seconds since 1970
+    count: int = 0  # the signed requests in it
+    is_logged: bool = False  # whether it was logged that further requests wait
+
+    def at(self, now_s: float) -> RequestRate:
+        """Return the rate at the time `now_s`: a new minute begins when the last one is over."""
+        return self if 0.0 <= now_s - self.began_s < _MINUTE_S else RequestRate(now_s)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the tenant may have nothing more carried out in this minute."""
+        return self.count >= MOST_A_MINUTE
+
+    @property
+    def ends_s(self) -> float:
+        """When the minute ends, in seconds since 1970."""
+        return self.began_s + _MINUTE_S
+
+
+# --- decisions
+
+
+def request_number(node: str) -> int | None:
+    # Requests are taken in this order. Nothing else may follow from it: the author of the node may
+    # have chosen it.
+    found = _NUMBERED.fullmatch(node)
+    return None if found is None else int(found[1])
+
+
+def shown(text: str) -> str:
+    """Return what is kept and logged of a text that may quote a tenant: short, printable ASCII."""
+    kept = text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 3]}..."
+    return "".join(one if " " <= one <= "~" else "?" for one in kept)
+
+
+def misshapen(request: TenantRequest) -> str:
+    """Return why a request cannot even be answered: what an answer repeats is wrong; or empty."""
+    if not 0 < len(request.id) <= _MOST_ID or request.id != shown(request.id):
+        return f"its id is not a text of 1 to {_MOST_ID} printable ASCII characters"
+    if len(request.job) > _MOST_JOB or request.job != shown(request.job):
+        return f"its job is not a text of at most {_MOST_JOB} printable ASCII characters"
+    return ""
+
+
+def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key: str) -> str:
+    """Return why a request in the inbox of `tenant` is not carried out; empty: it is."""
+    if not request.is_signed(key, tenant):
+        return f"the request is not signed by tenant {tenant}"
+    if responses.of(request.id) is not None:
+        return "the request was answered before"
+    if request.after < responses.forgotten:
+        return "the request is older than the responses that are kept; ask again"
+    if len(request.key) > MOST_TEXT or not _is_text(request.key):
+        return f"the key must be a text of at most {MOST_TEXT} characters"
+    if request.verb is not TenantVerb.SUBMIT and own_name(tenant, request.job) != request.job:
+        return f"{request.job} is no job of tenant {tenant}"
+    if request.goal is Goal.GONE:
+        return "to delete a job is a request of its own"
+    if request.priority is not None and abs(request.priority) > MOST_PRIORITY:
+        return f"the priority must lie between -{MOST_PRIORITY} and {MOST_PRIORITY}"
+    return ""
+
+
+def _is_text(value: str) -> bool:
+    # JSON may have lone surrogates, which have no encoding.
+    return not any("\ud800" <= one <= "\udfff" for one in value)
+
+
+def own_manifest(
+    tenant: str, manifest: JobManifest, queues: Mapping[str, QueueRecord]
+) -> JobManifest:
+    """Return the manifest that is submitted for a tenant: names with its own, and its queue."""
+    own = sorted(name for name, queue in queues.items() if queue.tenant == tenant)
+    queue = manifest.queue
+    # it names none
+    if queue not in own and queue == JobManifest("", (), 0, 0).queue and len(own) == 1:
+        queue = own[0]
+    if queue not in own:
+        has = f"it has {some(own)}" if own else "it has none; the administrator gives it one"
+        raise UsageError(f"tenant {tenant} has no queue {queue!r}; {has}")
+    for name in manifest.secrets:
+        if own_name(tenant, name) != name:
+            raise UsageError(
+                f"tenant {tenant} has no secret {name!r}: its secrets are called "
+                f"{tenant}{SEPARATOR}NAME, and the administrator sets them"
+            )
+    return replace(
+        manifest,
+        name=own_name(tenant, manifest.name),
+        after=tuple(own_name(tenant, name) for name in manifest.after),
+        queue=queue,
+    )
+
+
+def views(
+    jobs: Sequence[str],
+    tenants: Mapping[str, Any],
+    reasons: Mapping[str, str],
+    surplus: Mapping[str, int],
+    now_s: float,
+) -> dict[str, TenantView]:
+    """Return what each tenant is told of its jobs, without the hosts."""
+    own: dict[str, list[str]] = {tenant: [] for tenant in tenants}
+    for job in jobs:
+        if tenant := tenant_of(job, tenants):
+            own[tenant].append(job)
+    return {
+        tenant: TenantView(
+            now_s,
+            {job: reasons[job] for job in names if job in reasons},
+            {job: surplus[job] for job in names if job in surplus},
+        )
+        for tenant, names in own.items()
+    }
