@@ -84,7 +84,7 @@ def test_the_jobs_tree_is_removed(tmp_path: Path, zk_hosts: str) -> None:
         with job.store() as store:
             store.delete()
         leader.kill()
-        job.wait(lambda now: now["evicted"], "death")
+        job.wait(lambda now: leader.pid not in {m["pid"] for m in now["members"]}, "death")
         job.wait_for_size(3)
         job.prove(workers=3)
 

@@ -70,7 +70,7 @@ def test_a_death_while_another_one_is_in_its_own_code(tmp_path: Path, zk_hosts: 
         job.stuck.write_text(job.process(busy).environ()["EDL_SLOT"])
         job.wait(lambda now: busy in now["reason"], "word of who is in its own code")
         process.send_signal(signal.SIGKILL)
-        job.wait(lambda now: victim in now["evicted"], "death")
+        job.wait(lambda _: any(e["worker"] == victim for e in job.events("evicted")), "death")
         job.wait(lambda now: stands_s(now) > 10.0 + 3 * SWITCH_S, "a long wait", BACK_S)
         job.stuck.unlink()
         job.wait_for_size(3)
