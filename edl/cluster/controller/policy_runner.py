@@ -246,11 +246,6 @@ def _serve(connection: Connection) -> None:
         connection.send_bytes(msgspec.json.encode(answer))
 
 
-if __name__ == "__main__":
-    with suppress(EOFError):  # the leader has ended
-        _serve(Connection(int(sys.argv[1])))
-
-
 REST_S = 30.0  # of a policy that has failed, before it is asked again
 
 
@@ -297,3 +292,8 @@ class PolicyRunner:
         process, self._process = self._process, None
         if process is not None:
             process.close()
+
+
+if __name__ == "__main__":
+    with suppress(EOFError):  # the leader has ended
+        _serve(Connection(int(sys.argv[1])))

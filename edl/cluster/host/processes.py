@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from edl.cluster.host import users
+from edl.cluster.host import run_as
 from edl.cluster.host.users import NO_USERS, JobUser, JobUsers
 from edl.cluster.host_jobs import ProcessSignal, RunProcess, SlotLimits
 from edl.cluster.records import HostAssignment
@@ -242,7 +242,7 @@ class Slices:
         if run in self._failed or run not in self._slots:
             why = self._failed.get(run, "they were not asked for")
             raise OSError(errno.EPERM, f"its limits cannot be set: {why}")
-        command = users.UserCommand(
+        command = run_as.UserCommand(
             tuple(words),
             dict(environment),
             None if user is None else (user.uid, user.gid, user.groups),
@@ -253,7 +253,7 @@ class Slices:
             os.lseek(descriptor, 0, os.SEEK_SET)
             scope = f"--slice={self._name(run)}", f"--description=edl agent of job {run[0]}"
             before = ("systemd-run", "--scope", "--quiet", "--collect", *scope, "--")
-            stage = (sys.executable, "-I", str(users.__file__), str(descriptor))
+            stage = (sys.executable, "-I", str(run_as.__file__), str(descriptor))
             passed = {name: own[name] for name in _PASSED if name in own}
             yield StartCommand((*before, *stage), passed, descriptor)
         finally:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import pwd
 import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from edl.cluster.records import is_tenant_name, tenant_of
 from edl.errors import UsageError
@@ -113,39 +110,6 @@ def _user(name: str) -> JobUser:
         raise UsageError(f"this machine has no user {name!r}") from None
     groups = {entry.pw_gid, *os.getgrouplist(name, entry.pw_gid)}  # of directory services, too
     return JobUser(name, entry.pw_uid, entry.pw_gid, tuple(sorted(groups)), Path(entry.pw_dir))
-
-
-# ------------------------------------------------------------
-# Become another user with another environment, and run a command: `python -I run_as.py FD`.
-#
-# The open file FD has a `UserCommand` as JSON. This program runs as root, so it imports nothing but
-# Python's own library, and takes nothing from its environment.
-
-
-class UserCommand(NamedTuple):
-    """A command, with its environment and the user as whom it runs."""
-
-    words: tuple[str, ...]  # the command line; the first word is the path of the program
-    environment: dict[str, str]  # all its environment variables
-    # (number of the user, number of its first group, numbers of all its groups); None: the present
-    # one
-    user: tuple[int, int, tuple[int, ...]] | None
-
-
-def run_as() -> None:
-    """Read the command from the open file, become its user, and become the command."""
-    with open(int(sys.argv[1]), encoding="utf-8") as file:
-        command = UserCommand(*json.load(file))
-    if command.user is not None:
-        uid, gid, groups = command.user
-        os.setgroups(groups)
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-    os.execve(command.words[0], command.words, command.environment)
-
-
-if __name__ == "__main__":
-    run_as()
 
 
 # ------------------------------------------------------------
