@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edl.cluster.fleet.ray import RayCalls
+from edl.cluster.fleet.ray_program import RayCalls
 
 ASKED = ("asked", "", "waits for a node with edl_host")
 RUNNING = ("running", "n1", "running")
