@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edl.cluster.host import processes, users
+from edl.cluster.host import processes, run_as
 from edl.cluster.host.processes import Slices, check_slices
 from edl.cluster.host_jobs import slot_limits
 from edl.errors import UsageError
@@ -89,7 +89,7 @@ def test_the_command_reaches_no_program_that_runs_as_root(systemd: Systemd) -> N
             *("systemd-run", "--scope", "--quiet", "--collect", f"--slice={name}"),
             "--description=edl agent of job a",
         )
-        stage = (sys.executable, "-I", users.__file__, str(launch.descriptor))
+        stage = (sys.executable, "-I", run_as.__file__, str(launch.descriptor))
         assert launch.words[before + 1 :] == stage
         assert json.loads(os.read(launch.descriptor, 1000)) == [list(words), theirs, None]
     with pytest.raises(OSError, match="Bad file"):
@@ -156,14 +156,14 @@ def test_the_command_runs_as_its_user_with_its_environment(
     if user is not None and os.geteuid() != 0:
         user = (os.getuid(), os.getgid(), tuple(os.getgroups()))  # nobody else is possible
     script = "id -u; id -G; env | sort; umask"
-    command = users.UserCommand(
+    command = run_as.UserCommand(
         ("/bin/sh", "-c", script), {"K": "\udcff", "PATH": os.environ["PATH"]}, user
     )
     file = tmp_path / "order"
     file.write_text(json.dumps(command))
     with file.open() as opened:
         done = subprocess.run(
-            [sys.executable, "-I", users.__file__, str(opened.fileno())],
+            [sys.executable, "-I", run_as.__file__, str(opened.fileno())],
             pass_fds=[opened.fileno()],
             env={"LD_BIND_NOW": "1", "PYTHONHOME": "/nowhere"},
             stdout=subprocess.PIPE,
