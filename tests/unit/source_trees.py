@@ -16,7 +16,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"
 
 @cache
 def nodes() -> dict[str, tuple[ast.AST, ...]]:
-    """Return all nodes of each module by its path below edl/, like "core/step/batch.py".
+    """Return all nodes of each module by its path below edl/, like "step/engine.py".
 
     The first node of a module is its :class:`ast.Module`.
     """
